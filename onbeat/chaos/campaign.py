@@ -19,7 +19,7 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,7 +31,8 @@ from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed
+from onbeat.chaos.evidence import TRAINER, Struck, strike
+from onbeat.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed, unproven
 from onbeat.client.gateway import GatewayClient
 from onbeat.stack.stack import EmbeddedStack
 from process import child_process
@@ -55,6 +56,9 @@ PUT_OFF_S = (0.2, 2.0)
 WINDOW_SHARE = 0.6
 """The share of the oracle's training time in which faults come: an undisturbed periodic run may take little more than
 half of it."""
+ATTEMPTS = 3
+"""Runs of a round until one of its faults is proven."""
+HEALED_WITHIN_S = 15.0
 FROM_SUBMISSION_EVERY = 4
 """One round of so many has its faults from its submission on."""
 
@@ -83,7 +87,9 @@ class DisturbedRun:
     committed: int = 0
     first_seen: dict[int, int] = field(default_factory=dict)
     """Process number of a trainer → iterations committed when it was first seen."""
-    done: list[Fault] = field(default_factory=list)
+    done: list[tuple[Fault, list[Struck]]] = field(default_factory=list)
+    struck: list[Struck] = field(default_factory=list)
+    """What the fault that is being done has hit."""
     paused: list[_Paused] = field(default_factory=list)
 
     @property
@@ -106,6 +112,20 @@ class DisturbedRun:
     def is_at_work(self, trainer: int) -> bool:
         """Whether the job has moved since this process was first seen: the commit before a takeover is over by then."""
         return self.first_seen.get(trainer, self.committed) != self.committed
+
+    def strike(self, name: str, pid: int, number: signal.Signals) -> None:
+        self.struck.append(strike(name, pid, number, committed=self.committed))
+
+    def look(self, pids: Mapping[str, int], *, has_succeeded: bool = False) -> bool:
+        """Takes note of what was healed; whether all of it was."""
+        everything = [one for _, each in self.done for one in each]
+        for one in everything:
+            one.look(pids, committed=self.committed, has_succeeded=has_succeeded)
+        return all(one.healed for one in everything if one.seen)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return tuple(replace(fault, hits=tuple(one.hit for one in each)) for fault, each in self.done)
 
     def put_off(self, kind: str, by_s: float) -> None:
         clock_s = 0.0 if self.from_submission else self.opened_s or 0.0
@@ -137,28 +157,26 @@ class Campaign:
         self._round_deadline_s = round_deadline_s
         self._draw = random.Random(seed)
         self._kinds: dict[str, Callable[[DisturbedRun], str]] = {
-            "kill generator": lambda _round: self._kill(self._one_of("generator")),
-            "kill all generators": lambda _round: self._kill(*self._all_of("generator")),
+            "kill generator": lambda now: self._kill(now, self._one_of("generator")),
+            "kill all generators": lambda now: self._kill(now, *self._all_of("generator")),
             "pause generator": lambda now: self._pause_one_of(now, "generator"),
             "kill trainer": self._kill_trainer,
             "pause trainer": self._pause_trainer,
-            "kill redis": lambda _round: self._kill("redis"),
-            "hang redis": lambda now: self._pause(now, self._stack.pids["redis"], "redis", HANG_S),
-            "kill reward service": lambda _round: self._kill("reward_service"),
-            "kill gateway": lambda _round: self._kill("gateway"),
-            "kill worker": lambda _round: self._kill("worker"),
+            "kill redis": lambda now: self._kill(now, "redis"),
+            "hang redis": lambda now: self._pause(now, "redis", HANG_S),
+            "kill reward service": lambda now: self._kill(now, "reward_service"),
+            "kill gateway": lambda now: self._kill(now, "gateway"),
+            "kill worker": lambda now: self._kill(now, "worker"),
         }
         if stack.plan.environments:
             self._kinds |= {
-                "kill environment service": lambda _round: self._kill("environment_service"),
-                "hang environment service": lambda now: self._pause(
-                    now, self._stack.pids["environment_service"], "environment_service", HANG_S
-                ),
+                "kill environment service": lambda now: self._kill(now, "environment_service"),
+                "hang environment service": lambda now: self._pause(now, "environment_service", HANG_S),
             }
         if stack.plan.stage_workers:
             self._kinds |= {
-                "kill stage worker": lambda _round: self._kill(self._one_of("stage")),
-                "kill all stage workers": lambda _round: self._kill(*self._all_of("stage")),
+                "kill stage worker": lambda now: self._kill(now, self._one_of("stage")),
+                "kill all stage workers": lambda now: self._kill(now, *self._all_of("stage")),
                 "pause stage worker": lambda now: self._pause_one_of(now, "stage"),
             }
 
@@ -193,10 +211,24 @@ class Campaign:
 
         on_round(so_far())
         for number in range(rounds):
-            self._draw = random.Random(f"{self._seed}/{number}")
-            results.append(self._run_round(number, digest, window_s=window_s, loading_s=loading_s))
+            results.append(self._run_proven(number, digest, window_s=window_s, loading_s=loading_s))
             on_round(so_far())
         return so_far()
+
+    def _run_proven(self, number: int, digest: str, *, window_s: float, loading_s: float) -> RoundResult:
+        """A round whose faults are proven; one that was calm is run again, with other draws, and then is a finding."""
+        repeats = 0
+        while True:
+            self._draw = random.Random(f"{self._seed}/{number}" + (f"/{repeats}" if repeats else ""))
+            result = self._run_round(number, digest, window_s=window_s, loading_s=loading_s)
+            result = replace(result, repeats=repeats)
+            calm = unproven(result.faults)
+            if result.problems or not calm:
+                return result
+            log.warning("round %d: %s", number, calm)
+            repeats += 1
+            if repeats == ATTEMPTS:
+                return replace(result, problems=(calm,))
 
     def _run_round(self, number: int, digest: str, *, window_s: float, loading_s: float) -> RoundResult:
         from_submission = number % FROM_SUBMISSION_EVERY == FROM_SUBMISSION_EVERY - 1
@@ -233,7 +265,7 @@ class Campaign:
             status=status,
             from_submission=run.from_submission,
             opened_s=None if run.opened_s is None else round(run.opened_s, 2),
-            faults=tuple(run.done),
+            faults=run.faults,
             wall_s=round(run.ended_s, 2),
             rewinds=0,
             rejected={},
@@ -257,38 +289,48 @@ class Campaign:
                 if time.monotonic() - polled_s >= (POLL_UNOPENED_S if run.opened_s is None else POLL_S):
                     polled_s = time.monotonic()
                     status = self._status(run.job_id) or status
+                    run.look(self._stack.pids)
                     run.see(status, child_process.running("consumer", run.job_id))
                 time.sleep(TICK_S)
         finally:
             run.ended_s = run.elapsed_s
             self._wake(run, all_of_them=True)
+        self._see_healed(run, has_succeeded=status.state is JobState.SUCCEEDED)
         return status
+
+    def _see_healed(self, run: DisturbedRun, *, has_succeeded: bool) -> None:
+        """Waits for the last signs of healing: what was killed as the job ended is started again behind its end."""
+        deadline_s = time.monotonic() + HEALED_WITHIN_S
+        while not run.look(self._stack.pids, has_succeeded=has_succeeded) and time.monotonic() < deadline_s:
+            self._stack.tick()
+            time.sleep(TICK_S)
 
     def _disturb(self, run: DisturbedRun, kind: str) -> None:
         at_s = run.elapsed_s
+        run.struck = []
         try:
             at_work = kind in TRAINER_FAULTS and run.is_at_work(self._trainer(run))
             target = self._kinds[kind](run)
         except (ProcessLookupError, LookupError):
             run.put_off(kind, self._draw.uniform(*PUT_OFF_S))
             return
-        run.done.append(Fault(at_s=round(at_s, 3), kind=kind, target=target, at_work=at_work))
+        run.done.append((Fault(at_s=round(at_s, 3), kind=kind, target=target, at_work=at_work), run.struck))
         log.info("%6.2f s  %s (%s)", at_s, kind, target)
 
-    def _kill(self, *names: str) -> str:
+    def _kill(self, run: DisturbedRun, *names: str) -> str:
         pids = self._stack.pids
         for name in names:
-            os.kill(pids[name], signal.SIGKILL)
+            run.strike(name, pids[name], signal.SIGKILL)
         return ", ".join(names)
 
     def _kill_trainer(self, run: DisturbedRun) -> str:
         pid = self._trainer(run)
-        os.kill(pid, signal.SIGKILL)
+        run.strike(TRAINER, pid, signal.SIGKILL)
         return str(pid)
 
     def _pause_trainer(self, run: DisturbedRun) -> str:
         pid = self._trainer(run)
-        return self._pause(run, pid, str(pid))
+        return self._pause_process(run, TRAINER, pid, PAUSE_S)
 
     def _trainer(self, run: DisturbedRun) -> int:
         """Returns the process to hit. Raises LookupError while there is none, or none that this round hits."""
@@ -297,11 +339,14 @@ class Campaign:
             trainers = [pid for pid in trainers if run.is_at_work(pid)]
         return trainers[-1]
 
-    def _pause(self, run: DisturbedRun, pid: int, target: str, range_s: tuple[float, float] = PAUSE_S) -> str:
-        os.kill(pid, signal.SIGSTOP)
+    def _pause(self, run: DisturbedRun, name: str, range_s: tuple[float, float] = PAUSE_S) -> str:
+        return self._pause_process(run, name, self._stack.pids[name], range_s)
+
+    def _pause_process(self, run: DisturbedRun, name: str, pid: int, range_s: tuple[float, float]) -> str:
+        run.strike(name, pid, signal.SIGSTOP)
         pause_s = self._draw.uniform(*range_s)
         run.paused.append(_Paused(pid, time.monotonic() + pause_s))
-        return f"{target} for {pause_s:.1f} s"
+        return f"{pid if name == TRAINER else name} for {pause_s:.1f} s"
 
     def _wake(self, run: DisturbedRun, *, all_of_them: bool = False) -> None:
         for paused in list(run.paused):
@@ -319,8 +364,7 @@ class Campaign:
         return self._draw.choice(self._all_of(service))
 
     def _pause_one_of(self, run: DisturbedRun, service: str) -> str:
-        name = self._one_of(service)
-        return self._pause(run, self._stack.pids[name], name)
+        return self._pause(run, self._one_of(service))
 
     def _status(self, job_id: str) -> JobStatus | None:
         """None while the gateway or Redis is away."""

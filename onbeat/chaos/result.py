@@ -16,9 +16,26 @@ from contracts.errors import InvalidInput
 
 TRAINER_FAULTS = ("kill trainer", "pause trainer")
 EXPECTED = (
-    "every round succeeds, verifies, trains each batch once, and ends with the digest of the undisturbed run where the "
-    "job is deterministic"
+    "every round has a fault that was seen to happen and to be healed, succeeds, verifies, trains each batch once, and "
+    "ends with the digest of the undisturbed run where the job is deterministic"
 )
+
+
+class Hit(Record, frozen=True, kw_only=True):
+    """A process that was sent a signal, with the proof of what came of it."""
+
+    name: str
+    """Of the stack's service, or `trainer`."""
+    pid: int
+    signal: int
+    seen: str
+    """ended or stopped, as its process was seen after the signal; "" where it was neither."""
+    healed: str
+    """The first later sign that this was healed; "" without one."""
+
+    @property
+    def is_proven(self) -> bool:
+        return bool(self.seen and self.healed)
 
 
 class Fault(Record, frozen=True, kw_only=True):
@@ -30,6 +47,12 @@ class Fault(Record, frozen=True, kw_only=True):
     target: str
     at_work: bool = False
     """Whether a trainer had committed or rewound, or else was starting."""
+    hits: tuple[Hit, ...] = ()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether each of its processes was seen to end, or to stand still, and to be healed."""
+        return bool(self.hits) and all(hit.is_proven for hit in self.hits)
 
 
 class RoundResult(Record, frozen=True, kw_only=True):
@@ -44,6 +67,8 @@ class RoundResult(Record, frozen=True, kw_only=True):
     wall_s: float
     rewinds: int
     rejected: dict[str, int]
+    repeats: int = 0
+    """Runs before this one in which no fault was proven: they were calm, and show nothing."""
     problems: tuple[str, ...]
     """Why the round is a finding; () where the run ended as the undisturbed one."""
 
@@ -66,6 +91,8 @@ class CampaignResult(Record, frozen=True, kw_only=True):
     rounds_run: int
     """Fewer than `rounds`: it goes on, or was interrupted."""
     faults: int
+    faults_proven: int
+    """How many of them were seen to happen and to be healed."""
     faults_by_kind: dict[str, int]
     trainers_hit: int
     """Kills and pauses of trainers."""
@@ -79,6 +106,14 @@ class CampaignResult(Record, frozen=True, kw_only=True):
     passed: bool
     """No round that was run is a finding."""
     results: tuple[RoundResult, ...]
+
+
+def unproven(faults: Sequence[Fault]) -> str:
+    """Why these faults disturbed nothing that was seen; "" where one of them is proven."""
+    if any(fault.is_proven for fault in faults):
+        return ""
+    told = [f"{fault.kind} ({fault.target})" for fault in faults]
+    return f"no fault was proven to have happened and to be healed, of {', '.join(told)}" if told else "no fault came"
 
 
 def summed(
@@ -114,6 +149,7 @@ def summed(
         rounds=rounds,
         rounds_run=len(results),
         faults=len(faults),
+        faults_proven=sum(fault.is_proven for fault in faults),
         faults_by_kind={kind: sum(fault.kind == kind for fault in faults) for kind in kinds},
         trainers_hit=sum(fault.kind in TRAINER_FAULTS for fault in faults),
         trainers_hit_at_work=sum(fault.at_work for fault in faults),

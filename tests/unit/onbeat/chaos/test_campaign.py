@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+import onbeat.chaos.evidence as evidence
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from onbeat.chaos.campaign import LEASE_S, Campaign, DisturbedRun, hardened
-from onbeat.chaos.result import CampaignResult, Fault, ResultFile, RoundResult, summed
+from onbeat.chaos.evidence import TRAINER, strike
+from onbeat.chaos.result import CampaignResult, Fault, Hit, ResultFile, RoundResult, summed
 from onbeat.stack.plan import StackPlan
 from tests.builders import job_spec
 
@@ -190,3 +197,86 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_campaign(tmp_path: 
     (tmp_path / "taken").write_text("")
     with pytest.raises(InvalidInput, match="--out"):
         ResultFile(tmp_path / "taken" / "chaos.json", {})
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_kill_is_proven_by_the_end_of_its_process_and_by_another_in_its_place(
+    victim: subprocess.Popen[bytes],
+) -> None:
+    struck = strike("gateway", victim.pid, signal.SIGKILL, committed=3)
+    assert (struck.seen, struck.hit.is_proven) == ("ended", False)
+    struck.look({"gateway": victim.pid}, committed=9, has_succeeded=True)
+    assert not struck.hit.is_proven, "that a job goes on says nothing of a gateway"
+    struck.look({"gateway": os.getpid()}, committed=9, has_succeeded=True)
+    assert (struck.healed, struck.hit.is_proven) == (f"started again as {os.getpid()}", True)
+
+
+def test_a_pause_is_proven_by_a_process_that_stood_still_and_went_on(victim: subprocess.Popen[bytes]) -> None:
+    struck = strike("redis", victim.pid, signal.SIGSTOP, committed=0)
+    assert struck.seen == "stopped"
+    struck.look({"redis": victim.pid}, committed=5, has_succeeded=True)
+    assert struck.healed == ""
+    os.kill(victim.pid, signal.SIGCONT)
+    while not struck.healed:
+        struck.look({"redis": victim.pid}, committed=5, has_succeeded=True)
+    assert struck.hit == Hit(name="redis", pid=victim.pid, signal=signal.SIGSTOP, seen="stopped", healed="went on")
+
+
+@pytest.mark.parametrize(
+    ("committed", "has_succeeded", "healed"),
+    [(3, False, ""), (5, False, "iteration 4 was committed after it"), (3, True, "the job succeeded after it")],
+)
+def test_a_trainers_death_is_healed_by_what_its_job_does_after_it(
+    victim: subprocess.Popen[bytes], committed: int, has_succeeded: bool, healed: str
+) -> None:
+    struck = strike(TRAINER, victim.pid, signal.SIGKILL, committed=3)
+    struck.look({}, committed=committed, has_succeeded=has_succeeded)
+    assert struck.healed == healed
+
+
+def test_a_signal_that_changes_nothing_is_no_fault(
+    victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "SEEN_WITHIN_S", 0.05)
+    struck = strike("gateway", victim.pid, signal.SIGCONT, committed=0)
+    struck.look({"gateway": os.getpid()}, committed=1, has_succeeded=True)
+    assert (struck.seen, struck.healed) == ("", "")
+
+
+PROVEN = replace(HIT, hits=(Hit(name=TRAINER, pid=71, signal=9, seen="ended", healed="the job succeeded after it"),))
+
+
+@pytest.mark.parametrize(
+    ("runs", "repeats", "problems"),
+    [
+        ([(PROVEN, MISSED)], 0, ()),
+        ([(), (MISSED,), (PROVEN,)], 2, ()),
+        ([(), (MISSED,), ()], 2, ("no fault came",)),
+        (
+            [(), (), (MISSED,)],
+            2,
+            ("no fault was proven to have happened and to be healed, of pause trainer (70 for 1.0 s)",),
+        ),
+    ],
+)
+def test_a_calm_round_is_repeated_and_then_a_finding(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: list[tuple[Fault, ...]],
+    repeats: int,
+    problems: tuple[str, ...],
+) -> None:
+    left = list(runs)
+    monkeypatch.setattr(Campaign, "_run_round", lambda *_, **__: round_result(0, left.pop(0)))
+    result = campaign_on(StandInStack(tmp_path), StandInGateway()).run(1, lambda _: None)
+    (only,) = result.results
+    assert (only.repeats, only.problems, left) == (repeats, problems, [])
+    assert result.passed == (not problems)
+    assert result.faults_proven == sum(fault.is_proven for fault in only.faults)
