@@ -25,7 +25,7 @@ class Struck:
     """A process that was sent a signal, until its healing was seen."""
 
     name: str
-    """Of the stack's service, or TRAINER."""
+    """The name of a service of the stack, or TRAINER."""
     process: psutil.Process
     """Its number and its start time: a stranger with its number is not taken for it."""
     signal: int
