@@ -25,7 +25,7 @@ class Hit(Record, frozen=True, kw_only=True):
     """A process that was sent a signal, with the proof of what came of it."""
 
     name: str
-    """Of the stack's service, or `trainer`."""
+    """The name of a service of the stack, or `trainer`."""
     pid: int
     signal: int
     seen: str
