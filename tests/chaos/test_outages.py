@@ -14,6 +14,7 @@ from broker.monitor import job_status, stream_report
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
 from onbeat.stack.ports import free_port
+from process.child_process import ChildProcess
 from tests.chaos.short_job import (
     DEADLINE_S,
     IS_LONG,
@@ -34,8 +35,8 @@ AWAY_S = 60.0 if IS_LONG else 0.0
 """How long a service stays away after the job's status has said so."""
 REWARD, ENVIRONMENT = "reward_service", "environment_service"
 JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}", "lease_s": 1.0}
-QUICK: dict[str, Any] = {"reward__request_timeout_s": 1.0, "rollout__max_attempts": 1}
-"""A hang is noticed at once, and one attempt that counts against a batch ends the job."""
+QUICK: dict[str, Any] = {"reward__request_timeout_s": 3.0, "rollout__max_attempts": 1}
+"""A hang is noticed soon, not so soon that a loaded machine counts as one: a single attempt of a batch ends the job."""
 PLAIN = short_job(**QUICK)
 KINDS = {
     "plain": PLAIN,
@@ -49,7 +50,7 @@ KINDS = {
             "renderer": "text",
             "max_turns": 3,
             "max_tokens": 32,
-            "request_timeout_s": 1.0,
+            "request_timeout_s": 3.0,
             "max_attempts": 1,
         },
         reward__components=[{"type": "length", "target_chars": 4, "max_chars": 64}],
@@ -101,14 +102,24 @@ def waits_for(pipeline: Pipeline, job_id: str, service: str) -> Callable[[], boo
     return lambda: service in job_status(pipeline.broker, job_id).reason
 
 
+def lives(trainer: ChildProcess, condition: Callable[[], bool]) -> Callable[[], bool]:
+    """The condition, asked of a trainer that must not have ended before it holds."""
+
+    def asked() -> bool:
+        assert trainer.exit_code is None, trainer.tail()
+        return condition()
+
+    return asked
+
+
 def outlast(pipeline: Pipeline, spec: JobSpec, outages: list[tuple[Any, list[str]]]) -> str:
     """Runs the job through the outages, one after the other, each in the middle of it; its id."""
     job_id, _ = pipeline.jobs.create(spec)
     with running(pipeline, "producer-a"), running(pipeline, f"consumer-{job_id}", job_id) as trainer:
         for number, (make, services) in enumerate(outages, start=1):
-            until(committed(pipeline, job_id, number), f"{number} iterations")
+            until(lives(trainer, committed(pipeline, job_id, number)), f"{number} iterations")
             heal = make(pipeline, services)
-            until(waits_for(pipeline, job_id, services[-1].replace("_", " ")), "a word of it")
+            until(lives(trainer, waits_for(pipeline, job_id, services[-1].replace("_", " "))), "a word of it")
             time.sleep(AWAY_S)
             heal()
         succeed(trainer)

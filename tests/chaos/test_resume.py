@@ -12,7 +12,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.chaos.short_job import assert_undisturbed, committed, short_job, undisturbed_digest, until
-from tests.pipeline import Pipeline, until_ready, wait_for_exit
+from tests.pipeline import Pipeline, wait_for_exit
 
 FAILED = 2
 """Exit code of a trainer whose job failed."""
@@ -55,16 +55,15 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     pipeline: Pipeline, oracle: str
 ) -> None:
     pipeline.children["producer-steady"].stop(grace_s=10.0)
-    job_id = cancelled_in_iteration_2(
-        pipeline, spec(rollout__max_attempts=1, reward__max_attempts=1, evaluation__num_prompts=0)
-    )
+    job_id = cancelled_in_iteration_2(pipeline, spec(rollout__max_attempts=1, evaluation__num_prompts=0))
     pipeline.jobs.resume(job_id)
-    pipeline.children["reward_service"].stop(grace_s=10.0)
-    pipeline.start("producer-second")
-    assert pipeline.train_until_death(job_id) == FAILED
+    generator = pipeline.start("producer-second", crash_at="producer.after_scoring:1")
+    trainer = pipeline.start(f"consumer-{job_id}-dies", job_id)
+    assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
+    # It finds what the dead one had claimed, for the only time.
+    pipeline.start("producer-third")
+    assert wait_for_exit(trainer, 60.0) == FAILED, trainer.tail()
     assert b"is dead after 1 attempts" in pipeline.jobs.fields(job_id)["reason"]
-    reward_service = pipeline.start("reward_service", port=pipeline.reward_port)
-    until_ready(f"{pipeline.settings.reward_url}/readyz", reward_service)
     pipeline.jobs.resume(job_id)
     pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)

@@ -71,7 +71,11 @@ def reward(settings: StackSettings) -> None:
         async with reward_http(settings) as http:
             client = RewardClient(http, key=KEY, sleep=at_once)
             await client.score(
-                job_spec().reward, [RewardItem(prompt="p", completion="c", reference="r")], job_id="j", tries=1
+                job_spec().reward,
+                [RewardItem(prompt="p", completion="c", reference="r")],
+                job_id="j",
+                tries=1,
+                dependency_s=0.1,
             )
 
     asyncio.run(score())

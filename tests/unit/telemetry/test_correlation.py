@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from contracts.errors import OnbeatError
+from contracts.rewards import RewardItem
 from contracts.settings import StackSettings
 from http_service.access import Access, AccessRules
 from scoring.reward_client import RewardClient
@@ -66,7 +67,7 @@ def test_two_batches_that_are_carried_at_once_keep_their_own_facts() -> None:
 def test_the_id_goes_with_the_request_and_comes_out_in_the_lines_of_the_service(lines: io.StringIO) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         logging.getLogger("service").info("scoring")
-        await PlainTextResponse("no")(scope, receive, send)
+        await PlainTextResponse("no", status_code=422)(scope, receive, send)
 
     rules = AccessRules.of(StackSettings(), key="k", key_setting="ONBEAT_REWARD_KEY")
     transport = httpx.ASGITransport(Access(app, rules))
@@ -75,8 +76,9 @@ def test_the_id_goes_with_the_request_and_comes_out_in_the_lines_of_the_service(
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             client = RewardClient(http, key="k")
             reward = replace(job_spec().reward, max_attempts=1)
+            item = RewardItem(prompt="p", completion="c", reference="r")
             with about_batch("job-1", **BATCH), suppress(OnbeatError):  # type: ignore[arg-type]
-                await client._score_request(reward, [], job_id="job-1", tries=1)
+                await client.score(reward, [item], job_id="job-1", tries=1, dependency_s=0.1)
             for hostile in ("", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 10_000):
                 await http.get("/", headers={"Authorization": "Bearer k", "traceparent": hostile})
 

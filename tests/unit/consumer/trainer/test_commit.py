@@ -157,7 +157,7 @@ class Played:
         self.said.append("saved")
         (folder / "model.safetensors").write_bytes(b"weights")
 
-    def loading(self) -> frozenset[str]:
+    def loading(self, *, before: int) -> frozenset[str]:
         return frozenset()
 
     def remove_before(self, policy_version: int, *, in_use: frozenset[str]) -> None:
