@@ -9,6 +9,7 @@ A resume between two of these steps wins: `remove_job` looks at the job once mor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,13 +17,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from broker.connection.client import Broker
+from broker.damage import read_of
 from broker.job_store import JobStore
 from broker.keys import OpenKeys
 from contracts.encoding.wire import UNREADABLE, decode
+from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
 from contracts.jobs import JobStatus
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import DAY_S, RetentionSpec, kept_for
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 100
 """Jobs that one look asks for."""
@@ -57,11 +62,14 @@ def due_jobs(broker: Broker, settings: StackSettings) -> list[DueJob]:
 
 
 def audit_links(broker: Broker, job_id: str) -> list[tuple[AuditRecord, str]]:
-    """The whole chain, oldest first, each record with the digest that stands beside it."""
+    """The whole chain, oldest first, each record with the digest that stands beside it.
+
+    Raises ContractViolation where it is damaged.
+    """
     redis: Any = broker.redis
-    with broker.call():
+    with broker.call(), read_of(job_id):
         rows = redis.xrange(OpenKeys(job_id).audit)
-    return [(decode(fields[b"record"], AuditRecord), fields[b"digest"].decode()) for _, fields in rows]
+        return [(decode(fields[b"record"], AuditRecord), fields[b"digest"].decode()) for _, fields in rows]
 
 
 def is_all_of(broker: Broker, due: DueJob, status: JobStatus, links: Sequence[tuple[AuditRecord, str]]) -> bool:
@@ -72,20 +80,28 @@ def is_all_of(broker: Broker, due: DueJob, status: JobStatus, links: Sequence[tu
 
 
 def _due_of(broker: Broker, settings: StackSettings, job_ids: list[str], now_s: float) -> list[DueJob]:
+    """A damaged job is never due: what stands of it is left to whoever deletes it."""
     keys = [OpenKeys(job_id) for job_id in job_ids]
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
-        for one in keys:
-            pipe.hget(one.job, "ended_s").get(one.spec).xlen(one.audit)
-        answers = pipe.execute()
-    found = []
+        for job_keys in keys:
+            pipe.hget(job_keys.job, "ended_s").get(job_keys.spec).xlen(job_keys.audit)
+        answers = pipe.execute(raise_on_error=False)
+    due = []
     for index, job_id in enumerate(job_ids):
         ended_s, spec, num_records = answers[3 * index : 3 * index + 3]
         if ended_s is None or spec is None:
             continue
-        if now_s - float(ended_s) >= DAY_S * kept_for(_retention_of(spec), settings).keys_days:
-            found.append(DueJob(job_id, ended_s.decode(), num_records))
-    return found
+        try:
+            with read_of(job_id):
+                age_s = now_s - float(ended_s)
+                keys_days = kept_for(_retention_of(spec), settings).keys_days
+        except ContractViolation as error:
+            log.warning("the job stays in Redis: %s", error)
+            continue
+        if age_s >= DAY_S * keys_days and isinstance(num_records, int):
+            due.append(DueJob(job_id, ended_s.decode(), num_records))
+    return due
 
 
 def _retention_of(spec: bytes) -> RetentionSpec | UnsetType:

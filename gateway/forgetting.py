@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from audit.folder import read_audit_file
 from broker.retention import DueJob, due_jobs, is_all_of
-from contracts.errors import Conflict, InvalidInput, NotFound, OnbeatError
+from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
 from contracts.run_folder import RunFolder
 from gateway.services import Services
 
@@ -44,11 +44,11 @@ def forget_due(services: Services) -> list[str]:
     """
     forgotten: list[str] = []
     for due in due_jobs(services.broker, services.settings):
-        if not _stands_alone(services, RunFolder(services.settings.run_root_path, due.job_id), due):
-            continue
         try:
+            if not _stands_alone(services, RunFolder(services.settings.run_root_path, due.job_id), due):
+                continue
             services.jobs.remove(due.job_id, as_seen=(due.ended_s, due.num_records))
-        except (Conflict, NotFound) as error:
+        except (Conflict, NotFound, ContractViolation) as error:
             log.info("%s is not forgotten: %s", due.job_id, error)
         else:
             log.info("Redis has forgotten %s: its audit chain is in its run folder", due.job_id)

@@ -291,6 +291,30 @@ def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(s
     assert not stack.folder(job_id).path.exists()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("hset", "job", "ended_s", "long ago"),
+        ("hset", "job", "ended_s", "9" * 400),
+        ("xadd", "audit", {"x": "y"}),
+        ("set", "audit", "x"),
+        ("set", "spec", b"\xc1"),
+    ],
+    ids=["end", "endless", "record", "chain", "spec"],
+)
+def test_a_damaged_job_stays_and_the_one_beside_it_is_forgotten(stack: Stack, damage: tuple[str, str, Any]) -> None:
+    folders = [stack.ended(days_ago=100), stack.ended(days_ago=90)]
+    stack.sweep()
+    command, name, *values = damage
+    redis: Any = stack.operator.redis
+    if command == "set":
+        redis.delete(getattr(stack.operator.job_keys(folders[0].job_id), name))
+    getattr(redis, command)(getattr(stack.operator.job_keys(folders[0].job_id), name), *values)
+    stack.sweep()
+    assert forget_due(stack.gateway)[-1] == folders[1].job_id
+    assert not known(stack, folders[1])
+
+
 @pytest.mark.parametrize("kind", ["whole", "damaged", "cut", "delta", "only a checkpoint", "neither"])
 def test_nothing_goes_for_the_sake_of_weights_that_are_not_the_last_version_s(kind: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "job-0123456789ab")
