@@ -24,6 +24,7 @@ class Computed:
         self._who = f"{STAGE_WORKER} {worker_id}"
         self._report = report
         self._spans: dict[str, deque[TimelineSpan]] = {}
+        self._telling: asyncio.Task[None] | None = None
 
     def add(self, stage: ServedStage, item: ClaimedItem, seconds: float) -> None:
         """Books an item whose columns are there. seconds: from its claim until now."""
@@ -39,7 +40,17 @@ class Computed:
         self._spans.setdefault(stage.job_id, deque(maxlen=MAX_SPANS)).append(span)
 
     async def tell(self) -> None:
-        """Reports what there is, and forgets it. Raises BrokerUnavailable."""
-        found, self._spans = self._spans, {}
-        for job_id, spans in found.items():
+        """Reports what there is, and forgets it. Raises BrokerUnavailable.
+
+        A call that is cancelled leaves its report to the next one, the last word of a worker that stops.
+        """
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._report_all())
+        await asyncio.wait({self._telling})
+        told, self._telling = self._telling, None
+        told.result()
+
+    async def _report_all(self) -> None:
+        while self._spans:
+            job_id, spans = self._spans.popitem()
             await asyncio.to_thread(self._report, job_id, list(spans))
