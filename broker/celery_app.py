@@ -8,10 +8,11 @@ is done. It is acknowledged before it runs.
 from __future__ import annotations
 
 import logging
+from queue import Empty
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError, OperationalError
 from kombu.transport import redis
 
 from contracts.errors import BrokerUnavailable
@@ -28,14 +29,51 @@ MESSAGE_LIFE_S = 30.0
 """An older message is dropped unread: consumers have looked since."""
 KEY_PREFIX = "onbeat:celery:"
 CONNECT_TIMEOUT_S = 2.0
+NUM_ARGUMENTS = {ENSURE_TRAINER: 1, SWEEP: 0}
+MEDIA_TYPE = "application/x-msgpack"
+UNREADABLE_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, KombuError)
+"""What Kombu raises over a message that isn't one."""
 ANSWER_TIMEOUT_S = 3.0
 """One command lasts no longer; a worker's blocking read lasts a second. A server that hangs counts as away (I8)."""
 
 log = logging.getLogger(__name__)
 
 
+class Message(redis.Channel.Message):
+    """One of our messages. What isn't one raises here, before the worker counts it as one that is in work.
+
+    Whoever holds the password of Celery's user may have sent it, so it is built anew from the few parts that ours have:
+    no other header of Celery's (a time to wait for, a limit, a compression) does anything.
+    """
+
+    def __init__(self, payload: Any, channel: Any = None) -> None:
+        task, message_id = payload["headers"]["task"], payload["headers"]["id"]
+        body, tag = payload["body"], payload["properties"]["delivery_tag"]
+        if not all(isinstance(part, str) for part in (task, message_id, body, tag)):
+            raise ValueError("its parts aren't text")
+        ours = {
+            "body": body,
+            "content-encoding": "binary",
+            "content-type": MEDIA_TYPE,
+            "headers": {
+                "lang": "py",
+                "task": task,
+                "id": message_id,
+                "root_id": message_id,
+                "expires": payload["headers"].get("expires"),
+            },
+            "properties": {"delivery_tag": tag, "body_encoding": "base64", "delivery_info": {"routing_key": QUEUE}},
+        }
+        super().__init__(ours, channel=channel, accept={MEDIA_TYPE})
+        arguments, keywords, _ = self.decode()
+        if NUM_ARGUMENTS.get(task) != len(arguments) or keywords:
+            raise ValueError("it asks for nothing that there is")
+
+
 class Channel(redis.Channel):
     """Writes nothing but messages: a Redis at `maxmemory` refuses what Kombu notes beside them, and the worker ends."""
+
+    Message = Message
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Notes nothing: see `get_table`."""
@@ -48,6 +86,14 @@ class Channel(redis.Channel):
         """Leaves a message out where so many wait already: Redis' memory has a bound while there is no consumer."""
         if self._size(queue) < MAX_WAITING:
             super()._put(queue, message, **how)
+
+    def _brpop_read(self, **options: Any) -> Any:
+        """Drops what isn't a message of ours, by which Kombu would end the worker."""
+        try:
+            return super()._brpop_read(**options)
+        except UNREADABLE_MESSAGE as error:
+            log.warning("drops a message that can't be read: %s", f"{type(error).__name__}: {error}"[:300])
+            raise Empty from None  # Kombu's word for no message
 
 
 class Transport(redis.Transport):

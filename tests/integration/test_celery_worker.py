@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -10,13 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import redis
 
 import consumer.supervisor.reconciler as reconciler_module
 from broker import celery_app
-from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, SWEEP, TrainerRequests, make_celery_app
+from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, QUEUE, SWEEP, TrainerRequests, make_celery_app
 from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
@@ -30,6 +33,7 @@ from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
+from contracts.encoding.wire import encode, encode_json
 from contracts.errors import BrokerUnavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
@@ -197,6 +201,61 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
         second_id, _ = jobs.create(job_spec())
         Holder(broker, second_id).appears()
         assert process.poll() is None
+
+
+def message(**changes: Any) -> bytes:
+    """What stands in the queue for a request to see to a job, but for the changes; a None takes a part away."""
+    body = base64.b64encode(encode([["job-1"], {}, {}])).decode()
+    parts = {
+        "body": body,
+        "content-encoding": "binary",
+        "content-type": "application/x-msgpack",
+        "headers": {"lang": "py", "task": ENSURE_TRAINER, "id": "1", "root_id": "1", "argsrepr": "", "kwargsrepr": ""},
+        "properties": {
+            "correlation_id": "1",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": QUEUE},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": "1",
+        },
+    }
+    return encode_json({name: part for name, part in (parts | changes).items() if part is not None})
+
+
+HOSTILE_MESSAGES = (
+    *(b"", b"x", b"\xff\xc1", b"null", b"7", b"[]", b"{}", b"[" * 100_000, b"x" * 200_000),
+    *(message(**{name: None}) for name in ("body", "content-encoding", "content-type", "headers", "properties")),
+    *(message(**{name: 7}) for name in ("body", "content-encoding", "content-type", "headers", "properties")),
+    message(properties={}),
+    message(properties={"delivery_info": {}, "delivery_tag": []}),
+    message(body="not base64"),
+    message(body=base64.b64encode(b"\xc1").decode()),
+    message(body=base64.b64encode(encode({"not": "a task"})).decode()),
+    message(body=base64.b64encode(encode([[1, 2, 3], {}, {}])).decode()),
+    message(**{"content-type": "application/x-python-serialize"}),
+    message(headers={"task": "os.system", "id": "1"}),
+    message(headers={"task": 7, "id": []}),
+    message(headers={"task": ENSURE_TRAINER, "id": "1", "expires": "never", "eta": "never"}),
+    message(headers={"task": ENSURE_TRAINER, "id": "1", "eta": "2999-01-01T00:00:00"}),
+    message(headers={"task": ENSURE_TRAINER, "id": "1", "timelimit": [1e-9, 1e-9]}),
+)
+
+
+def test_no_message_that_celery_s_password_can_send_ends_a_consumer(
+    own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
+) -> None:
+    queue = KEY_PREFIX + QUEUE
+    attacker = redis.Redis.from_url(own_redis.url_of(roles.CELERY))
+    with worker(own_settings, tmp_path / "worker.log") as process:
+        for hostile in HOSTILE_MESSAGES:
+            attacker.lpush(queue, hostile)
+            until(lambda: process.poll() is not None or not attacker.llen(queue), "the message to be taken")
+            assert process.poll() is None, hostile[:300]
+        job_id, _ = JobStore(broker).create(job_spec())
+        Holder(broker, job_id).appears()
+        assert process.poll() is None
+    attacker.close()
 
 
 @contextmanager
