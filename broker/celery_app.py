@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Message(redis.Channel.Message):
     """One of our messages. What isn't one raises here, before the worker counts it as one that is in work.
 
-    Whoever holds the password of Celery's user may have sent it, so it is built anew from the few parts that ours have:
+    Any holder of the password of Celery's user may have sent it, so it is built anew from the few parts that ours have:
     no other header of Celery's (a time to wait for, a limit, a compression) does anything.
     """
 

@@ -82,6 +82,6 @@ def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_
     hurried = replace(spec(), environment=replace(spec().environment, request_timeout_s=0.2))
     check_environment(spec("absent"), replace(told, environment_key="wrong"))
     with pytest.raises(EnvironmentUnavailable, match="refuses this process with 401"):
-        opened(spec(), replace(told, environment_key="wrong"))
+        opened(hurried, replace(told, environment_key="wrong"))
     with pytest.raises(EnvironmentUnavailable):
         opened(hurried, away)
