@@ -80,7 +80,7 @@ def is_all_of(broker: Broker, due: DueJob, status: JobStatus, links: Sequence[tu
 
 
 def _due_of(broker: Broker, settings: StackSettings, job_ids: list[str], now_s: float) -> list[DueJob]:
-    """A damaged job is never due: what stands of it is left to whoever deletes it."""
+    """A damaged job is never due: what stands of it is left to an operator."""
     keys = [OpenKeys(job_id) for job_id in job_ids]
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
