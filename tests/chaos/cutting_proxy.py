@@ -1,4 +1,4 @@
-"""A TCP proxy before Redis that lets functions run and cuts the connection instead of passing their answer on."""
+"""A proxy before Redis that lets functions run and cuts the connection instead of passing their answer on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 CALL = re.compile(rb"^\*\d+\r\n\$5\r\nFCALL\r\n\$\d+\r\n(\w+)\r\n")
 CHUNK_BYTES = 1 << 16
@@ -16,20 +17,20 @@ CHUNK_BYTES = 1 << 16
 class CuttingProxy:
     """A context manager that loses each script's first answer, and each `every`-th after it."""
 
-    def __init__(self, server_port: int, *, every: int) -> None:
-        self._server_port = server_port
+    def __init__(self, server: Path, *, every: int) -> None:
+        """server: its socket file; the proxy's lies beside it."""
+        self._server = server
         self._every = every
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.path = server.with_name("cut.sock")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
         self._lock = threading.Lock()
         self._executed: Counter[str] = Counter()
         self._answers = threading.Event()
         self._answers.set()
         self.lost: Counter[str] = Counter()
         """Function → how many of its answers were lost."""
-
-    @property
-    def port(self) -> int:
-        return self._listener.getsockname()[1]
 
     def __enter__(self) -> CuttingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -54,7 +55,8 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._server_port))
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(str(self._server))
             called: list[str] = []
             threading.Thread(target=self._forward, args=(client, server, called), daemon=True).start()
             threading.Thread(target=self._answer, args=(client, server, called), daemon=True).start()

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from msgspec.structs import replace
@@ -71,10 +70,9 @@ class CutPipeline(Pipeline):
     def settings(self) -> StackSettings:
         settings = super().settings
         if self.proxy is None:
-            self.proxy = CuttingProxy(self.redis.port, every=10)
+            self.proxy = CuttingProxy(self.redis.socket, every=10)
             self.proxy.__enter__()
-        url = settings.redis_url.replace(f":{urlsplit(settings.redis_url).port}/", f":{self.proxy.port}/")
-        return replace(settings, redis_url=url)
+        return replace(settings, redis_url=settings.redis_url.replace(self.redis.socket.name, self.proxy.path.name))
 
     def close(self) -> None:
         super().close()

@@ -175,7 +175,7 @@ def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> No
         assert (access.url, access.key) == (stack.gateway_url, stack.api_key)
         for role in (GENERATOR, STAGE, TRAINER):
             told = client_settings(role, run_dir=stack.plan.run_root)
-            assert told.redis_url.startswith(f"redis://{role}:")
+            assert told.redis_url.startswith(f"unix://{role}:")
             connect(told).close()
             assert (told.api_key, bool(told.reward_key)) == ("", role == GENERATOR), "a role has its own secrets alone"
         with pytest.raises(InvalidInput, match="user `gateway`"):

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
+import os
+import shutil
 import socket
 import stat
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from broker.celery_app import make_celery_app
 from broker.connection.probe import RedisServer, check_version, probe
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
+from contracts.settings import StackSettings
 from onbeat.stack.redis import START_ATTEMPTS, EmbeddedRedis
+from onbeat.stack.socket_file import place_socket
 from process import child_process
 
 
@@ -63,15 +70,62 @@ def test_the_server_keeps_the_memory_of_a_large_payload_for_the_next_one(server:
 
 def test_a_client_without_the_password_is_refused(server: EmbeddedRedis) -> None:
     with pytest.raises(redis.AuthenticationError):
-        redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)).ping()
+        redis.Redis(unix_socket_path=str(server.socket), retry=Retry(NoBackoff(), 0)).ping()
     with pytest.raises(InvalidInput, match="password"):
-        probe(f"redis://:wrong@127.0.0.1:{server.port}/0")
+        probe(f"unix://:wrong@{server.socket}")
+
+
+@pytest.mark.parametrize("place", ["short", "l" * 120], ids=["in its folder", "where that is too long"])
+def test_other_users_of_the_machine_can_connect_to_nothing(tmp_path: Path, place: str) -> None:
+    with EmbeddedRedis(tmp_path / place) as server:
+        assert psutil.Process(server.child.pid).net_connections("inet") == []
+        (listener, *_) = psutil.Process(server.child.pid).net_connections("unix")
+        assert listener.laddr == str(server.socket)
+        assert stat.S_IMODE(server.socket.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
+        assert (server.socket.parent == server.folder) == (place == "short")
+
+
+def test_a_folder_that_others_may_enter_or_that_is_a_strangers_holds_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def owner() -> None: ...
+
+    assert place_socket(tmp_path, owner=owner) == tmp_path / "redis.sock"
+    tmp_path.chmod(0o710)
+    elsewhere = place_socket(tmp_path, owner=owner).parent
+    assert elsewhere != tmp_path
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(InvalidInput, match="--run-dir: neither"):
+        place_socket(tmp_path, owner=owner)
+
+
+def test_a_temporary_folder_goes_with_its_server_and_comes_back_private_after_a_cleaning(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / ("l" * 120))
+    with server:
+        server.kill()
+        shutil.rmtree(server.socket.parent)
+        server.restart()
+        server.stop()
+        shutil.rmtree(server.socket.parent)
+        server.socket.parent.symlink_to(tmp_path)
+        with pytest.raises(InvalidInput, match="is open to others"):
+            server.start()
+        server.socket.parent.unlink()
+        folder = server.socket.parent
+        folder.mkdir()
+    del server
+    gc.collect()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("begun", [b"*11\r\n", b"*1\r\n$16385\r\n", 2**20 * b"x"], ids=["many", "long", "no end"])
 def test_a_query_before_the_password_has_a_bound_in_words_and_bytes(server: EmbeddedRedis, begun: bytes) -> None:
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=20.0)
-    with client, contextlib.suppress(ConnectionError):
+    with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(ConnectionError):
+        client.settimeout(20.0)
+        client.connect(str(server.socket))
         client.sendall(begun)
         while client.recv(65536):
             """Its refusal comes first."""
@@ -127,13 +181,11 @@ def test_stop_leaves_no_process(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_a_port_that_another_server_holds_is_an_error_with_the_reason(tmp_path: Path) -> None:
-    with socket.socket() as occupant:
-        occupant.bind(("127.0.0.1", 0))
-        occupant.listen()
-        server = EmbeddedRedis(tmp_path / "redis", port=occupant.getsockname()[1])
-        with pytest.raises(Unavailable, match=r"(?s)redis: the server ended with exit code 1 at its start.*in use"):
-            server.start()
+def test_a_server_that_cannot_listen_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "redis")
+    (server.socket / "in its place").mkdir(parents=True)
+    with pytest.raises(Unavailable, match=r"(?s)redis: the server ended with exit code 1 at its start.*in use"):
+        server.start()
     assert not server.child.is_running
 
 
@@ -160,19 +212,6 @@ def test_a_server_that_a_signal_ends_at_its_start_is_started_again_and_not_for_e
     with pytest.raises(Unavailable, match="redis: the server was killed by signal 9 at its start"):
         server.start()
     assert server.num_starts == 3 + START_ATTEMPTS
-
-
-@pytest.mark.parametrize("has_password", [True, False])
-def test_a_port_that_another_redis_took_meanwhile_is_left_to_it(tmp_path: Path, has_password: bool) -> None:
-    with EmbeddedRedis(tmp_path / "another") as another, EmbeddedRedis(tmp_path / "redis") as server:
-        client = redis.Redis.from_url(another.url)
-        if not has_password:
-            client.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])
-        server.stop()
-        server.port = another.port
-        server.start()
-        assert server.port != another.port
-        assert redis.Redis.from_url(server.url).info("server")["process_id"] == server.child.pid
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -235,10 +274,18 @@ def test_a_server_that_is_too_old_is_named_with_what_is_needed(
         "redis://127.0.0.1:6379/0?word=1",
         "redis://127.0.0.1:6379/0?protocol=word",
         "redis://127.0.0.1:6379/0?protocol=4",
+        "unix://:word@",
+        "unix://:word@run/redis.sock",
+        "unix://:word@/",
+        "unix://:pass/word@/run/redis.sock",
+        "unix://:pass@/word@/run/redis.sock",
+        "unix://:word@/run/redis.sock?db=word",
+        "unix://:word@/run/" + 120 * "l",
     ],
 )
 def test_an_address_that_is_none_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(InvalidInput, match="ONBEAT_REDIS_URL: is not a Redis address") as caught:
-        probe(url)
-    assert "word" not in str(caught.value).replace("password", "").replace("PASSWORD", "")
-    assert caught.value.__cause__ is None
+    for field in ("ONBEAT_REDIS_URL", "ONBEAT_CELERY_URL"):
+        with pytest.raises(InvalidInput, match=f"{field}: is not a Redis address") as caught:
+            probe(url) if field == "ONBEAT_REDIS_URL" else make_celery_app(StackSettings(celery_url=url))
+        assert "word" not in str(caught.value).replace("password", "").replace("PASSWORD", "")
+        assert caught.value.__cause__ is None

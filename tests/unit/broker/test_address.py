@@ -1,0 +1,78 @@
+"""One reading of a Redis address, for the broker's connections and for Celery's."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.celery_app import Transport, TrainerRequests, make_celery_app
+from broker.connection.address import read_address
+from contracts.errors import BrokerUnavailable
+from contracts.settings import StackSettings
+
+TLS_HANDSHAKE = b"\x16"
+COMMAND = b"*"
+
+
+class FirstByte:
+    """Takes connections, keeps the first byte of each, and hangs up."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.bytes: list[bytes] = []
+        self.listener = listener
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection:
+                self.bytes.append(connection.recv(1))
+
+
+@pytest.fixture(params=["redis", "rediss", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, FirstByte]]:
+    if request.param == "unix":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        url = f"unix://celery:secret-word@{tmp_path}/s?db=3"
+    else:
+        listener = socket.create_server(("127.0.0.1", 0))
+        url = f"{request.param}://celery:secret-word@127.0.0.1:{listener.getsockname()[1]}/3"
+    yield url, FirstByte(listener)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_messages_go_to_the_address_by_its_own_way_and_a_password_never_in_the_clear(
+    address: tuple[str, FirstByte], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url, server = address
+    requests = TrainerRequests(StackSettings(celery_url=url))
+    with pytest.raises(BrokerUnavailable) as caught:
+        requests.ensure_trainer("job-1")
+    requests.close()
+    assert set(server.bytes) == {TLS_HANDSHAKE if url.startswith("rediss") else COMMAND}
+    assert "secret-word" not in str(caught.value) + caplog.text
+
+
+def test_celery_speaks_through_our_transport_and_shows_no_password(address: tuple[str, FirstByte]) -> None:
+    url, _ = address
+    with make_celery_app(StackSettings(redis_url=url)).connection() as connection:
+        assert type(connection.transport) is Transport
+        assert connection.as_uri() == url.replace("secret-word", "**").partition("?")[0]
+
+
+def test_a_path_is_read_as_a_url_writes_it() -> None:
+    path = "/a b/ö@;#?%/redis.sock"
+    address = read_address("unix://stage:p%40ss@/a%20b/%C3%B6%40%3B%23%3F%25/redis.sock?db=2")
+    assert [address[name] for name in ("path", "username", "password", "db")] == [path, "stage", "p@ss", 2]
