@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.celery_app import Transport, TrainerRequests, make_celery_app
+from broker.celery_app import TrainerRequests, Transport, make_celery_app
 from broker.connection.address import read_address
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
