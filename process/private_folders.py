@@ -18,7 +18,7 @@ def make_private(folder: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder of ours, no link to one, that nobody else may enter. Raises OSError."""
+    """Whether it is a folder of ours, no link to one, that other users may not enter. Raises OSError."""
     found = folder.lstat()
     is_closed = not stat.S_IMODE(found.st_mode) & 0o077
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_closed

@@ -1,7 +1,7 @@
 """Where the stack's own Redis listens: a socket file, in a folder that its owner alone may enter.
 
 Every user of the machine may connect to a port of loopback, and hold all connections that a server takes before it asks
-for a password. Nobody else reaches a file in a private folder.
+for a password. A file in a private folder is out of their reach.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def place_socket(folder: Path, *, owner: object) -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raises InvalidInput; a temporary folder may have been cleaned away and made anew by somebody else."""
+    """Raises InvalidInput; a temporary folder may have been cleaned away, and made anew by another user."""
     if not is_private(folder):
         raise InvalidInput(
             f"{folder}, where the server would listen, is open to others",
@@ -49,7 +49,7 @@ def check_private(folder: Path) -> None:
 
 
 def _takes_sockets(folder: Path) -> bool:
-    """Whether nobody else may enter it, a path there fits into a socket's address, and its file system has sockets."""
+    """Whether no other user may enter it, a path there fits into a socket's address, and its file system has sockets."""
     if not is_private(folder):
         return False
     path = folder / NAME
