@@ -66,7 +66,11 @@ class Message(redis.Channel.Message):
                 "root_id": message_id,
                 "expires": payload["headers"].get("expires"),
             },
-            "properties": {"delivery_tag": tag, "body_encoding": "base64", "delivery_info": {"routing_key": QUEUE}},
+            "properties": {
+                "delivery_tag": tag,
+                "body_encoding": "base64",
+                "delivery_info": {"exchange": "", "routing_key": QUEUE},
+            },
         }
         super().__init__(ours, channel=channel, accept={MEDIA_TYPE})
         arguments, keywords, _ = self.decode()
