@@ -49,7 +49,7 @@ def check_private(folder: Path) -> None:
 
 
 def _takes_sockets(folder: Path) -> bool:
-    """Whether no other user may enter it, a path there fits into a socket's address, and its file system has sockets."""
+    """Whether other users may not enter it, a path fits into a socket's address, and its file system has sockets."""
     if not is_private(folder):
         return False
     path = folder / NAME
