@@ -22,12 +22,12 @@ from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
-from onbeat.planning.measured import measured_costs
-from onbeat.planning.pipeline.costs import Costs, batch_bytes
-from onbeat.planning.pipeline.simulation import Machines, Setup, simulate
-from onbeat.planning.pipeline.trainer import start
-from onbeat.planning.plan import NEARLY
-from onbeat.planning.predictions import scheduled
+from onbeat_extras.planning.measured import measured_costs
+from onbeat_extras.planning.pipeline.costs import Costs, batch_bytes
+from onbeat_extras.planning.pipeline.simulation import Machines, Setup, simulate
+from onbeat_extras.planning.pipeline.trainer import start
+from onbeat_extras.planning.plan import NEARLY
+from onbeat_extras.planning.predictions import scheduled
 
 EXPECTED = (
     "each run within 10 % of its measured seconds an iteration from its own timeline; and from the timeline of the "

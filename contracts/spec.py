@@ -42,7 +42,7 @@ from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-"""What `trackers` may name; `TRACKERS` of consumer/trackers/family.py has their classes."""
+"""What `trackers` may name: entry points of group `onbeat.trackers` (consumer/trackers.py)."""
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):

@@ -17,8 +17,9 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, chaos, dead, delete, export, jobs, look, plan, replay, stack
+from onbeat.commands import bench, dead, delete, export, jobs, look, replay, stack
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
+from process.entry_points import all_of
 from process.signals import end_on_signals
 from telemetry import logs
 
@@ -34,7 +35,6 @@ COMMANDS = (
     stack.up,
     jobs.submit,
     jobs.jobs,
-    look.top,
     jobs.watch,
     jobs.cancel,
     jobs.resume,
@@ -45,12 +45,14 @@ COMMANDS = (
     jobs.verify,
     replay.replay,
     export.export,
-    plan.plan,
-    chaos.chaos,
 )
 """In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""
+EXTRAS = "onbeat.commands"
+"""The group of entry points whose commands come after ours."""
 for command in COMMANDS:
     app.command()(command)
+for name, command in all_of(EXTRAS).items():
+    app.command(name)(command)
 # The arguments of a benchmark are its own, `--help` with them.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(
     bench.bench

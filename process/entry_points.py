@@ -23,6 +23,21 @@ def names_in(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
+def all_of(group: str) -> dict[str, Any]:
+    """What packages offer in a group, imported, by name in their order; none of a package whose folder was removed.
+
+    One that can't be imported is left out, and said: it is of no use to the others' users.
+    """
+    loaded: dict[str, Any] = {}
+    for entry_point in sorted(entry_points(group=group), key=lambda found: found.name):
+        try:
+            loaded[entry_point.name] = entry_point.load()
+        except ModuleNotFoundError as error:
+            if not f"{entry_point.module}.".startswith(f"{error.name}."):
+                log.warning("`%s` of %s is left out: %s", entry_point.name, _package(entry_point), error)
+    return loaded
+
+
 def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:
     """Returns what one package offers under that name. where: the process that looks, in a message.
 

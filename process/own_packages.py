@@ -28,6 +28,7 @@ PACKAGES = (
     "http_service",
     "iterations",
     "onbeat",
+    "onbeat_extras",
     "process",
     "producer",
     "prompts",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from consumer.gradient.statistics import MicroBatchStats, trainer_generator_gap
-from consumer.trackers.family import Trackers, tracker_makers
+from consumer.trackers import Trackers, tracker_makers
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
 from contracts.encoding.wire import Record, encode_json
 from contracts.errors import OnbeatError

@@ -1,4 +1,4 @@
-"""Commands that look into a stack, once or again and again: all of it, a job's streams, a job's log."""
+"""Commands that look into a job, once or again and again: its streams, its log."""
 
 from __future__ import annotations
 
@@ -13,60 +13,14 @@ from contracts.errors import Unavailable
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.commands import options
 from onbeat.commands.completion import Job
-from onbeat.terminal.keyboard import DOWN, QUIT, UP, keyboard
 from onbeat.terminal.log_lines import LogLines
 from onbeat.terminal.output import console_for, emit, tell
 from onbeat.terminal.stream_report import live_report, report_line, report_tables
-from onbeat.terminal.top import Look, TopReader, TopWatch
-from onbeat.terminal.top_view import KEYS, screen
 from process.waiting import Waiting
 
-FRAME_S = 0.25
 EVERY_S = 1.0
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended, or Ctrl-C.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="Show so many of the last lines.")]
-
-
-def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one look, and end.")] = False,
-    json_output: options.Json = False,
-    gateway: options.Gateway = None,
-    api_key: options.ApiKey = None,
-    run_dir: options.RunDir = None,
-) -> None:
-    """Show all jobs, generators, streams and alerts on one screen, live."""
-    console = console_for(json_output=False)
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        reader = TopReader(client)
-        look = reader.look()  # a gateway that is away, or refuses the key, is told in one line
-        if json_output:
-            emit(look)
-        elif once or not console.is_terminal:
-            console.print(screen(look, chosen=0, now_s=look.at_s, url=client.url))
-        else:
-            _watch(reader, look, console, client.url)
-
-
-def _watch(reader: TopReader, look: Look, console: Console, url: str) -> None:
-    watch, chosen = TopWatch(reader), 0
-    watch.newest = look
-    watch.start()
-    with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-        while watch.error is None:
-            look = watch.newest or look
-            chosen = max(0, min(chosen, len(look.jobs) - 1))
-            shown = screen(look, chosen=chosen, now_s=time.time(), url=url, away=watch.away, keys=KEYS)
-            live.update(shown, refresh=True)
-            match keys.pressed(FRAME_S):
-                case key if key == QUIT:
-                    break
-                case key if key == UP:
-                    chosen -= 1
-                case key if key == DOWN:
-                    chosen += 1
-    watch.close()
-    if watch.error is not None:
-        raise watch.error
 
 
 def streams(

@@ -110,10 +110,7 @@ class NovelTracker:
         pass
 """,
         ),
-        edits=(
-            Edit(line='"novel": "consumer.trackers.novel:NovelTracker", '),
-            Edit(line=', "novel"'),
-        ),
+        edits=(Edit(line=', "novel"'),),
         says="job-1 job",
     ),
     "an engine": Addition(

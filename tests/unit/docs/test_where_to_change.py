@@ -35,6 +35,7 @@ COPIED = (
     "http_service",
     "iterations",
     "onbeat",
+    "onbeat_extras",
     "process",
     "producer",
     "prompts",

@@ -64,9 +64,15 @@ def a_data_set():
 
 
 def a_tracker():
-    from consumer.trackers.family import tracker_makers
+    from consumer.trackers import tracker_makers
     from contracts.run_folder import RunFolder
 
+    installed = Path("novel-1.0.dist-info")
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: novel\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(
+        "[onbeat.trackers]\nnovel = onbeat_extras.trackers.novel:NovelTracker\n"
+    )
     makers = tracker_makers(spec_of(trackers=["novel"]), RunFolder(Path("."), "job-1"))
     return makers["novel"]().name
 

@@ -80,7 +80,6 @@ def save_spec(gateway: FakeGateway, run_root: Path) -> RunFolder:
         (["jobs"], "jobs"),
         (["watch", JOB], "job_id"),
         (["streams", JOB], "num_prompts"),
-        (["top"], "alerts"),
         (["logs", JOB], "lines"),
         (["delete", JOB, "--yes"], "deleted"),
         (["dead", JOB], "letters"),

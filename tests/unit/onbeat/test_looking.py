@@ -1,11 +1,9 @@
-"""Commands that look: `top`, `logs`, `streams --follow`, `jobs` with its filters, and job ids for the shell."""
+"""Commands that look: `logs`, `streams --follow`, `jobs` with its filters, and job ids for the shell."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +13,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from contracts.errors import Unavailable
 from contracts.jobs import JobState
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.completion import job_ids
-from onbeat.terminal import keyboard as keys
 from onbeat.terminal.job_table import job_table
 from onbeat.terminal.log_lines import LogLines
-from onbeat.terminal.top import TopReader, TopWatch, alerts
-from onbeat.terminal.top_view import screen
-from tests.e2e.stand_in_gateway import JOB, KEY, STACK, FakeGateway, fake_gateway
+from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
 
 
 @pytest.fixture
@@ -49,85 +43,6 @@ def test_a_replay_refuses_what_it_would_ignore(
 ) -> None:
     assert run(["replay", JOB, "--iteration", "0", "--batch", "0", *ignored]) != 0
     assert f"{ignored[-2]}: " in "".join(capsys.readouterr())
-
-
-def test_a_look_fits_a_terminal_of_80_columns_and_24_lines(gateway: FakeGateway) -> None:
-    gateway.final = JobState.RUNNING
-    with GatewayClient(gateway.url, KEY) as client:
-        look = TopReader(client).look()
-    lines = drawn(screen(look, chosen=0, now_s=look.at_s, url=gateway.url, keys="q quit"))
-    text = "\n".join(lines)
-    assert len(lines) <= 24
-    assert max(len(line.rstrip()) for line in lines) <= 80
-    assert "running" in text
-    assert "2/2" in text
-    assert "0.750" in text
-    assert "generating 2/train/0\\x1b[2J" in text
-    assert "! Redis holds 95.0% of 100 B: raise maxmemory, or end and delete jobs" in text
-    assert "no answer" not in text
-
-
-def test_a_look_that_is_old_says_so_and_why(gateway: FakeGateway) -> None:
-    with GatewayClient(gateway.url, KEY) as client:
-        look = TopReader(client).look()
-    text = "\n".join(drawn(screen(look, chosen=0, now_s=look.at_s + 12, url=gateway.url, away="it is away")))
-    assert "no answer for 12 s; what stands here is from before: it is away" in text
-
-
-def test_top_goes_on_with_the_newest_look_while_the_gateway_is_away(gateway: FakeGateway) -> None:
-    with GatewayClient(gateway.url, KEY) as client:
-        reader = TopReader(client)
-        newest = reader.look()
-
-        class Away:
-            def look(self) -> None:
-                watch.close()
-                raise Unavailable("it is away")
-
-        watch = TopWatch(Away())  # type: ignore[arg-type]
-        watch.newest = newest
-        watch.run()
-        assert (watch.newest, watch.away, watch.error) == (newest, "it is away", None)
-
-
-def test_alerts_name_what_a_person_can_do_something_about(gateway: FakeGateway) -> None:
-    job = replace(
-        gateway.status(),
-        state=JobState.RUNNING,
-        reason="waits for a live generator",
-        batches_dead=1,
-        batches_rejected={"stale": 3, "wrong_weights": 2},
-    )
-    stack = replace(STACK, redis_max_bytes=0, live_generators=0, num_jobs=990)
-    assert alerts([job], stack) == [
-        "no generator lives, and 1 job may need one",
-        f"{JOB}: 1 batch dead; `onbeat dead {JOB}` says why",
-        f"{JOB}: 2 (wrong_weights 2) rejected",
-        f"{JOB}: waits for a live generator",
-        "990 of 1000 jobs are kept: `onbeat delete` ended ones",
-    ]
-    assert alerts([gateway.status()], replace(STACK, redis_used_bytes=1)) == []
-
-
-def test_top_prints_one_look_where_there_is_no_terminal(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["top"]) == 0
-    assert JOB in capsys.readouterr().out
-
-
-def test_keys_are_read_one_by_one_and_the_terminal_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs) as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        before = keys.termios.tcgetattr(theirs)
-        with keys.keyboard() as board:
-            for typed, name in ((b"\x1b[A", keys.UP), (b"j", keys.DOWN), (b"x", ""), (b"q", keys.QUIT)):
-                os.write(ours, typed)
-                assert board.pressed(30.0) == name
-            assert board.pressed(0.0) == ""
-        assert keys.termios.tcgetattr(theirs) == before
-    os.close(ours)
 
 
 def test_jobs_are_asked_for_by_state_and_name_and_shown_with_times_and_reasons(

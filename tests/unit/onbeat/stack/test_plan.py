@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import onbeat.commands.chaos as chaos_command
 import onbeat.commands.stack as stack_commands
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
-from onbeat.commands.chaos import chaos
 from onbeat.commands.stack import demo, up
 from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
+from process.entry_points import all_of
 from process.host_memory import TUNABLES
 from tests.builders import job_spec
 
@@ -100,24 +100,28 @@ class Started(Exception):
         self.plan = plan
 
 
-@pytest.fixture(params=["up", "demo", "chaos"])
+COMMANDS: dict[str, Callable[[], None]] = {"up": lambda: up(port=0), "demo": demo}
+if chaos := all_of("onbeat.commands").get("chaos"):
+    COMMANDS["chaos"] = lambda: chaos(rounds=1, max_faults=1)
+
+
+@pytest.fixture(params=COMMANDS)
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Calls the command as the command line does; answers the plan instead of running it."""
 
     def refuse(*arguments: Any, **_: Any) -> None:
         raise Started(next(argument for argument in arguments if isinstance(argument, StackPlan)))
 
-    for module in (stack_commands, chaos_command):
-        monkeypatch.setattr(module, "EmbeddedStack", refuse)
+    for module in {stack_commands.__name__, *([chaos.__module__] if chaos else [])}:
+        monkeypatch.setattr(f"{module}.EmbeddedStack", refuse)
     monkeypatch.setattr(stack_commands, "run_demo", refuse)
     for variable in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(variable)
     monkeypatch.chdir(ROOT)
-    run: dict[str, Any] = {"up": lambda: up(port=0), "demo": demo, "chaos": lambda: chaos(rounds=1, max_faults=1)}
 
     def planned() -> StackPlan:
         with pytest.raises(Started) as caught:
-            run[request.param]()
+            COMMANDS[request.param]()
         return caught.value.plan
 
     return planned
@@ -188,7 +192,7 @@ def test_a_setting_that_the_stack_decides_is_refused_by_its_name(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_in_environment(monkeypatch, {name: "1" if name == "port" else "http://127.0.0.1:9"})
-    for command in (lambda: up(port=0, run_dir=tmp_path), demo, lambda: chaos(rounds=1, max_faults=1)):
+    for command in (COMMANDS | {"up": lambda: up(port=0, run_dir=tmp_path)}).values():
         with pytest.raises(InvalidInput, match="decides it itself") as caught:
             command()
         assert caught.value.field == f"{PREFIX}{name.upper()}"

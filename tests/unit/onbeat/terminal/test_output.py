@@ -20,12 +20,9 @@ from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import JobState, JobStatus
-from contracts.monitor import GeneratorSeen
-from onbeat.chaos.result import RoundResult
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands import bench
-from onbeat.commands.chaos import show_round
 from onbeat.commands.jobs import _verdict_text
 from onbeat.commands.stack import summary_panel
 from onbeat.demo import DemoSummary
@@ -34,11 +31,8 @@ from onbeat.terminal.job_table import show_jobs
 from onbeat.terminal.job_view import PlainView, panel, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
 from onbeat.terminal.stream_report import cell, live_report, report_line, report_tables
-from onbeat.terminal.top import Look
-from onbeat.terminal.top_view import screen
 from onbeat.terminal.words import UNKNOWN
 from process.waiting import Waiting
-from tests.e2e.stand_in_gateway import STACK
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
 """Markup that is open and closed wrongly, what clears a screen, a line of its own, an emoji's name, a turned line."""
@@ -79,18 +73,6 @@ SUMMARY = DemoSummary(
     run_dir=HOSTILE,
     figures=(),
 )
-ROUND = RoundResult(
-    number=1,
-    job_id="job-1",
-    status="failed",
-    from_submission=True,
-    opened_s=None,
-    faults=(),
-    wall_s=1.0,
-    rewinds=0,
-    rejected={},
-    problems=(HOSTILE,),
-)
 VERDICT = Verdict(
     num_records=0,
     num_iterations=0,
@@ -98,17 +80,6 @@ VERDICT = Verdict(
     num_evaluation_batches=0,
     num_rewinds=0,
     gaps=(HOSTILE,),
-)
-
-
-LOOK = Look(
-    at_s=1.0,
-    stack=STACK,
-    jobs=(STATUS,),
-    generators=(GeneratorSeen(generator_id=HOSTILE, seen_s=0.0, info={"doing": HOSTILE, "policy_version": HOSTILE}),),
-    curves={},
-    streams={STATUS.job_id: {"fence_state": HOSTILE, "stages": [{"stage": HOSTILE}]}},
-    alerts=(HOSTILE,),
 )
 
 
@@ -140,25 +111,27 @@ VIEWS = {
     "live panel": show_live,
     "lines": show_events,
     "jobs": lambda console: show_jobs([STATUS], console, now_s=1.0),
-    "top": lambda console: console.print(screen(LOOK, chosen=0, now_s=9.0, url=HOSTILE, away=HOSTILE)),
     "live streams": lambda console: console.print(Group(*live_report({"fence_state": HOSTILE, "job_id": HOSTILE}))),
     "a line of streams": lambda console: console.print(report_line({"fence_state": HOSTILE})),
     "streams": show_streams,
     "verify": lambda console: console.print(_verdict_text(as_record(HOSTILE, VERDICT))),
     "demo": lambda console: console.print(summary_panel(SUMMARY)),
-    "chaos": lambda console: show_round(console, ROUND),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
+
+
+def assert_is_text(shown: str) -> None:
+    """Asserts that what HOSTILE says stands there, and what it does was not done."""
+    assert AS_TEXT in shown
+    for control in ("\x1b[2J", "\x9b", "\u202e", "\N{COLLISION SYMBOL}"):
+        assert control not in shown
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_what_others_wrote_is_text_in_every_view(view: str) -> None:
     console, shown = terminal()
     VIEWS[view](console)
-    text = shown.getvalue()
-    assert AS_TEXT in text
-    for control in ("\x1b[2J", "\x9b", "\u202e", "\N{COLLISION SYMBOL}"):
-        assert control not in text
+    assert_is_text(shown.getvalue())
 
 
 def test_an_error_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console, Group, RenderableType
 
-from consumer.trackers.base import iteration_values
+from consumer.trackers import iteration_values
 from contracts.encoding.wire import encode
 from contracts.events import IterationCommitted, TrajectoryMetrics
 from contracts.jobs import WindowIteration

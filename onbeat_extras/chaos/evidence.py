@@ -1,0 +1,83 @@
+"""The proof that a fault happened and was healed: a signal is no fault before its process has ended, or stands still.
+
+strike ─▶ ended (killed), stopped (paused) ─▶ the process under its name is another one, or went on, or its job did
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from onbeat_extras.chaos.result import Hit
+
+SEEN_WITHIN_S = 5.0
+POLL_S = 0.01
+TRAINER = "trainer"
+
+
+@dataclass
+class Struck:
+    """A process that was sent a signal, until its healing was seen."""
+
+    name: str
+    """The name of a service of the stack, or TRAINER."""
+    process: psutil.Process
+    """Its number and its start time: a stranger with its number is not taken for it."""
+    signal: int
+    committed: int
+    """Iterations that were committed by then."""
+    seen: str = ""
+    healed: str = ""
+
+    @property
+    def hit(self) -> Hit:
+        return Hit(name=self.name, pid=self.process.pid, signal=self.signal, seen=self.seen, healed=self.healed)
+
+    def look(self, pids: Mapping[str, int], *, committed: int, has_succeeded: bool) -> None:
+        """Takes note of the first sign of its healing. pids: of the stack's services as they are now."""
+        if self.healed or not self.seen:
+            return
+        status = _status(self.process)
+        pid = pids.get(self.name, self.process.pid)
+        if pid != self.process.pid and psutil.pid_exists(pid):
+            self.healed = f"started again as {pid}"
+        elif self.signal == signal.SIGSTOP and status not in ("", psutil.STATUS_STOPPED):
+            self.healed = "went on"
+        elif self.name == TRAINER and committed > self.committed:
+            self.healed = f"iteration {committed - 1} was committed after it"
+        elif self.name == TRAINER and has_succeeded:
+            self.healed = "the job succeeded after it"
+
+
+def strike(name: str, pid: int, number: int, *, committed: int) -> Struck:
+    """Sends the signal, and waits a while until its effect is seen. Raises ProcessLookupError without a process."""
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(pid) from error
+    struck = Struck(name=name, process=process, signal=number, committed=committed)
+    os.kill(pid, number)
+    deadline_s = time.monotonic() + SEEN_WITHIN_S
+    while not struck.seen and time.monotonic() < deadline_s:
+        status = _status(process)
+        if not status:
+            struck.seen = "ended"
+        elif status == psutil.STATUS_STOPPED:
+            struck.seen = "stopped"
+        else:
+            time.sleep(POLL_S)
+    return struck
+
+
+def _status(process: psutil.Process) -> str:
+    """How it stands; "" of one that has ended."""
+    try:
+        status = process.status() if process.is_running() else psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return ""
+    return "" if status == psutil.STATUS_ZOMBIE else status

@@ -1,0 +1,1 @@
+"""`onbeat top`: jobs, generators, streams and alerts on one screen."""

@@ -1,0 +1,1 @@
+"""Traces of batches for collectors, by a library each (telemetry/tracing.py asks for them)."""

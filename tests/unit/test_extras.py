@@ -1,0 +1,62 @@
+"""The core stands without its extras: nothing of it names them, and its tests pass where they were deleted.
+
+Two rooms' tests do here; all of them do, too, in a clone without `onbeat_extras` and `tests/extras`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from process.own_packages import PACKAGES
+from tests.unit.test_house import tracked
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = ROOT / "onbeat_extras"
+WITH_EXTRAS = {
+    "process/own_packages.py": "the list of packages that are ours",
+    "tests/unit/docs/test_where_to_change.py": "the copy that its additions go into",
+    "tests/unit/docs/use_additions.py": "the addition of a tracker",
+    "tests/unit/test_extras.py": "",
+    "tests/unit/test_house.py": "how small a tracker may be",
+}
+"""File outside the extras that names them → what it does with them."""
+
+
+def test_what_is_no_extra_names_none() -> None:
+    naming = {
+        name
+        for path in tracked("*.py", "*.lua")
+        if not (name := str(path.relative_to(ROOT))).startswith(("onbeat_extras/", "tests/extras/", "benchmarks/"))
+        if any(word in path.read_text() for word in ("onbeat_extras", "tests.extras", "tests/extras"))
+    }
+    assert naming == set(WITH_EXTRAS)
+
+
+def test_each_extra_has_its_tests() -> None:
+    rooms = {path.name for path in EXTRAS.iterdir() if (path / "__init__.py").exists()}
+    assert rooms == {path.name for path in (ROOT / "tests" / "extras").iterdir() if any(path.glob("test_*.py"))}
+
+
+def test_the_core_starts_and_passes_its_tests_where_the_extras_were_deleted(tmp_path: Path) -> None:
+    for package in {*PACKAGES, "tests", "configs", "examples", "benchmarks", "docs", "page"} - {EXTRAS.name}:
+        ignored = shutil.ignore_patterns("__pycache__", "node_modules", "extras", "results")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # Without `site` no path leads back to this checkout, as its installation would have it.
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{sysconfig.get_path('purelib')}"}
+
+    def ran(*arguments: str) -> str:
+        command = [sys.executable, "-S", "-m", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    commands = ran("onbeat", "--help")
+    assert "submit" in commands
+    assert "chaos" not in commands
+    ran("pytest", "-p", "no:cacheprovider", "tests/unit/onbeat/stack", "tests/unit/consumer/test_trackers.py")
