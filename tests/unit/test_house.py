@@ -151,7 +151,7 @@ def test_nothing_is_pickled() -> None:
 
 
 def test_every_http_client_is_made_in_one_place() -> None:
-    """Elsewhere httpx is for its types and errors; onbeat_extras/tracing/otlp.py hands a library a client that it brings."""
+    """Elsewhere httpx is for its types and errors; tracing/otlp.py hands a library a client that it brings."""
     makes = {"Client", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport", "Proxy"}
     makes |= {"get", "post", "put", "patch", "delete", "head", "options", "request", "stream"}
     others = {"requests", "urllib3", "aiohttp", "httpcore", "httpx2", "httplib2", "pycurl", "websockets"}
