@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from contracts.errors import InvalidInput
+
 PR_SET_PDEATHSIG = 1
 LAUNCHER_PID = "TRAINER_LAUNCHER_PID"
 """Environment variable: the process number of a rank's parent."""
@@ -32,6 +34,16 @@ def with_own_packages(environment: Mapping[str, str]) -> dict[str, str]:
         ]
         made["PYTHONPATH"] = os.pathsep.join([str(HOME), *others])
     return made
+
+
+def check_threads_stand_still() -> None:
+    """Raises InvalidInput where a deterministic job's bits would follow the machine's load."""
+    if os.environ.get(THREADS_BY_LOAD, "").strip().lower() == "true":
+        raise InvalidInput(
+            "the number of threads, and the last bits with it, would follow the load of the machine",
+            field=THREADS_BY_LOAD,
+            cure="unset it, or submit the job with deterministic = false",
+        )
 
 
 def end_with_launcher() -> Callable[[], None] | None:

@@ -25,6 +25,7 @@ from consumer.model.shared_prompt.trial import share_prompts
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from process.launcher import check_threads_stand_still
 
 Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
@@ -135,7 +136,12 @@ def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
 
 
 def set_up_torch(settings: StackSettings, spec: JobSpec) -> None:
-    """Gives this process' torch the threads and kernels of a job; one that computes for several calls it anew."""
+    """Gives this process' torch the threads and kernels of a job; one that computes for several calls it anew.
+
+    Raises InvalidInput for a deterministic job whose threads would follow the machine's load.
+    """
+    if spec.deterministic:
+        check_threads_stand_still()
     torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(spec.deterministic)
     if spec.deterministic:

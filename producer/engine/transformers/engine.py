@@ -31,7 +31,7 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from process.host_memory import give_free_memory_back
-from process.launcher import THREADS_BY_LOAD
+from process.launcher import check_threads_stand_still
 from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request
@@ -66,7 +66,7 @@ class TransformersEngine:
         ONBEAT_DEVICE where there is no such device, or OMP_DYNAMIC where a deterministic job's bits would follow it.
         """
         if setup.deterministic:
-            _check_threads()
+            check_threads_stand_still()
         _check_device(setup.device, deterministic=setup.deterministic)
         self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
@@ -224,15 +224,6 @@ def _use_threads(num_threads: int) -> None:
     """Runs in the thread that computes: torch's number of threads is that thread's own."""
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
-
-
-def _check_threads() -> None:
-    if os.environ.get(THREADS_BY_LOAD, "").strip().lower() == "true":
-        raise InvalidInput(
-            "the number of threads, and the last bits with it, would follow the load of the machine",
-            field=THREADS_BY_LOAD,
-            cure="unset it, or submit the job with deterministic = false",
-        )
 
 
 def _check_device(device: str, *, deterministic: bool) -> None:
