@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -62,6 +63,8 @@ class Claim(Record, frozen=True, kw_only=True):
 
     prompt_batch: PromptBatch
     entry_id: str
+    number: int
+    """No other claim of the job ever has it, whatever a rewind or a restart has ended."""
     attempt: int
     manifest: WeightManifest
     hedged: bool = False
@@ -101,13 +104,18 @@ class GeneratorSide:
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
+        self._heard = 0
+        """The number of the newest claim whose answer came: what was given out after it comes again first."""
+        self._claiming = threading.Lock()
+        """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
 
     def claim(
         self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None, oldest_only: bool = False
     ) -> Claim | None:
         """The next batch of the oldest open iteration that has one; None when the job has nothing to claim.
 
-        In an iteration the oldest batch whose lease expired comes first, then the next new one.
+        A claim whose answer was lost comes first, under the same number and attempt. In an iteration the oldest batch
+        whose lease expired is next, then a new one.
 
         hedge: an idle generator asks for a copy of another's batch that is late, where there is nothing else.
         held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
@@ -116,11 +124,33 @@ class GeneratorSide:
 
         Raises WrongEngine for a deterministic job that is sampled with another kind of engine than this generator's.
         """
+        with self._claiming:
+            outcome, *rest = self._ask(lease_s, hedge=hedge, held=held, oldest_only=oldest_only)
+        if outcome == b"wrong_engine":
+            raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
+        if outcome == b"none":
+            self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
+            self._last_dispatch = rest[1].decode()
+            return None
+        entry_id, attempt, number, payload, packed = rest
+        manifest = decode(packed, WeightManifest)
+        return Claim(
+            prompt_batch=_sampled_by(manifest, decode(payload, PromptBatch)),
+            entry_id=entry_id.decode(),
+            number=number,
+            attempt=attempt,
+            manifest=manifest,
+            hedged=outcome == b"hedged",
+        )
+
+    def _ask(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None, oldest_only: bool) -> list[Any]:
+        """The answer of claim_prompt.lua, which is heard of from now on."""
         spec = self._job.spec
         version, digest = held or (-1, "")
-        outcome, *rest = self._run(
+        answer = self._run(
             "claim_prompt",
             generator=self._generator_id,
+            heard=self._heard,
             lease_ms=int(lease_s * 1000),
             max_attempts=spec.rollout.max_attempts,
             may_hedge=hedge and spec.hedges,
@@ -130,21 +160,9 @@ class GeneratorSide:
             oldest_only=oldest_only,
             engine=self._engine,
         )
-        if outcome == b"wrong_engine":
-            raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
-        if outcome == b"none":
-            self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
-            self._last_dispatch = rest[1].decode()
-            return None
-        entry_id, attempt, payload, packed = rest
-        manifest = decode(packed, WeightManifest)
-        return Claim(
-            prompt_batch=_sampled_by(manifest, decode(payload, PromptBatch)),
-            entry_id=entry_id.decode(),
-            attempt=attempt,
-            manifest=manifest,
-            hedged=outcome == b"hedged",
-        )
+        if answer[0] in (b"claimed", b"hedged"):
+            self._heard = answer[3]
+        return answer
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
         """Blocks until prompts go out after the last empty claim, a batch is late by then, or for timeout_s.
@@ -198,11 +216,11 @@ class GeneratorSide:
             {
                 "batch_id": claim.prompt_batch.batch_id,
                 "iteration": claim.prompt_batch.iteration,
-                "entry": claim.entry_id,
+                "number": claim.number,
             }
             for claim in claims
         ]
-        _, *states = self._run("renew_prompts", generator=self._generator_id, claims=held)
+        _, *states = self._run("renew_prompts", claims=held)
         return Renewal(
             lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
             settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
@@ -251,9 +269,7 @@ class GeneratorSide:
             "fail_batch",
             batch_id=claim.prompt_batch.batch_id,
             iteration=claim.prompt_batch.iteration,
-            entry=claim.entry_id,
-            generator=self._generator_id,
-            attempt=claim.attempt,
+            claim=claim.number,
             max_attempts=self._job.spec.rollout.max_attempts,
             # Cut between two characters: the ledger's reader wants whole ones.
             reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),

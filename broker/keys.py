@@ -28,6 +28,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:audit | stream, AuditRecord | commit, rewind, restore | verify | job |
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
+| onbeat:S:{J}:claimers | hash, who claims → its newest claim | both claims | both claims | window, at most 4,096 |
 | onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
@@ -164,6 +165,7 @@ class JobKeys(OpenKeys):
         self.progress = f"{tag}:progress"
         self.buried = f"{tag}:buried"
         self.spans = f"{tag}:spans"
+        self.claimers = f"{tag}:claimers"
         self.slots = tuple(_slot(tag, index) for index in range(num_open))
 
     def slot_of(self, iteration: int) -> SlotKeys:

@@ -15,9 +15,14 @@ class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expect
     """The only version that may sample it; None where the iteration's range says which may. Kept to its end."""
     holder: str = ""
     """The generator that claimed it last; "" before any claim."""
+    claim: int = 0
+    """The number of that claim."""
+    attempt: int = 0
     claimed_ms: int = 0
     hedger: str = ""
     """The generator that works on a copy; "" where none does."""
+    hedge: int = 0
+    """The number of its claim."""
     hedged_ms: int = 0
 
 

@@ -40,6 +40,8 @@ class _LastClaim(Record, frozen=True, kw_only=True):
     worker: str
     attempt: int
     claimed_ms: int
+    claim: int = 0
+    """Its number; 0 where it was given back."""
 
 
 class _Item(NamedTuple):

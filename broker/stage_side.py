@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from broker.connection.client import Broker
 from broker.generator_side import MAX_REASON_BYTES, FailOutcome
 from broker.job_store import unknown_job
+from broker.kept_batches import KeptBatch, KeptBatches
 from broker.keys import OpenKeys, batch_field, item_fields
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
@@ -40,10 +40,6 @@ from contracts.experience.plan import PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
-KEPT_BATCHES = 4
-"""Batches that a worker keeps, since the items that it claims next are often of the same ones."""
-KEPT_BYTES = 2**24
-"""As many bytes of them at most, beside the newest one."""
 NO_ENTRY = "0-0"
 
 
@@ -72,38 +68,10 @@ class _Found(Record, frozen=True, kw_only=True):
 
 
 class _Answer(Record, frozen=True, kw_only=True):
+    claim: int
+    """Its number."""
     found: tuple[_Found, ...]
     fields: tuple[str, ...]
-
-
-class _Held(NamedTuple):
-    """A batch that a worker holds."""
-
-    digest: str
-    batch: RolloutBatch
-    num_bytes: int
-    """The size of its payload."""
-
-
-class _Batches:
-    """The batches that a worker holds, by id; the latest KEPT_BATCHES. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[str, _Held] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def held(self) -> dict[str, _Held]:
-        """Returns them by batch id."""
-        with self._lock:
-            return dict(self._held)
-
-    def keep(self, batch_id: str, held: _Held) -> None:
-        with self._lock:
-            self._held[batch_id] = held
-            self._held.move_to_end(batch_id)
-            num_bytes = sum(one.num_bytes for one in self._held.values())
-            while len(self._held) > KEPT_BATCHES or (num_bytes > KEPT_BYTES and len(self._held) > 1):
-                num_bytes -= self._held.popitem(last=False)[1].num_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +96,13 @@ class StageSide:
         self.broker = broker
         self.job_id = job_id
         self._worker_id = worker_id
-        self._batches = _Batches()
+        self._batches = KeptBatches()
         self._empty: dict[str, Emptiness] = {}
         """Stage → of its latest claim, where that found nothing."""
+        self._heard: dict[str, int] = {}
+        """Stage → the number of its newest claim whose answer came: what was given out after it comes again first."""
+        self._claiming = threading.Lock()
+        """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
 
     @property
     def spec(self) -> JobSpec:
@@ -144,57 +116,63 @@ class StageSide:
     def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
         """Items of the stage under its lease, oldest iteration first; [] when it has none.
 
-        One item at least where there is one, and no more rows than max_rows in several. An item whose batch can't be
-        read is failed here. Raises NotFound for a stage that the job doesn't have, and for a job that was removed.
+        A claim whose answer was lost comes first, again. One item at least where there is one, and no more rows than
+        max_rows in several. An item whose batch can't be read is failed here. Raises NotFound for a stage that the job
+        doesn't have, and for a job that was removed.
         """
         index, planned = self._find(stage)
         held = self._batches.held()
-        outcome, *rest = self._run(
-            "claim_rows",
-            worker=self._worker_id,
-            stage=index,
-            name=stage,
-            stages=self._job.for_scripts,
-            lease_ms=int(planned.lease_s * 1000),
-            max_attempts=planned.max_attempts,
-            max_rows=max_rows,
-            held={batch_id: one.digest for batch_id, one in held.items()},
-        )
-        if outcome == b"none":
-            due_ms, last_entry = rest
-            due_s = due_ms / 1000 if due_ms >= 0 else None
-            self._empty[stage] = Emptiness(last_entry=last_entry.decode(), due_s=due_s)
-            return []
-        self._empty.pop(stage, None)
-        answer = decode(rest[0], _Answer)
+        with self._claiming:
+            outcome, *rest = self._run(
+                "claim_rows",
+                worker=self._worker_id,
+                heard=self._heard.get(stage, 0),
+                stage=index,
+                name=stage,
+                stages=self._job.for_scripts,
+                lease_ms=int(planned.lease_s * 1000),
+                max_attempts=planned.max_attempts,
+                max_rows=max_rows,
+                held={batch_id: one.digest for batch_id, one in held.items()},
+            )
+            if outcome == b"none":
+                due_ms, last_entry = rest
+                due_s = due_ms / 1000 if due_ms >= 0 else None
+                self._empty[stage] = Emptiness(last_entry=last_entry.decode(), due_s=due_s)
+                return []
+            self._empty.pop(stage, None)
+            answer = decode(rest[0], _Answer)
+            self._heard[stage] = answer.claim
         values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
         items: list[ClaimedItem] = []
         for found in answer.found:
             try:
                 batch = self._batch_of(found, held, values)
             except ContractViolation as error:
-                self._fail_all(index, found, found.items, str(error))
+                self._fail_all(index, found, found.items, claim=answer.claim, reason=str(error))
                 continue
             if batch is not None:
-                items += self._all_claimed(index, found, batch, values)
+                items += self._all_claimed(index, found, batch, values, claim=answer.claim)
         return items
 
     def _all_claimed(
-        self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes]
+        self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes], *, claim: int
     ) -> Iterator[ClaimedItem]:
         for item in found.items:
             try:
-                yield self._claimed(index, found, item, batch, values)
+                yield self._claimed(index, found, item, batch, values, claim=claim)
             except ContractViolation as error:
-                self._fail_all(index, found, [item], str(error))
+                self._fail_all(index, found, [item], claim=claim, reason=str(error))
 
-    def _fail_all(self, index: int, found: _Found, items: Iterable[tuple[int, int]], reason: str) -> None:
+    def _fail_all(
+        self, index: int, found: _Found, items: Iterable[tuple[int, int]], *, claim: int, reason: str
+    ) -> None:
         """Fails items that nothing can be made of: the items beside them are not to wait for their lease."""
-        for item, attempt in items:
+        for item, _ in items:
             named = {"stage": index, "iteration": found.iteration, "batch_id": found.batch_id, "item": item}
-            self._fail(named | {"attempt": attempt}, reason)
+            self._fail(named | {"claim": claim}, reason)
 
-    def _batch_of(self, found: _Found, held: dict[str, _Held], values: dict[str, bytes]) -> RolloutBatch | None:
+    def _batch_of(self, found: _Found, held: dict[str, KeptBatch], values: dict[str, bytes]) -> RolloutBatch | None:
         """The batch of items, held from now on; None where it is no longer the one that was claimed.
 
         held, values: what this worker had before the claim, and what came with it. Raises ContractViolation.
@@ -204,7 +182,7 @@ class StageSide:
             payload = values.pop(batch_field(found.batch_id), None) or self._large_payload(found)
             if payload is None:
                 return None
-            known = held[found.batch_id] = _Held(found.digest, decode(payload, RolloutBatch), len(payload))
+            known = held[found.batch_id] = KeptBatch(found.digest, decode(payload, RolloutBatch), len(payload))
             self._batches.keep(found.batch_id, known)
         return known.batch
 
@@ -261,9 +239,8 @@ class StageSide:
             some = [at for at, item in enumerate(items) if item.stage == stage]
             _, *found = self._run(
                 "renew_rows",
-                worker=self._worker_id,
                 lease_ms=int(planned.lease_s * 1000),
-                items=[_named(index, items[at]) | {"attempt": items[at].attempt} for at in some],
+                items=[_named(index, items[at]) | {"claim": items[at].claim} for at in some],
             )
             states |= dict(zip(some, found, strict=True))
         return ItemRenewal(
@@ -273,14 +250,13 @@ class StageSide:
 
     def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
         """Gives the item back: tried again, or its batch is dead after the cap (I6). is_released: as if unclaimed."""
-        return self._fail(_named(self._find(item.stage)[0], item) | {"attempt": item.attempt}, reason, is_released)
+        return self._fail(_named(self._find(item.stage)[0], item) | {"claim": item.claim}, reason, is_released)
 
     def _fail(self, failed: dict[str, Any], reason: str, is_released: bool = False) -> FailOutcome:
         planned = self.plan.stages[failed["stage"]]
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
             "fail_rows",
-            worker=self._worker_id,
             stages=self._job.for_scripts,
             failed=failed,
             max_attempts=planned.max_attempts,
@@ -308,7 +284,14 @@ class StageSide:
         )
 
     def _claimed(
-        self, index: int, found: _Found, claimed: tuple[int, int], batch: RolloutBatch, values: dict[str, bytes]
+        self,
+        index: int,
+        found: _Found,
+        claimed: tuple[int, int],
+        batch: RolloutBatch,
+        values: dict[str, bytes],
+        *,
+        claim: int,
     ) -> ClaimedItem:
         planned, (item, attempt) = self.plan.stages[index], claimed
         sizes = {"num_groups": len(batch.groups), "group_size": batch.group_size}
@@ -332,6 +315,7 @@ class StageSide:
             batch_id=found.batch_id,
             item=item,
             rows=rows,
+            claim=claim,
             attempt=attempt,
             batch=batch,
             inputs=inputs,

@@ -22,7 +22,7 @@ from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, Presence, compare, s
 from process.dependency import Dependency
 from producer.activity import Activity
 from producer.broker_calls import BrokerCalls
-from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, ClaimKey, key_of, name_of
 from producer.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,12 @@ class HeldBatches:
     """Every batch between its claim and its end."""
 
     def __init__(self) -> None:
-        self.leases: dict[str, tuple[ActiveJob, Claim]] = {}
-        """Name of a claim → its job and the claim; a lost or settled one is no longer here, though it may go on."""
-        self._carried: dict[str, CarriedBatch] = {}
-        self._settled: set[str] = set()
-        """Names of the claims whose batches are needed no more; each is on its way to its end."""
+        self.leases: dict[ClaimKey, tuple[ActiveJob, Claim]] = {}
+        """Each claim with its job; a lost or settled one is no longer here, though it may go on."""
+        self._carried: dict[ClaimKey, CarriedBatch] = {}
+        """Every batch that may be in the engine: what is not here may have another version loaded under it."""
+        self._settled: set[ClaimKey] = set()
+        """The claims whose batches are needed no more; each is on its way to its end."""
         self.changed = asyncio.Event()
         """Set at a claim, so that its lease is renewed soon enough, and at both ends of a colocated job's turn; cleared
         at each beat."""
@@ -50,45 +51,45 @@ class HeldBatches:
         """Set when a batch leaves the engine, needs its weights no more, or ends."""
 
     def __str__(self) -> str:
-        return ", ".join(sorted(self.leases))
+        return ", ".join(sorted(name_of(claim) for _, claim in self.leases.values()))
 
     def lease(self, job: ActiveJob, claim: Claim) -> None:
-        self.leases[name_of(claim)] = (job, claim)
+        self.leases[key_of(claim)] = (job, claim)
         self.changed.set()
 
     def has_lease(self, claim: Claim) -> bool:
-        return name_of(claim) in self.leases
+        return key_of(claim) in self.leases
 
     def is_settled(self, claim: Claim) -> bool:
         """Whether the batch was settled before it was in the engine: then there is nothing to put into it."""
-        return name_of(claim) in self._settled
+        return key_of(claim) in self._settled
 
     def carry(self, batch: CarriedBatch) -> None:
-        self._carried[name_of(batch.claim)] = batch
+        self._carried[key_of(batch.claim)] = batch
 
     def end(self, claim: Claim) -> None:
-        self._carried.pop(name_of(claim), None)
-        self.leases.pop(name_of(claim), None)
-        self._settled.discard(name_of(claim))
+        self._carried.pop(key_of(claim), None)
+        self.leases.pop(key_of(claim), None)
+        self._settled.discard(key_of(claim))
         self.freed.set()
 
     def let_go(self, claim: Claim, *, is_settled: bool) -> None:
         """Drops the lease of a batch that the broker gave to another, and the generation of one that is settled."""
         # A batch that ended while the renewal ran has no lease either, and is no loss.
-        if not self.leases.pop(name_of(claim), None):
+        if not self.leases.pop(key_of(claim), None):
             return
         log.info("no longer holds %s", name_of(claim))
         if is_settled:
-            self._settled.add(name_of(claim))
-        batch = self._carried.get(name_of(claim))
+            self._settled.add(key_of(claim))
+        batch = self._carried.get(key_of(claim))
         if is_settled and batch is not None:
             batch.settle()
             self.freed.set()
 
     @property
-    def copies(self) -> dict[str, tuple[ActiveJob, Claim]]:
+    def copies(self) -> dict[ClaimKey, tuple[ActiveJob, Claim]]:
         """Those of `leases` that are of other generators' batches."""
-        return {name: (job, claim) for name, (job, claim) in self.leases.items() if claim.hedged}
+        return {key: (job, claim) for key, (job, claim) in self.leases.items() if claim.hedged}
 
     @property
     def in_words(self) -> str:
@@ -190,7 +191,7 @@ class Heartbeat:
         away = [f"waiting for the {service.name}" for service in self.services if service.is_away]
         return "; ".join(filter(None, [self.held.in_words, *away])) or "waiting"
 
-    async def _renew(self, leases: Mapping[str, tuple[ActiveJob, Claim]]) -> None:
+    async def _renew(self, leases: Mapping[ClaimKey, tuple[ActiveJob, Claim]]) -> None:
         """Renews these leases; a lost one is let go. Its batch may still win, if it is published first (I3).
 
         A settled batch needs no more tokens: an engine that was late, or hedged in vain, is free for the next batch.

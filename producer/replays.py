@@ -153,7 +153,7 @@ class Replayer:
             raise AssertionError("an engine without verified weights is not ready")
         job_id = record.batch.job_id
         job = ActiveJob(job_id=job_id, spec=spec, side=self.make_side(job_id, None))
-        claim = Claim(prompt_batch=record.asked, entry_id="", attempt=record.batch.attempt, manifest=manifest)
+        claim = Claim(prompt_batch=record.asked, entry_id="", number=0, attempt=record.batch.attempt, manifest=manifest)
         play = self.players.play_for(job, loaded)
         batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
         batch.sample(started_s=self.wall_clock())

@@ -21,6 +21,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from contracts.weights import WeightShard
+from producer.engine.base import check_version
 from tests.fake_engine import FakeEngine
 
 FAKE_TENSORS = frozenset({"scale"})
@@ -81,6 +82,8 @@ class FakeSide:
         """Batches that another generator is late with: for hedges."""
         self.lost: set[str] = set()
         self.settled: set[str] = set()
+        self.over: list[Claim] = []
+        """Claims of an iteration that is over, though it may be open again."""
         self.outcomes: dict[str, PublishOutcome] = {}
         self.shards: list[WeightShard] = []
         """Versions that are announced, and not yet noticed by the generator."""
@@ -126,6 +129,7 @@ class FakeSide:
         claim = Claim(
             prompt_batch=batch,
             entry_id=f"{len(self.claimed)}-0",
+            number=1 + len(self.claimed),
             attempt=self.attempt,
             manifest=manifest,
             hedged=hedged,
@@ -154,7 +158,7 @@ class FakeSide:
         self._changes.notify()
         return Renewal(
             lost=tuple(claim for claim in claims if claim.prompt_batch.batch_id in self.lost),
-            settled=tuple(claim for claim in claims if claim.prompt_batch.batch_id in self.settled),
+            settled=tuple(one for one in claims if one in self.over or one.prompt_batch.batch_id in self.settled),
         )
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
@@ -300,6 +304,7 @@ class LoggedEngine(FakeEngine):
 
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         self._events.append(f"generate {batch.job_id} {batch.batch_id}")
+        check_version(self.policy_version, batch)
         if error := self._shop.errors.get(batch.batch_id):
             raise error
         if gate := self._shop.gates.get(batch.batch_id):
@@ -308,7 +313,7 @@ class LoggedEngine(FakeEngine):
             except asyncio.CancelledError:
                 self._events.append(f"drop {batch.job_id} {batch.batch_id}")
                 raise
-        return await super().generate(batch)
+        return self._sampled(batch)
 
     async def wake(self, *, num_threads: int | None) -> None:
         self._events.append("wake" if num_threads is None else f"wake with {num_threads} threads")

@@ -103,7 +103,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:prompts* ~{S}:{{*}}:rollouts*"),
-        ("+del", f"~{S}:{{*}}:ledger* ~{S}:{{*}}:claims* ~{S}:{{*}}:work*"),
+        ("+del", f"~{S}:{{*}}:ledger* ~{S}:{{*}}:claims* ~{S}:{{*}}:work* ~{S}:{{*}}:claimers"),
         ("+hdel", f"~{S}:{{*}}:progress"),
     ),
     TRAINER: (
@@ -115,7 +115,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
         ("+hset +del", f"~{S}:{{*}}:ledger*"),
         ("+zrem +del", f"~{S}:{{*}}:claims*"),
-        ("+del", f"~{S}:{{*}}:work*"),
+        ("+del", f"~{S}:{{*}}:work* ~{S}:{{*}}:claimers"),
         ("+unlink", f"~{S}:{{*}}:columns*"),
         ("+hdel", f"~{S}:{{*}}:progress"),
         ("+xadd +xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:prompts*"),
@@ -141,6 +141,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+zadd +zrem", f"~{S}:{{*}}:claims*"),
         ("+hincrby", f"~{S}:{{*}}:counters"),
         ("+hset +hincrby", f"~{S}:{{*}}:progress"),
+        ("+hset +del", f"~{S}:{{*}}:claimers"),
         ("+hset +hdel", f"~{S}:generators"),
         ("+hset", f"~{S}:replays"),
         # A batch of a job with stages.
@@ -156,7 +157,9 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel +hincrby", f"~{S}:{{*}}:columns*"),
         ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
         ("+hset", f"~{S}:{{*}}:ledger*"),
-        ("+hincrby", f"~{S}:{{*}}:progress ~{S}:{{*}}:counters"),
+        ("+hset +hincrby", f"~{S}:{{*}}:progress"),
+        ("+hset +del", f"~{S}:{{*}}:claimers"),
+        ("+hincrby", f"~{S}:{{*}}:counters"),
         ("+hset +hdel", f"~{S}:stage_workers"),
         ("+xadd", "~onbeat:{*}:ready"),
     ),

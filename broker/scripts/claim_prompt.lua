@@ -1,17 +1,19 @@
--- claim_prompt: {generator, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
+-- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
+--   heard: the number of the newest claim that the generator knows of, 0 before the first;
 --   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
 --   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
 --   ones, and none take the work that makes room
 --   engine: the kind of the generator's engine, where the job is deterministic
---   -> {claimed|hedged, entry, attempt, payload, manifest}
+--   -> {claimed|hedged, entry, attempt, number, payload, manifest}
 --    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of dispatched}
 --    | {wrong_engine, the kind that the job is sampled with}
--- The oldest iteration comes first, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
+-- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
 -- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
 -- generators at each attempt.
 require_number(a.lease_ms, 1)
 require_number(a.max_rounds, 1)
+require_number(a.heard, 0, MAX_CLAIM)
 local fence = read_fence()
 local function nothing(hedge_ms)
   return { 'none', hedge_ms, last_id(job_key('dispatched')) }
@@ -51,18 +53,21 @@ local function version_of(open, batch)
   end
   return found
 end
-local function answer(outcome, prompt, attempt, version)
+local function answer(outcome, prompt, attempt, number, version)
   keep_engine(kept, a.engine)
-  return { outcome, prompt.id, attempt, prompt.batch, redis.call('HGET', WEIGHTS, version) }
+  return { outcome, prompt.id, attempt, number, prompt.batch, redis.call('HGET', WEIGHTS, version) }
+end
+local function claimed(outcome, open, batch, prompt, attempt, number)
+  note_claimer(a.generator, { claim = number, iteration = open.iteration, batch_id = prompt.batch_id, attempt = attempt })
+  return answer(outcome, prompt, attempt, number, version_of(open, batch))
 end
 local function is_expected(batch, prompt)
   return batch.state == 'expected' and batch.entry == prompt.id
 end
 -- A hedge of the lease before goes on beside the new holder, unless that is the hedger itself.
-local function note_claim(slot, batch, prompt, deliveries)
-  if not is_expected(batch, prompt) then return end
-  batch.holder, batch.claimed_ms = a.generator, now
-  if batch.hedger == a.generator then batch.hedger, batch.hedged_ms = nil, nil end
+local function note_claim(slot, batch, prompt, deliveries, attempt)
+  batch.holder, batch.claim, batch.attempt, batch.claimed_ms = a.generator, new_claim(), attempt, now
+  if batch.hedger == a.generator then batch.hedger, batch.hedge, batch.hedged_ms = nil, nil, nil end
   write_batch(slot, prompt.batch_id, batch)
   if deliveries == 1 then
     redis.call('ZADD', slot.claims, whole(now), prompt.batch_id)
@@ -86,16 +91,32 @@ local function oldest_of_others(slot)
     from = from + AT_ONCE
   end
 end
+-- The claim that this generator has not heard of, where it stands.
+local function again()
+  local last = unheard(a.generator, a.heard)
+  local open = last and open_at(fence, last.iteration)
+  if not open then return nil end
+  local slot = slot_of(last.iteration)
+  local batch = batch_of(slot, last.batch_id)
+  local is_holder = batch.claim == last.claim
+  if batch.state ~= 'expected' or not (is_holder or batch.hedge == last.claim) then return nil end
+  local row = redis.call('XRANGE', slot.prompts, batch.entry, batch.entry)[1]
+  if not row then return nil end
+  if is_holder then redis.call('XCLAIM', slot.prompts, 'generators', a.generator, '0', batch.entry, 'JUSTID') end
+  return answer(is_holder and 'claimed' or 'hedged', entry_of(row), last.attempt, last.claim, version_of(open, batch))
+end
+local repeated = again()
+if repeated then return repeated end
 for _, open in ipairs(asked) do
   local slot = slot_of(open.iteration)
   local prompt, deliveries = take(slot)
   while prompt do
     local attempt, batch = tonumber(prompt.attempt) + deliveries - 1, batch_of(slot, prompt.batch_id)
-    if attempt <= a.max_attempts then
-      note_claim(slot, batch, prompt, deliveries)
-      return answer('claimed', prompt, attempt, version_of(open, batch))
-    end
     if is_expected(batch, prompt) then
+      if attempt <= a.max_attempts then
+        note_claim(slot, batch, prompt, deliveries, attempt)
+        return claimed('claimed', open, batch, prompt, attempt, batch.claim)
+      end
       local reason = 'its generators died ' .. (attempt - 1) .. ' times'
       bury(slot, prompt.batch_id, batch, reason, attempt - 1, prompt.batch)
     end
@@ -115,11 +136,11 @@ for _, open in ipairs(asked) do
     local left = math.min(batch.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
     if left <= 0 then
       redis.call('ZREM', slot.claims, id)
-      batch.hedger, batch.hedged_ms = a.generator, now
+      batch.hedger, batch.hedge, batch.hedged_ms = a.generator, new_claim(), now
       write_batch(slot, id, batch)
       count('hedged')
       -- What may be hedged has been delivered once.
-      return answer('hedged', copied, tonumber(copied.attempt), version_of(open, batch))
+      return claimed('hedged', open, batch, copied, tonumber(copied.attempt), batch.hedge)
     end
     due = due < 0 and math.ceil(left) or math.min(due, math.ceil(left))
   end

@@ -1,12 +1,14 @@
--- claim_rows: {worker, stage, name, stages, lease_ms, max_attempts, max_rows, held}
+-- claim_rows: {worker, heard, stage, name, stages, lease_ms, max_attempts, max_rows, held}
+--   heard: the number of the newest claim of this stage that the worker knows of, 0 before the first;
 --   stage, name: its index and its name; held: batch id -> digest, of batches that the worker still has
---   -> {claimed, packed {found, fields}, n x the value of a field}; found: of {iteration, batch_id, digest, items: of {item, attempt}};
+--   -> {claimed, packed {claim, found, fields}, n x the value of a field}; claim: its number; found: of {iteration, batch_id, digest, items: of {item, attempt}};
 --      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
 --      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
 --    | {none, ms until a lease ends, or -1, the last entry id of ready}
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
 require_number(a.lease_ms, 1)
 require_number(a.max_rows, 1)
+require_number(a.heard, 0, MAX_CLAIM)
 local fence = read_fence()
 local now, stage = now_ms(), a.stages[a.stage + 1]
 local free, end_of_band = a.stage * BAND, (a.stage + 1) * BAND - 1
@@ -14,6 +16,7 @@ local MAX_ITEMS, MAX_BYTES, LARGE_BYTES = 256, 2 ^ 25, 2 ^ 18
 local found, fields, values, is_known, batches, packed = {}, {}, {}, {}, {}, {}
 local items_taken, rows_taken, bytes_taken, is_full = 0, 0, 0, false
 local leased, claimed, lease_end = {}, {}, whole(free + now + a.lease_ms)
+local who, claim = whole(a.stage) .. '/' .. a.worker, nil
 local function range(slot, from, to, number)
   return redis.call('ZRANGE', slot.work, whole(from), whole(to), 'BYSCORE', 'LIMIT', '0', number)
 end
@@ -61,7 +64,8 @@ local function write_leases(slot)
   claimed, leased = {}, {}
 end
 local function lease_out(member, attempt)
-  packed[attempt] = packed[attempt] or cmsgpack.pack({ worker = a.worker, attempt = attempt, claimed_ms = now })
+  claim = claim or new_claim()
+  packed[attempt] = packed[attempt] or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now })
   claimed[#claimed + 1], claimed[#claimed + 2] = 'l/' .. member, packed[attempt]
   leased[#leased + 1], leased[#leased + 2] = lease_end, member
 end
@@ -105,6 +109,20 @@ local function take_all(slot, iteration, members)
   is_full = is_full or not has_room(1)
   return items_taken - before
 end
+-- The items of the claim that this worker has not heard of, those that stand under it.
+local function take_again(last)
+  claim = last.claim
+  for _, part in ipairs(last.found) do
+    local slot, members = slot_of(part.iteration), {}
+    for at, item in ipairs(part.items) do members[at] = member_of(a.stage, part.batch_id, item[1]) end
+    for at, given in ipairs(open_at(fence, part.iteration) and claims_of(slot, members) or {}) do
+      local stands = given.claim == claim and redis.call('ZSCORE', slot.work, members[at])
+      if stands and not is_full then take(slot, part.iteration, members[at], given.attempt) end
+    end
+    write_leases(slot)
+  end
+  if items_taken == 0 then claim = nil end
+end
 local function take_from(slot, iteration)
   local number = math.min(a.max_rows, MAX_ITEMS)
   local members = expired(slot, number)
@@ -126,8 +144,13 @@ local function nothing()
   return { 'none', due, last_id(job_key('ready')) }
 end
 if is_ended() then return nothing() end
-for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end
+local last = unheard(who, a.heard)
+if last then take_again(last) end
+if items_taken == 0 then
+  for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end
+end
 if items_taken == 0 then return nothing() end
+note_claimer(who, { claim = claim, found = found })
 table.insert(values, 1, 'claimed')
-table.insert(values, 2, cmsgpack.pack({ found = found, fields = fields }))
+table.insert(values, 2, cmsgpack.pack({ claim = claim, found = found, fields = fields }))
 return values

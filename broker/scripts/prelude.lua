@@ -16,15 +16,17 @@
 --   dead      stream   field batch_id, reason, attempts
 --   buried    stream   what dead batches were
 --   spans     stream   field spans
+--   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
 --   progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
+--                      claim, the number of the newest claim;
 --                      engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
 --                      waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
 -- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
 --     prompts   stream   field batch (PromptBatch), attempt, batch_id
 --     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `columns`
 --     ledger    hash     batch id -> a packed map, by its `state`:
---                          expected    entry, shape, version where one alone may sample it; once claimed holder, claimed_ms;
---                                      once copied hedger, hedged_ms
+--                          expected    entry, shape, version where one alone may sample it; once claimed holder, claim (its
+--                                      number), attempt, claimed_ms; once copied hedger, hedge (its number), hedged_ms
 --                          published   entry, digest, generator, attempt; version as before; with stages shape,
 --                                      staged_ms, and left: its items without columns. While there are any, entry is '', and
 --                                      no trainer gets it
@@ -34,7 +36,7 @@
 --                        its lease's end on top, 0 where it is free. STAGE is an index, counted from 0 as items are
 --     columns   hash     b/BATCH_ID -> RolloutBatch, from its publication on. And of each item, behind these letters:
 --                          c/ its packed columns; d/ their digest, where another stage reads them; l/ packed {worker, attempt,
---                          claimed_ms} of its last claim; n/ how many of the items are there that its inputs are made by
+--                          claim, claimed_ms} of its last claim; n/ how many of the items are there that its inputs are made by
 -- A function is told the job's id ('' where it is of none), the number of slots ('' where the fence says it), one packed map,
 -- `a`: its small arguments by their names, the first braces of its head; and then payloads, in the order in which it takes
 -- them; none of them is ever packed, joined or cut here. connection/script_texts.py makes a function of each file beside this
@@ -47,7 +49,7 @@ local SPEC_BYTES = 'onbeat:spec_bytes'
 
 -- Of the call that runs; one runs at a time.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
-local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS
+local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS
 local a, num_taken
 
 -- A key of the job by its name.
@@ -70,7 +72,7 @@ local function begin(arguments, is_full)
   if NUM_SLOTS and not (NUM_SLOTS >= 1 and NUM_SLOTS <= MAX_SLOTS) then return error('not a number of slots') end
   a = cmsgpack.unpack(arguments[3])
   FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
-  COUNTERS, DEAD, PROGRESS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress')
+  COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
 end
 
 local function payload()
@@ -104,8 +106,8 @@ local function memory()
 end
 
 -- A number that a generator or a stage worker names; one that is none, or none of a sound size, would make a loop endless.
-local function require_number(number, least)
-  local is_sound = type(number) == 'number' and number >= least and number <= 2 ^ 40 and number == math.floor(number)
+local function require_number(number, least, most)
+  local is_sound = type(number) == 'number' and number >= least and number <= (most or 2 ^ 40) and number == math.floor(number)
   return is_sound or error('not a whole number of at least ' .. least)
 end
 
@@ -174,7 +176,7 @@ local function slot_of(iteration)
 end
 
 -- A ledger of another format is of an older Onbeat: its iteration is opened anew.
-local LEDGER_FORMAT = 4
+local LEDGER_FORMAT = 5
 
 -- The fence as it stands; a change of it lasts only once it is written.
 local function read_fence()
@@ -274,11 +276,37 @@ local function keep_engine(kept, named)
   if named and not kept then redis.call('HSET', PROGRESS, 'engine', named) end
 end
 
--- The holder of a prompt and how often it was delivered, or nil for one that is not pending.
-local function lease(slot, entry)
-  if redis.call('EXISTS', slot.prompts) == 0 then return nil end
-  local row = redis.call('XPENDING', slot.prompts, 'generators', entry, entry, '1')[1]
-  return row and { holder = row[2], deliveries = row[4] }
+-- A claim is known by its number, which no other claim of the job ever has: it grows, and goes by the server's clock as well as by
+-- what was counted, as epochs do. So a call under a claim that a rewind, a resume or a restart has ended is never taken for one
+-- under the claim that came after it, of the same batch, attempt and holder.
+local function new_claim()
+  local number = math.max((tonumber(redis.call('HGET', PROGRESS, 'claim')) or 0) + 1, now_ms())
+  redis.call('HSET', PROGRESS, 'claim', whole(number))
+  return number
+end
+
+-- The largest number of a claim: beyond it doubles aren't exact.
+local MAX_CLAIM = 2 ^ 53
+
+-- Whether a caller names this very claim.
+local function is_claim(number, named)
+  return named == number and type(named) == 'number'
+end
+
+-- The newest claim of one who claims, where it has not heard of it: the answer was lost, and it is given again. So at most one claim of
+-- each is unheard of, and a call that was sent again, or came late, takes nothing new. heard: the number of the newest that it knows.
+-- A name is of one process (producer/__main__.py): what a process has died of counts as an attempt.
+local function unheard(who, heard)
+  local text = redis.call('HGET', CLAIMERS, who)
+  local last = text and unpacked(text)
+  if last and last.claim > heard then return last end
+end
+
+local MAX_CLAIMERS, MAX_WHO = 4096, 300
+local function note_claimer(who, last)
+  -- Who is forgotten so waits for the end of a lease.
+  if redis.call('HLEN', CLAIMERS) >= MAX_CLAIMERS and redis.call('HEXISTS', CLAIMERS, who) == 0 then redis.call('DEL', CLAIMERS) end
+  if #who <= MAX_WHO then redis.call('HSET', CLAIMERS, who, cmsgpack.pack(last)) end
 end
 
 -- How many batches of a slot's iteration are published, and how many are dead.
@@ -335,6 +363,7 @@ end
 -- Nothing is open any more. committed: the last iteration that stays.
 local function close_window(committed)
   for index = 0, num_slots() - 1 do clear_slot(slot_at(index)) end
+  redis.call('DEL', CLAIMERS)
   write_fence({ committed = committed, window = {}, versions = {} })
 end
 

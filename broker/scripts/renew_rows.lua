@@ -1,4 +1,4 @@
--- renew_rows: {worker, lease_ms, items}; items: of {stage, iteration, batch_id, item, attempt}
+-- renew_rows: {lease_ms, items}; items: of {stage, iteration, batch_id, item, claim}
 --   -> {renewed, n x (held | lost | settled)}
 -- lost: another worker holds it, or it was failed; settled: it has its columns, its batch is dead, its iteration or job over.
 require_number(a.lease_ms, 1)
@@ -9,7 +9,7 @@ local function renew(item)
   local member = member_of(item.stage, item.batch_id, item.item)
   if not redis.call('ZSCORE', slot.work, member) then return 'settled' end
   local last = claims_of(slot, { member })[1]
-  if last.worker ~= a.worker or last.attempt ~= item.attempt then return 'lost' end
+  if not is_claim(last.claim, item.claim) then return 'lost' end
   redis.call('ZADD', slot.work, whole(item.stage * BAND + now + a.lease_ms), member)
   return 'held'
 end

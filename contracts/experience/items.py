@@ -21,6 +21,8 @@ class ClaimedItem:
     item: int
     rows: range
     """Its rows in the batch."""
+    claim: int = field(repr=False)
+    """The number of its claim: no other claim of the job ever has it."""
     attempt: int
     """From 1."""
     batch: RolloutBatch

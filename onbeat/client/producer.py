@@ -97,7 +97,7 @@ class Producer:
         )
         self._presence = Presence(self._connection.broker)
         self._info = {NOT_REPRODUCIBLE: "" if reproducible else OWN_ENGINE}
-        self._held: dict[str, Claim] = {}
+        self._held: dict[int, Claim] = {}
         self._lock = threading.Lock()
         self._loaded: _Loaded | None = None
 
@@ -134,7 +134,7 @@ class Producer:
                 claim = self._side.claim(self.spec.timeouts.generator_lease_s)
             if claim is not None:
                 with self._lock:
-                    self._held[claim.prompt_batch.batch_id] = claim
+                    self._held[claim.number] = claim
                 return PromptClaim(claim=claim, claimed_s=time.time())
             self._connection.check()
             left_s = ends_s - time.monotonic()
@@ -314,7 +314,7 @@ class Producer:
 
     def _let_go(self, claim: PromptClaim) -> None:
         with self._lock:
-            self._held.pop(claim.batch.batch_id, None)
+            self._held.pop(claim.claim.number, None)
 
     def _beat(self) -> None:
         with self._lock:
@@ -325,7 +325,7 @@ class Producer:
         renewal = self._side.renew(held)
         with self._lock:
             for claim in (*renewal.lost, *renewal.settled):
-                self._held.pop(claim.prompt_batch.batch_id, None)
+                self._held.pop(claim.number, None)
 
 
 @dataclass

@@ -208,4 +208,5 @@ def _external(connection: JobConnection, name: str) -> PlannedStage:
 
 
 def _key(item: ClaimedItem) -> tuple[int, str, int]:
-    return item.iteration, item.batch_id, item.item
+    """What an item is held by: a rewind brings it again, under another claim."""
+    return item.claim, item.batch_id, item.item

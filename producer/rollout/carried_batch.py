@@ -91,7 +91,16 @@ class CarriedBatch:
             self.generation.answer.cancel()
 
 
+ClaimKey = tuple[str, int]
+"""(job, number of the claim): what a claim is held by."""
+
+
+def key_of(claim: Claim) -> ClaimKey:
+    """A rewind brings the same batch under the same attempt while the first copy is in the engine: they are two."""
+    return claim.prompt_batch.job_id, claim.number
+
+
 def name_of(claim: Claim) -> str:
-    """A claim's name for people, which is also the key under which it is held."""
+    """A claim's name for people."""
     batch = claim.prompt_batch
     return f"{batch.job_id} {batch.batch_id} (attempt {claim.attempt}{', a hedge' if claim.hedged else ''})"

@@ -50,6 +50,8 @@ class StagedJob:
         self.job_id, _ = self.jobs.create(self.spec)
         self.jobs.move(self.job_id, JobState.RUNNING)
         self.keys = self.operator.job_keys(self.job_id, self.spec.num_open)
+        self.stages: dict[str, StageSide] = {}
+        self.generators: dict[str, GeneratorSide] = {}
         self.trainer = self.new_trainer("t1")
 
     def new_trainer(self, owner: str) -> TrainerSide:
@@ -65,7 +67,8 @@ class StagedJob:
         return trainer
 
     def stage(self, worker: str = "s1") -> StageSide:
-        return StageSide(self.brokers[STAGE], self.job_id, worker)
+        """One process of this name: it knows what it has claimed."""
+        return self.stages.setdefault(worker, StageSide(self.brokers[STAGE], self.job_id, worker))
 
     def prompts(self, iteration: int, count: int = 1, purpose: str = "train") -> tuple[PromptBatch, ...]:
         return tuple(
@@ -93,7 +96,7 @@ class StagedJob:
 
     def sample(self, generator: str = "g1") -> tuple[GeneratorSide, Claim, RolloutBatch]:
         """Claims a batch and answers it with what was sampled of it."""
-        side = GeneratorSide(self.brokers[GENERATOR], self.job_id, generator)
+        side = self.generators.setdefault(generator, GeneratorSide(self.brokers[GENERATOR], self.job_id, generator))
         claim = side.claim(3600)
         assert claim is not None
         return side, claim, sampled(claim.prompt_batch, generator)

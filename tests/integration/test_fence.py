@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,9 +33,12 @@ class Job:
     trainer: TrainerSide
     generators: Broker | None = None
     """Theirs, where it is another user's."""
+    sides: dict[str, GeneratorSide] = field(default_factory=dict)
 
     def generator(self, name: str = "g1") -> GeneratorSide:
-        return GeneratorSide(self.generators or self.broker, self.job_id, name)
+        """One process of this name: it knows what it has claimed."""
+        made = GeneratorSide(self.generators or self.broker, self.job_id, name)
+        return self.sides.setdefault(name, made)
 
     def batches(self, iteration: int, count: int = 2) -> tuple[PromptBatch, ...]:
         return tuple(

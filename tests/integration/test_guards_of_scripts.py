@@ -58,7 +58,7 @@ def test_nothing_is_claimed_of_a_job_that_has_ended_though_its_iteration_is_open
     assert job.generator().claim(10) is None
 
 
-def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job) -> None:
+def test_a_prompt_whose_batch_is_published_is_claimed_by_nobody(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     generator = job.generator()
     claim = generator.claim(10)
@@ -68,8 +68,9 @@ def test_a_claim_of_a_prompt_whose_batch_is_published_leaves_the_ledger(job: Job
     assert isinstance(published, Published)
     prompt: Any = {"batch": encode(claim.prompt_batch), "attempt": "1", "batch_id": "0/train/0"}
     job.broker.redis.xadd(keys(job).slots[0].prompts, prompt)
-    assert job.generator("g2").claim(10) is not None
+    assert job.generator("g2").claim(10) is None
     assert ledger(job, "0/train/0") == published
+    assert job.broker.redis.xlen(keys(job).slots[0].prompts) == 0
 
 
 def test_a_trainer_whose_epoch_is_over_commits_nothing_though_its_record_would_fit(job: Job) -> None:

@@ -341,6 +341,7 @@ def test_what_a_stage_cannot_judge_is_dead_until_a_resume_states_a_score_and_the
     assert job.stage().fail(item, "5000 tokens") is FailOutcome.DEAD
     end(job)
     job.jobs.resume(job.job_id, on_failure={"reward_model": -1.5})
+    job.stages.clear()  # its workers read the spec again
     job.spec = job.jobs.spec(job.job_id)
     job.trainer = job.new_trainer("t2")
     job.open()

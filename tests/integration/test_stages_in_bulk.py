@@ -9,9 +9,10 @@ import pytest
 
 from broker.connection.roles import STAGE
 from broker.generator_side import GeneratorSide, PublishOutcome
+from broker.kept_batches import KEPT_BYTES
 from broker.keys import batch_field
 from broker.openings import Opening
-from broker.stage_side import KEPT_BYTES, PutOutcome, StageSide
+from broker.stage_side import PutOutcome, StageSide
 from contracts.encoding.wire import encode
 from contracts.errors import FenceViolation
 from contracts.rollouts import RolloutBatch, batch_digest

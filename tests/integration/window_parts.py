@@ -70,6 +70,7 @@ class LaggingJob:
     generators: Broker | None = None
     """Theirs, where it is another user's."""
     job_id: str = ""
+    sides: dict[str, GeneratorSide] = field(default_factory=dict)
     trainer: TrainerSide = field(init=False)
     last_link: str = ""
 
@@ -105,7 +106,9 @@ class LaggingJob:
         return trainer
 
     def generator(self, name: str = "g1") -> GeneratorSide:
-        return GeneratorSide(self.generators or self.broker, self.job_id, name)
+        """One process of this name: it knows what it has claimed."""
+        made = GeneratorSide(self.generators or self.broker, self.job_id, name)
+        return self.sides.setdefault(name, made)
 
     # The trainer's plan
 

@@ -52,7 +52,7 @@ def test_the_parts_of_a_call_are_read_by_their_names() -> None:
     for text, word, sent in (
         (PRELUDE, "opening", set(opening_arguments(opening, iter([DispatchChunk([], [])]))[0])),
         (script("dispatch")[1] + expects, "batch", set(NewBatch.__struct_fields__)),
-        (script("renew_prompts")[1], "claim", {"batch_id", "iteration", "entry"}),
+        (script("renew_prompts")[1], "claim", {"batch_id", "iteration", "number"}),
     ):
         assert set(re.findall(rf"\b{word}\.(\w+)", text)) >= sent, word
 

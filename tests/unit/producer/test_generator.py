@@ -32,6 +32,9 @@ from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fa
 OF_ENVIRONMENT: dict[str, Any] = {"environment": {"name": "echo", "renderer": "text"}, "reward__components": []}
 
 
+GENERATES = "generate job 0/train/0"
+
+
 async def at_once(_seconds: float) -> None:
     """A pause that is over."""
 
@@ -268,6 +271,54 @@ def test_a_generator_whose_batches_find_no_room_samples_those_that_make_room_and
             await stack.changes.until(lambda: len(side.published) == 1)
             side.outcomes = {}
             await stack.changes.until(lambda: len(side.published) == 2)
+
+    drive(tmp_path, scenario)
+
+
+def test_nothing_is_loaded_while_a_batch_is_sampled_that_came_again_under_its_name(tmp_path: Path) -> None:
+    """A rewind opens its iteration again: the first copy is in the engine yet, and both are of one attempt."""
+
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 100
+        side = stack.add_job(num_batches=1, timeouts__generator_lease_s=0.03)
+        first = stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: len(side.claimed) == 1 and stack.shop.log[-1:] == [GENERATES])
+            again = stack.shop.gates["0/train/0"] = asyncio.Event()
+            side.add(*stack.work("job", 0))
+            await stack.changes.until(lambda: stack.shop.log.count(GENERATES) == 2)
+            first.set()
+            await stack.changes.until(lambda: len(side.published) == 1)
+            side.add(*stack.work("job", 0, version=1))
+            await stack.changes.until(lambda: len(side.claimed) == 3)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert side.renewed[-1] == ["0/train/0", "1/train/0"], "the lease of the second copy is kept"
+            assert "load 1" not in stack.shop.log
+            again.set()
+            await stack.changes.until(lambda: len(side.published) == 3)
+        one, other = (batch for batch in side.published if batch.batch_id == "0/train/0")
+        assert replace(other, timings=one.timings) == one, "both have the bits of their version"
+
+    drive(tmp_path, scenario)
+
+
+def test_a_lease_that_was_lost_with_its_iteration_takes_no_other_of_its_name_with_it(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.shop.capacity = 100
+        side = stack.add_job(num_batches=1, timeouts__generator_lease_s=0.03)
+        gate = stack.shop.gates["0/train/0"] = asyncio.Event()
+        async with stack.running():
+            await stack.changes.until(lambda: stack.shop.log[-1:] == [GENERATES])
+            side.add(*stack.work("job", 0))
+            await stack.changes.until(lambda: stack.shop.log.count(GENERATES) == 2)
+            side.over.append(side.claimed[0])
+            await stack.changes.until(lambda: stack.shop.log.count("drop job 0/train/0") == 1)
+            beats = len(side.renewed)
+            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+            assert side.renewed[-1] == ["0/train/0"]
+            gate.set()
+            await stack.changes.until(lambda: len(side.published) == 1)
 
     drive(tmp_path, scenario)
 

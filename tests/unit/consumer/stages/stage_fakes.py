@@ -97,6 +97,7 @@ class FakeStageSide:
             batch_id=batch_id,
             item=number,
             rows=rows,
+            claim=1,
             attempt=1,
             batch=batch,
             inputs={name: [b"text"] * len(rows) for name in planned.inputs},

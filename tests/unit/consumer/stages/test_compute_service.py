@@ -72,6 +72,7 @@ def item(number: int = 0) -> ClaimedItem:
         batch_id="0/train/0",
         item=number,
         rows=range(number, number + 1),
+        claim=1,
         attempt=1,
         batch=rollout_batch(),
         inputs={},

@@ -21,6 +21,7 @@ def claimed() -> ClaimedItem:
         batch_id="0/train/0",
         item=0,
         rows=range(8),
+        claim=1,
         attempt=1,
         batch=rollout_batch(),
         inputs={},

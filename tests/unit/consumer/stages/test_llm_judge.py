@@ -48,6 +48,7 @@ def item(row: int = 0, completion: str = "c") -> ClaimedItem:
         batch_id="0/train/0",
         item=row,
         rows=range(row, row + 1),
+        claim=1,
         attempt=1,
         batch=rollout_batch(),
         inputs={"prompt": [b"p"], "text": [completion.encode()], "reference": [b"r"]},

@@ -1,0 +1,252 @@
+"""Claims by their numbers: one whose answer was lost comes again, and none is taken for another of its batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from broker.connection.client import Broker, connect
+from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
+from broker.job_store import JobStore
+from broker.keys import GENERATOR_GROUP
+from broker.stage_side import StageSide
+from broker.trainer_side import TrainerSide
+from contracts.errors import BrokerUnavailable
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
+from tests.builders import job_spec
+from tests.every_key import fence_keys
+from tests.integration.fence_parts import set_recent_times
+from tests.integration.stage_parts import StagedJob, external
+from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_stages_faults import rewind as end_by_rewind
+
+LEASE_S = 600.0
+NAME = "host-1-0a1b2c3d"
+
+
+def job_on(broker: Broker, count: int = 3) -> Job:
+    job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=3))
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    trainer.open_iteration(job.opening(0, count), {0: DIGEST})
+    return job
+
+
+@pytest.fixture
+def job(settings: StackSettings) -> Job:
+    return job_on(connect(settings))
+
+
+def claimed(side: GeneratorSide, *, hedge: bool = False) -> Claim:
+    claim = side.claim(LEASE_S, hedge=hedge)
+    assert claim is not None
+    return claim
+
+
+def answer_lost(job: Job, name: str) -> Claim:
+    """What the server has leased to a generator that never heard of it: a call whose answer nobody read."""
+    return claimed(GeneratorSide(job.broker, job.job_id, name))
+
+
+def num_leased(job: Job, name: str) -> int:
+    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
+    pending = job.broker.redis.xpending_range(prompts, GENERATOR_GROUP, "-", "+", 100, name)
+    return len(pending)  # type: ignore[arg-type]
+
+
+def rewind(job: Job) -> None:
+    """The trainer starts again from a checkpoint, and opens the iteration again."""
+    job.trainer.rewind(record(0, {}))
+    job.announce(0)
+    job.trainer.open_iteration(job.opening(0, 3), {0: DIGEST})
+
+
+def test_a_claim_whose_answer_was_lost_comes_again_before_anything_else_and_counts_no_attempt(job: Job) -> None:
+    lost = answer_lost(job, NAME)
+    side = job.generator(NAME)
+    assert (claimed(side), num_leased(job, NAME)) == (lost, 1)
+    assert (lost.attempt, claimed(side).prompt_batch.batch_id) == (1, "0/train/1")
+    assert side.renew([lost]) == Renewal()
+
+
+def test_a_lost_claim_comes_again_though_its_lease_has_expired_and_nobody_took_it(job: Job) -> None:
+    lost = answer_lost(job, NAME)
+    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
+    job.broker.redis.xclaim(prompts, GENERATOR_GROUP, NAME, 0, [lost.entry_id], idle=3_600_000, justid=True)
+    assert claimed(job.generator(NAME)) == lost
+    assert claimed(job.generator("another")).prompt_batch.batch_id == "0/train/1", "its lease has begun anew"
+
+
+def test_a_lost_claim_is_given_to_no_other_process_and_not_after_another_took_it_over(job: Job) -> None:
+    lost = answer_lost(job, NAME)
+    other = job.generator("host-1-ffffffff")
+    assert claimed(other).prompt_batch.batch_id == "0/train/1"
+    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
+    job.broker.redis.xclaim(prompts, GENERATOR_GROUP, NAME, 0, [lost.entry_id], idle=3_600_000, justid=True)
+    taken = claimed(other)
+    assert (taken.prompt_batch, taken.attempt) == (lost.prompt_batch, 2)
+    assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/2"
+
+
+def test_a_copy_whose_answer_was_lost_comes_again(job: Job) -> None:
+    slow = job.generator("slow")
+    done, *_ = [claimed(slow) for _ in range(3)]
+    slow.publish(done, answer_to(done.prompt_batch, "slow"))
+    set_recent_times(job.broker, job.broker.job_keys(job.job_id), [0])
+    copy = claimed(GeneratorSide(job.broker, job.job_id, NAME), hedge=True)
+    assert copy.hedged
+    assert claimed(job.generator(NAME), hedge=True) == copy
+
+
+@pytest.mark.parametrize("end", ["published", "failed", "rewound", "ended"])
+def test_a_claim_that_is_over_does_not_come_again(job: Job, end: str) -> None:
+    lost = answer_lost(job, NAME)
+    other = job.generator("quick")
+    if end == "published":
+        other.publish(lost, answer_to(lost.prompt_batch, "quick"))
+    elif end == "failed":
+        other.fail(lost, "no reward")
+    elif end == "rewound":
+        rewind(job)
+    else:
+        JobStore(job.broker).move(job.job_id, JobState.FAILED)
+        assert job.generator(NAME).claim(LEASE_S) is None
+        return
+    assert claimed(job.generator(NAME)).number > lost.number
+
+
+def test_what_is_kept_of_who_claims_is_bounded(job: Job) -> None:
+    """Names are the callers' own words; who is forgotten waits for the end of a lease, as before it was known."""
+    claimers = job.broker.job_keys(job.job_id).claimers
+    job.broker.redis.hset(claimers, mapping={str(number): b"\x80" for number in range(4096)})
+    assert claimed(job.generator(NAME)).attempt == 1
+    assert job.broker.redis.hlen(claimers) == 1
+    job.generator("x" * 301).claim(LEASE_S)
+    assert job.broker.redis.hkeys(claimers) == [NAME.encode()]
+
+
+def test_claims_of_several_threads_of_one_generator_are_of_different_batches(job: Job) -> None:
+    side = job.generator(NAME)
+    with ThreadPoolExecutor(3) as threads:
+        claims = list(threads.map(lambda _: claimed(side), range(3)))
+    assert len({claim.prompt_batch.batch_id for claim in claims}) == 3
+
+
+@pytest.mark.parametrize("by", ["the same generator", "another"])
+def test_nothing_under_a_claim_that_a_rewind_has_ended_is_taken_for_the_claim_that_came_after_it(
+    job: Job, by: str
+) -> None:
+    old_side = job.generator(NAME)
+    old = claimed(old_side)
+    rewind(job)
+    new_side = old_side if by == "the same generator" else job.generator("another")
+    new = claimed(new_side)
+    assert (new.prompt_batch, new.attempt) == (old.prompt_batch, old.attempt), "but for its number it is the same claim"
+    assert new.number > old.number
+    assert old_side.renew([old]).lost == (old,)
+    assert (old_side.fail(old, "late"), old_side.release(old, "late")) == (FailOutcome.SETTLED, FailOutcome.SETTLED)
+    assert new_side.renew([new]) == Renewal()
+    # What was sampled under the very version is the batch, whoever brings it first; the second copy is a duplicate.
+    late = answer_to(old.prompt_batch, NAME)
+    assert old_side.publish(new, late) is PublishOutcome.ACCEPTED
+    assert new_side.publish(new, answer_to(new.prompt_batch, "another")) is PublishOutcome.DUPLICATE
+    assert old_side.publish(old, late) is PublishOutcome.ACCEPTED, "a repeat whose answer was lost writes nothing"
+    assert len(job.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
+
+
+def test_a_claim_that_a_restart_has_forgotten_is_another_than_the_next_of_its_entry_and_attempt(job: Job) -> None:
+    keys = job.broker.job_keys(job.job_id)
+    on_disk = {key: job.broker.redis.dump(key) for key in fence_keys(keys)}
+    old = claimed(job.generator(NAME))
+    for key, value in on_disk.items():
+        job.broker.redis.delete(key)
+        if value:
+            job.broker.redis.restore(key, 0, value)  # type: ignore[arg-type]
+    new = claimed(job.generator(NAME))
+    assert (new.entry_id, new.attempt, new.prompt_batch) == (old.entry_id, old.attempt, old.prompt_batch)
+    assert new.number > old.number
+    assert job.generator(NAME).fail(old, "late") is FailOutcome.SETTLED
+    assert job.generator(NAME).renew([old, new]) == Renewal(lost=(old,))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
+
+
+def test_calls_that_a_hanging_server_reads_once_it_goes_on_leave_no_lease_that_nobody_knows(
+    server: EmbeddedRedis,
+) -> None:
+    job = job_on(connect(StackSettings(redis_url=server.url)))
+    impatient = connect(StackSettings(redis_url=server.url), patience_s=0.2)
+    side = GeneratorSide(impatient, job.job_id, NAME)
+    side.wait_for_prompts(0.001)
+    assert server.child.pid is not None
+    os.kill(server.child.pid, signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            with pytest.raises(BrokerUnavailable):
+                side.claim(LEASE_S)
+    finally:
+        os.kill(server.child.pid, signal.SIGCONT)
+    first = claimed(GeneratorSide(job.broker, job.job_id, "another"))
+    held = claimed(side)
+    assert (held.attempt, num_leased(job, NAME)) == (1, 1)
+    assert held.prompt_batch.batch_id != first.prompt_batch.batch_id
+
+
+@pytest.fixture
+def staged(redis_server: EmbeddedRedis) -> StagedJob:
+    job = StagedJob(redis_server, [external("judge", max_attempts=2)])
+    job.open()
+    job.publish()
+    return job
+
+
+def another_call(job: StagedJob, worker: str) -> StageSide:
+    """Of the same worker, which has not heard of what this one takes."""
+    return StageSide(job.stage(worker).broker, job.job_id, worker)
+
+
+def test_items_whose_answer_was_lost_come_again_before_anything_else_and_count_no_attempt(staged: StagedJob) -> None:
+    lost = another_call(staged, "s1").claim("judge", 2)
+    (other,) = staged.stage("s2").claim("judge")
+    assert other.item not in [item.item for item in lost]
+    again = staged.stage("s1").claim("judge", 2)
+    assert [(item.claim, item.item, item.attempt) for item in again] == [(item.claim, item.item, 1) for item in lost]
+    assert staged.stage("s1").renew(again).lost == ()
+    free = staged.stage("s1").claim("judge", 2)
+    assert not {item.item for item in free} & {item.item for item in (*lost, other)}
+
+
+def test_of_a_lost_claim_of_items_only_those_come_again_that_nobody_else_has_ended_or_taken(staged: StagedJob) -> None:
+    lost = another_call(staged, "s1").claim("judge", 3)
+    staged.stage("s2").put([(lost[0], staged.made(lost[0]))])
+    staged.expire(lost[1])
+    (taken,) = staged.stage("s2").claim("judge")
+    assert (taken.item, taken.attempt) == (lost[1].item, 2)
+    (again,) = staged.stage("s1").claim("judge", 3)
+    assert (again.item, again.claim) == (lost[2].item, lost[2].claim)
+
+
+def test_a_claim_of_items_that_a_rewind_has_ended_is_another_than_the_next_of_its_name(staged: StagedJob) -> None:
+    (old,) = staged.stage().claim("judge")
+    end_by_rewind(staged)
+    staged.open()
+    staged.publish()
+    (new,) = staged.stage().claim("judge")
+    assert (new.batch_id, new.item, new.attempt, new.digest) == (old.batch_id, old.item, old.attempt, old.digest)
+    assert new.claim > old.claim
+    assert staged.stage().renew([old]).lost == (old,)
+    assert staged.stage().fail(old, "late") is FailOutcome.SETTLED
+    assert staged.stage().renew([new]).lost == ()
