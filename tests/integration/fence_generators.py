@@ -56,6 +56,8 @@ class GeneratorMoves(TrainerMoves):
         self.expired: set[Lease] = set()
         self.hedgers: dict[Lease, int] = {}
         """Entry → the generator that works on a copy."""
+        self.numbers: dict[tuple[Lease, bool], int] = {}
+        """Lease, and whether it is of a copy → the number of its newest claim."""
         self.num_dead = 0
         self.num_late = 0
         """Claims that were made to look old, each one younger than the last."""
@@ -104,7 +106,6 @@ class GeneratorMoves(TrainerMoves):
     @rule(who=GENERATOR, hedge=st.booleans(), back=st.integers(-1, 3))
     def claim(self, who: int, hedge: bool = False, back: int = 1) -> None:
         """back: how much older than the next version the weights are that the generator holds."""
-        self.broker.loses_next_answer = False  # a claim whose answer is lost is a generator that died
         version = self.server.committed + 1 - back
         held = self.server.weights[version] if version >= 0 else NONE
         named = None if held == NONE else (version, digest_text(held))
@@ -125,7 +126,9 @@ class GeneratorMoves(TrainerMoves):
             sampled_by = (claim.prompt_batch.policy_version, claim.prompt_batch.weights_digest)
             assert sampled_by == (digest // VARIANTS, digest_text(digest))
             assert claim.manifest.weights_digest == digest_text(digest)
+            assert all(claim.number > made.claim.number for made in self.claims), "a number comes once, and grows"
             self.claims.append(Made(who, claim, *place, digest))
+            self.numbers[self._lease(place), claim.hedged] = claim.number
 
     def _place_of(self, batch_id: str) -> Place:
         iteration, _, batch = batch_id.split("/")
@@ -146,9 +149,14 @@ class GeneratorMoves(TrainerMoves):
         """With the entry that the model knows; one that is gone is another than all that come."""
         entry_id = NO_ENTRY
         place = (made.iteration, made.batch)
-        if self.entries.get(place) == made.claim.entry_id and self._entry(place):
+        if self.entries.get(place) == made.claim.entry_id and self._entry(place) and self._is_newest(made):
             entry_id = self._entry(place)[0]
         return (made.iteration, made.batch, made.digest, entry_id, made.claim.attempt)
+
+    def _is_newest(self, made: Made) -> bool:
+        """Whether no claim of its lease came after it: a restart may forget one, and give its name to another."""
+        lease = (made.iteration, made.claim.entry_id)
+        return self.numbers.get((lease, made.claim.hedged)) == made.claim.number
 
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 3))
@@ -260,7 +268,7 @@ class GeneratorMoves(TrainerMoves):
             lease = (made.iteration, made.claim.entry_id)
             state, _ = scripts.renew_prompt(self.server, self._in_model(made), who, ALL_CHECKS)
             is_there = self.entries.get((made.iteration, made.batch)) == made.claim.entry_id
-            if state == "lost" and is_there and self._is_hedger(made):
+            if state == "lost" and is_there and self._is_hedger(made) and self._is_newest(made) and made.claim.hedged:
                 state = "held"
             found = (made.claim in renewal.lost, made.claim in renewal.settled)
             assert found == (state == "lost", state == "settled"), state

@@ -14,6 +14,7 @@ from broker.generator_side import Claim
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.ledger import batch_record
 from contracts.encoding.wire import decode, encode
+from contracts.errors import BrokerUnavailable
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.versions import WeightFile, WeightManifest
 from tests.builders import rollout_batch
@@ -106,6 +107,20 @@ def recent_times(broker: Broker, keys: JobKeys) -> list[int]:
     """Milliseconds of the latest publications, the newest first."""
     recent: Any = broker.redis.hget(keys.progress, "recent_ms")
     return decode(recent, list[int])
+
+
+class AnswerLosingBroker(Broker):
+    """Loses answers on demand: the command runs, and its caller hears of an outage."""
+
+    loses_next_answer = False
+
+    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
+        answer = super().run(function, *payloads, **told)
+        if self.loses_next_answer:
+            self.loses_next_answer = False
+            self.lost = answer
+            raise BrokerUnavailable("the answer was lost")
+        return answer
 
 
 class StutteringBroker(Broker):

@@ -83,7 +83,7 @@ class Symmetry:
             if item:
                 of_slot = slots[item[0] % len(slots)]
                 source = self._source(item[5], generators, workers)
-                held[workers[old]] = (item[0], of_slot[item[1]], *item[2:5], source)
+                held[workers[old]] = (item[0], of_slot[item[1]], *item[2:5], source, *item[6:])
         server = self._server(state.server, index)
         return State(server, disk, tuple(claims), tuple(trainers), *state[4:9], tuple(held))
 
@@ -128,7 +128,7 @@ class Symmetry:
     def _item(self, item: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
         if item[:1] == (DONE,):
             return (DONE, self._value(item[1], generators, workers))
-        return (*item[:2], workers[item[2]]) if item[:1] == (LEASED,) else item
+        return (*item[:2], workers[item[2]], *item[3:]) if item[:1] == (LEASED,) else item
 
     def _value(self, value: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
         if not value:

@@ -8,23 +8,27 @@ from tests.model import prompts
 from tests.model.invariants import (
     attempts_of,
     counted_for_another,
+    holds,
     holds_lease,
+    left_unheard,
     opening_of,
     refused_after_all,
     robbery,
 )
 from tests.model.move import Move, with_generator, wrote
 from tests.model.server import NONE, Off, Open, Server
-from tests.model.state import IDLE, Bounds, State
+from tests.model.state import IDLE, UNHEARD, Bounds, State
 
 
 def generator_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
     claim = state.generators[who]
-    if not claim:
+    if not holds(claim):
         is_refused = prompts.is_other_engine(state.server, bounds.engine_of(who)) and "claim.engine" not in off
         if is_refused and state.server.window:
             yield Move("asks for work: wrong_engine", who, state)
-        for opened in () if is_refused else state.server.window:
+        again = [] if is_refused or not claim else list(_claims_again(state, bounds, off, who))
+        yield from again
+        for opened in () if is_refused or again else state.server.window:
             yield from _claims(state, bounds, off, who, may_fail, opened)
         return
     claim, server, idle = claim[:5], state.server, with_generator(state, who, IDLE)
@@ -119,9 +123,29 @@ def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool, op
                 off=off,
             )
             name = "claims from a slow one" if is_at_work else "claims from a dead one" if entry[2] else "claims"
+            breaks = left_unheard(state, who)
             taken = with_generator(wrote(state, after, bounds), who, (*claim, tag) if claim else IDLE)
             taken = taken._replace(faults=state.faults + is_at_work)
-            yield Move(f"{name}: {outcome}", who, taken, is_at_work, batch=batch, iteration=iteration)
+            yield Move(f"{name}: {outcome}", who, taken, is_at_work, breaks, batch=batch, iteration=iteration)
+            if name == "claims" and claim and may_fail and held == NONE and not breaks:
+                unheard = (iteration, batch, NONE, *claim[3:], tag, UNHEARD)
+                lost = with_generator(taken, who, unheard)._replace(faults=state.faults + 1)
+                yield Move("claims, answer lost", who, lost, True, batch=batch, iteration=iteration)
+
+
+def _claims_again(state: State, bounds: Bounds, off: Off, who: int) -> Iterator[Move]:
+    """What it gets that has not heard of its newest claim."""
+    unheard, server = state.generators[who], state.server
+    iteration, batch = unheard[:2]
+    if not server.open_at(iteration) or not server.slot_of(iteration).batches[batch][1]:
+        return
+    for held, _ in _answers(server, bounds, iteration, batch, off):
+        claim = prompts.claim_again(server, unheard[:5], who, held=held, off=off)
+        if claim:
+            entry = server.slot_of(iteration).batches[batch][1]
+            breaks = "" if prompts.is_claim(entry, claim, who) else "I5: a claim comes again that is over"
+            taken = with_generator(state, who, (*claim, unheard[5]))
+            yield Move("claims again", who, taken, False, breaks, batch=batch, iteration=iteration)
 
 
 def _answers(server: Server, bounds: Bounds, iteration: int, batch: int, off: Off) -> list[tuple[int, int]]:

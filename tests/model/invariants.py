@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from tests.model import fence
-from tests.model.prompts import num_published, versions_for
+from tests.model.prompts import is_claim, num_published, versions_for
 from tests.model.server import ACTIVE, DEAD, EXPECTED, NOBODY, NONE, PUBLISHED, REMOVED, VARIANTS, Open, Server, known
 from tests.model.stage_invariants import broken_columns, broken_rows
 from tests.model.stages import num_waiting
 from tests.model.state import Bounds, State, Trainer
 
+OF_CLAIM = 6
+"""The length of what a generator holds."""
 OF_VERSION = ("stale", "future", "wrong_weights")
 
 
@@ -67,7 +69,21 @@ def holds_lease(state: State, iteration: int, batch: int) -> bool:
     """Whether the owner of this batch's entry is at work on it."""
     entry = state.server.slot_of(iteration).batches[batch][1]
     claim = state.generators[entry[3]] if entry and entry[3] >= 0 else ()
-    return bool(claim) and (claim[0], claim[1], claim[3]) == (iteration, batch, entry[0])
+    return holds(claim) and (claim[0], claim[1], claim[3]) == (iteration, batch, entry[0])
+
+
+def holds(claim: tuple[int, ...]) -> bool:
+    """Whether a generator works on it."""
+    return len(claim) == OF_CLAIM
+
+
+def left_unheard(state: State, who: int) -> str:
+    """I5: who has a claim that it never heard of is given that one, and no other, while it stands."""
+    claim = state.generators[who]
+    if not claim or holds(claim) or not state.server.open_at(claim[0]):
+        return ""
+    entry = state.server.slot_of(claim[0]).batches[claim[1]][1]
+    return "I5: a lease is left that its holder never heard of" if is_claim(entry, claim[:5], who) else ""
 
 
 def robbery(state: State, after: Server, who: int, iteration: int, batch: int) -> str:

@@ -131,10 +131,12 @@ NEEDED = (
     Mutation(("publish.engine",), TWO_KINDS, "I7", "publish_batch of what another kind of engine has sampled"),
     Mutation(("commit.engine",), TWO_KINDS, "I7", "commit_iteration of what another kind than the job's has sampled"),
     Mutation(("commit.keeps_engine",), TWO_KINDS, "I7", "commit_iteration forgets what kind has sampled its batches"),
-    Mutation(("fail.owner",), TWO_GENERATORS, "I5", "fail_batch by a generator that doesn't hold the lease"),
+    Mutation(("fail.claim",), TWO_GENERATORS, "I5", "fail_batch under another claim than the lease's"),
     Mutation(("release.free",), ONE, "I6", "a batch that is given back has one attempt less"),
     Mutation(("fail.pin",), EVALUATING, "I2", "an evaluation that is tried again forgets its version"),
-    Mutation(("renew.owner",), TWO_GENERATORS, "I5", "renew_prompts by a generator that doesn't hold the lease"),
+    Mutation(("renew.claim",), TWO_GENERATORS, "I5", "renew_prompts under another claim than the lease's"),
+    Mutation(("claim.again",), TWO_BATCHES, "I5", "a claim whose answer was lost doesn't come again"),
+    Mutation(("claim.stands",), TWO_GENERATORS, "I5", "a claim whose answer was lost comes again when it is over"),
     Mutation(("trainer.own_list",), ONE, "I3", "the trainer trains a second copy"),
     Mutation(
         ("trainer.acknowledges_at_commit",), ONE, "I5", "the trainer acknowledges what it claims, before the commit"
@@ -163,13 +165,15 @@ NEEDED = (
     Mutation(("put.first",), STAGED, "I1", "put_rows of an item that is put"),
     Mutation(("put.last",), STAGED, "I1", "a batch goes to the trainer with its first column"),
     Mutation(("put.keeps",), STAGED, "I5", "put_rows forgets a batch that has its columns"),
-    Mutation(("renew_rows.owner",), STAGED, "I5", "renew_rows by a stage worker that doesn't hold the lease"),
+    Mutation(("renew_rows.claim",), STAGED, "I5", "renew_rows under another claim than the lease's"),
     Mutation(
-        ("fail_rows.owner",),
+        ("fail_rows.claim",),
         ONE_STAGE._replace(trainers=1, faults=2),
         "I5",
-        "fail_rows by a stage worker that doesn't hold the lease",
+        "fail_rows under another claim than the lease's",
     ),
+    Mutation(("claim_rows.again",), STAGED, "I5", "items whose answer was lost don't come again"),
+    Mutation(("claim_rows.stands",), STAGED, "I5", "items whose answer was lost come again when their claim is over"),
     Mutation(("release_rows.free",), STAGED, "I6", "an item that is given back has one attempt less"),
     Mutation(("bury.rows",), MORTAL, "I6", "a batch that dies of a stage leaves its items"),
     Mutation(("commit.dead",), MORTAL, "I3", "commit_iteration of a batch that died after it was trained"),
@@ -209,12 +213,6 @@ REDUNDANT = (
         ("publish.repeat",), "a repeated publication is a duplicate", "its generator would log a refusal that was none"
     ),
     Redundant(
-        ("fail.entry",), "fail_batch by another entry", "owner and attempt say it, while a generator has one claim"
-    ),
-    Redundant(
-        ("fail.attempt",), "fail_batch by another attempt", "entry and owner say it, while a generator has one claim"
-    ),
-    Redundant(
         ("resume_job.epoch",),
         "a trainer that slept through the job's end keeps its epoch",
         "its end has fenced it off, unless it was the one that ended the job",
@@ -248,11 +246,6 @@ REDUNDANT = (
     Redundant(("put.ended",), "put_rows of a job that has ended", "its end has cleared the items"),
     Redundant(("put.published",), "put_rows of a batch that is not published", "nothing is left of one that is dead"),
     Redundant(("put.ready",), "put_rows before the inputs are there", "`put.inputs` says it too"),
-    Redundant(
-        ("fail_rows.attempt",),
-        "fail_rows of another attempt",
-        "the holder says it, while a stage worker doesn't hold an item twice",
-    ),
 )
 
 

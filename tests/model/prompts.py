@@ -13,6 +13,7 @@ from tests.model.server import (
     REMOVED,
     VARIANTS,
     Claim,
+    Entry,
     Ledger,
     Off,
     Open,
@@ -56,6 +57,24 @@ def claim_prompt(
         keep_engine(leased, engine),
         (iteration, batch, sampler(server, iteration, batch, held, off), entry_id, attempt),
     )
+
+
+def is_claim(entry: Entry, claim: Claim, generator: int) -> bool:
+    """Whether the entry is leased under this very claim, as its number says."""
+    return bool(entry) and (entry[0], entry[1] + entry[2] - 1, entry[3]) == (*claim[3:5], generator)
+
+
+def claim_again(server: Server, unheard: Claim, generator: int, *, held: int, off: Off) -> Claim:
+    """claim_prompt of a generator that has not heard of its newest claim: that one, where it stands; or ().
+
+    It gets the lease anew, and no attempt is counted.
+    """
+    iteration, batch, _, entry_id, attempt = unheard
+    entry = server.slot_of(iteration).batches[batch][1] if server.open_at(iteration) else ()
+    stands = is_claim(entry, unheard, generator) or ("claim.stands" in off and bool(entry))
+    if not stands or "claim.again" in off:
+        return ()
+    return (iteration, batch, sampler(server, iteration, batch, held, off), entry_id, attempt)
 
 
 def is_other_engine(server: Server, engine: int) -> bool:
@@ -172,15 +191,11 @@ def fail(
     server: Server, claim: Claim, generator: int, max_attempts: int, off: Off, *, is_released: bool = False
 ) -> tuple[str, Server]:
     """is_released: the batch comes back as if it had not been claimed."""
-    iteration, batch, _, entry_id, attempt = claim
+    iteration, batch, _, _, attempt = claim
     ledger, entry = server.slot_of(iteration).batches[batch]
     if not entry or not server.open_at(iteration):
         return "settled", server
-    if entry[0] != entry_id and "fail.entry" not in off:
-        return "settled", server
-    if entry[3] != generator and "fail.owner" not in off:
-        return "settled", server
-    if entry[1] + entry[2] - 1 != attempt and "fail.attempt" not in off:
+    if not is_claim(entry, claim, generator) and "fail.claim" not in off:
         return "settled", server
     is_free = is_released and "release.free" not in off
     if attempt >= max_attempts and not is_free:
@@ -197,10 +212,10 @@ def renew_prompt(server: Server, claim: Claim, generator: int, off: Off) -> tupl
 
     A generator that works on a copy holds a mark of its own, which is left out here: `lost` may be `held` for it.
     """
-    iteration, batch, _, entry_id, _ = claim
+    iteration, batch = claim[:2]
     ledger, entry = server.slot_of(iteration).batches[batch]
     if server.job != ACTIVE or not server.open_at(iteration):
         return "settled", server
-    if entry and entry[0] == entry_id and (entry[3] == generator or "renew.owner" in off):
+    if is_claim(entry, claim, generator) or ("renew.claim" in off and entry):
         return "held", server.with_batch(iteration, batch, (ledger, (*entry[:3], generator)))
     return "lost" if ledger[:1] == (EXPECTED,) else "settled", server

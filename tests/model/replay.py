@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
-from contracts.errors import WrongEngine
+from contracts.encoding.wire import decode
+from contracts.errors import BrokerUnavailable, WrongEngine
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
+from contracts.rollouts import PromptBatch
+from contracts.versions import WeightManifest
 from tests.integration.fence_checks import read
-from tests.integration.fence_parts import let_expire, manifest
+from tests.integration.fence_parts import AnswerLosingBroker, let_expire, manifest
 from tests.model.move import Move
 from tests.model.moves import moves
 from tests.model.real import LONG_S, RealFence, answer_of, digest_text, engine_text
@@ -26,7 +28,7 @@ from tests.model.stage_replay import StageReplay, stage_tables
 from tests.model.state import COMMITS, DISPATCHES, ENDS, SETTLE, Bounds, State, Trainer
 from tests.model.trainer_moves import made_by
 
-BOUNDS = Bounds(faults=12, is_deterministic=False, may_remove=True, may_damage=True, max_attempts=15, max_epochs=14)
+BOUNDS = Bounds(faults=15, is_deterministic=False, may_remove=True, may_damage=True, max_attempts=15, max_epochs=14)
 OF_A_RESTART = ("writes reach the disk", "the last writes are lost")
 """Likely in a job with stages, or with two kinds of engines: they have to fall between a claim and its put, or its
 publication."""
@@ -52,6 +54,8 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
         return 0.5
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
+    if move.name.startswith("claims") and move.name.endswith("answer lost"):
+        return 0.005
     if move.name == "the newest checkpoint is damaged":
         return 0.1
     if move.name.startswith(("the job is given up", "fails the job")):
@@ -62,20 +66,22 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
 class Walk:
     """Draws moves by a seed, and does each of them twice."""
 
-    def __init__(self, broker: Broker, seed: int, seen: Counter[str], bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, broker: AnswerLosingBroker, seed: int, seen: Counter[str], bounds: Bounds = BOUNDS) -> None:
         self._broker, self._random, self._bounds = broker, random.Random(seed), bounds
         spec: dict[str, Any] = {"stages": stage_tables(bounds)} if bounds.stages else {}
         self._real = RealFence(broker, bounds, rollout__max_attempts=bounds.max_attempts, **spec)
         self._state = bounds.first_state()
         self._sides: list[TrainerSide | None] = [None] * bounds.trainers
         self._generators = [
-            GeneratorSide(broker, self._real.job_id, f"g{i}", engine=engine_text(bounds.engine_of(i)) or None)
+            GeneratorSide(self._broker, self._real.job_id, f"g{i}", engine=engine_text(bounds.engine_of(i)) or None)
             for i in range(bounds.generators)
         ]
         for side in self._generators:
             side.wait_for_prompts(0.001)  # each knows the job's spec, as one that has claimed does
         self._claims: list[Claim | None] = [None] * bounds.generators
-        self._stages = StageReplay(broker, self._real, bounds) if bounds.stages else None
+        self._numbers = [0] * bounds.generators
+        """Of the newest claim of each, whether it has heard of it or not."""
+        self._stages = StageReplay(self._broker, self._real, bounds) if bounds.stages else None
         self._disk: dict[str, bytes] = {}
         self._seen = seen
 
@@ -101,6 +107,8 @@ class Walk:
     def _is_first(self, move: Move) -> bool:
         """Whether a claim of an expired lease would get it: a new batch of an older iteration comes before it."""
         server = self._state.server
+        if move.name == "claims an item again":
+            return True
         if move.name.startswith("claims an item"):
             return bool(move.state.workers[move.who]) and not self._is_behind(move)
         if not move.name.startswith("claims from"):
@@ -233,26 +241,52 @@ class Walk:
 
     def _claim(self, move: Move, options: list[Move]) -> State:
         real, server, who = self._real, self._state.server, move.who
-        if not move.name.startswith("claims: "):
+        if move.name.startswith("claims from"):
             entry = server.slot_of(move.iteration).batches[move.batch][1]
             batch_id = real.batch_id(move.iteration, move.batch)
             prompts = read(self._broker, real.keys).slot_of(move.iteration).prompts
             entry_id = next(one[0] for one in prompts if one[1] == batch_id)
             let_expire(self._broker, real.keys, f"g{entry[3]}", entry_id, iteration=move.iteration)
-        claim = self._generators[who].claim(LONG_S, held=self._held(move))
-        assert claim is not None, move
-        self._claims[who] = claim
+        claim = self._answer(move)
+        if move.name == "claims again":
+            assert claim.number == self._numbers[who]
+        self._claims[who], self._numbers[who] = claim, claim.number
         same = [
             one
             for one in options
             if (one.name, one.who) == (move.name, who)
             and real.batch_id(one.iteration, one.batch) == claim.prompt_batch.batch_id
-            and digest_text(one.state.generators[who][2]) == claim.manifest.weights_digest
+            and one.state.generators[who][2] in (NONE, *self._digests(claim))
         ]
         assert len(same) == 1, f"the model knows no {move.name} of {claim.prompt_batch.batch_id}"
         oldest = min(one.iteration for one in options if (one.name, one.who) == (move.name, who))
-        assert same[0].iteration == (oldest if move.name.startswith("claims: ") else move.iteration)
+        assert same[0].iteration == (oldest if move.name.startswith(("claims: ", "claims,")) else move.iteration)
         return same[0].state
+
+    def _answer(self, move: Move) -> Claim:
+        """The claim that the server gives, also where its generator never hears of it."""
+        side = self._generators[move.who]
+        if move.name != "claims, answer lost":
+            claim = side.claim(LONG_S, held=self._held(move))
+            assert claim is not None, move
+            return claim
+        self._broker.loses_next_answer = True
+        with pytest.raises(BrokerUnavailable):
+            side.claim(LONG_S)
+        _, entry, attempt, number, payload, packed = self._broker.lost
+        return Claim(
+            prompt_batch=decode(payload, PromptBatch),
+            entry_id=entry.decode(),
+            number=number,
+            attempt=attempt,
+            manifest=decode(packed, WeightManifest),
+        )
+
+    def _digests(self, claim: Claim) -> list[int]:
+        """The digests of the model that a claim's version may be."""
+        first = VARIANTS * claim.manifest.policy_version
+        every = range(first, first + VARIANTS)
+        return [digest for digest in every if digest_text(digest) == claim.manifest.weights_digest]
 
     def _held(self, move: Move) -> tuple[int, str] | None:
         """The weights that the generator holds at this claim; those of a version that is gone are none of the range."""

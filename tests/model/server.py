@@ -1,13 +1,15 @@
 """What the server holds of a job, as the model has it: everything is a tuple, so that states can be hashed.
 
+number of a claim     16 · its opening (`opening_of`) + times its item was given back
 digest of weights     16 · version + variant; another variant is another content of the same version
 entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't
 ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator, attempt) | (DEAD,), each with
                       the version behind it that is pinned, where there is one
 rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
-claim                 (iteration, batch, digest, entry id, attempt)
+claim                 (iteration, batch, digest, entry id, attempt): with the owner they are the claim's number
 record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
-item                  () while its inputs are not there | (FREE, attempts) | (LEASED, attempts, stage worker) |
+item                  () while its inputs are not there | (FREE, attempts, times it was given back) |
+                      (LEASED, attempts, stage worker, number of the claim) |
                       (DONE, value)
 source                (content of the batch, values of the items that it is made of)
 value                 (source, its maker's variant)

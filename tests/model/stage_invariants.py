@@ -8,6 +8,9 @@ from tests.model.server import DONE, LEASED, PUBLISHED, Open, Rows, Server
 from tests.model.stages import Items, source_of
 from tests.model.state import Bounds, State
 
+OF_ITEM = 7
+"""The length of what a stage worker holds."""
+
 
 def holds_item(state: State, place: tuple[int, int, int, int]) -> bool:
     """Whether the holder of this item's lease is at work on it."""
@@ -17,7 +20,26 @@ def holds_item(state: State, place: tuple[int, int, int, int]) -> bool:
     if held[:1] != (LEASED,):
         return False
     claim = state.workers[held[2]]
-    return bool(claim) and claim[:5] == (*place, held[1])
+    return works_on(claim) and (*claim[:5], claim[6]) == (*place, held[1], held[3])
+
+
+def works_on(claim: tuple[Any, ...]) -> bool:
+    """Whether a stage worker holds it, and has heard so."""
+    return len(claim) == OF_ITEM
+
+
+def stands(state: State, claim: tuple[Any, ...], who: int) -> bool:
+    """Whether the item is leased under this very claim."""
+    iteration, batch, stage, item, attempt, _, number = claim[:7]
+    rows = state.server.slot_of(iteration).rows[batch] if state.server.open_at(iteration) else ()
+    return bool(rows) and rows.items[stage][item] == (LEASED, attempt, who, number)
+
+
+def left_unheard_item(state: State, who: int) -> str:
+    """I5: who has an item that it never heard of is given that one, and no other, while it stands."""
+    claim = state.workers[who]
+    is_left = bool(claim) and not works_on(claim) and stands(state, claim, who)
+    return "I5: a lease is left that its holder never heard of" if is_left else ""
 
 
 def attempts_of_item(server: Server, claim: tuple[Any, ...]) -> int:
@@ -32,7 +54,7 @@ def robbed_item(state: State, who: int, claim: tuple[Any, ...]) -> str:
     place = claim[:4]
     rows = state.server.slot_of(place[0]).rows[place[1]]
     held: tuple[Any, ...] = rows.items[place[2]][place[3]] if rows else ()
-    is_anothers = held[:1] == (LEASED,) and held[1:] != (claim[4], who)
+    is_anothers = held[:1] == (LEASED,) and held[1:] != (claim[4], who, claim[6])
     return "I5: a live lease is taken from its holder" if is_anothers and holds_item(state, place) else ""
 
 

@@ -6,17 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.model import stages
-from tests.model.invariants import counted_for_another
+from tests.model.invariants import counted_for_another, opening_of
 from tests.model.move import Move, with_worker, wrote
 from tests.model.server import DONE, LEASED, Off
-from tests.model.stage_invariants import attempts_of_item, broken_by_put, holds_item, robbed_item
-from tests.model.state import Bounds, State
+from tests.model.stage_invariants import (
+    attempts_of_item,
+    broken_by_put,
+    holds_item,
+    left_unheard_item,
+    robbed_item,
+    stands,
+    works_on,
+)
+from tests.model.state import UNHEARD, Bounds, State
 
 
 def stage_moves(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
     claim = state.workers[who]
-    if not claim:
-        yield from _claims(state, bounds, off, who, may_fail)
+    if not works_on(claim):
+        again = stages.claim_again(state.server, bounds.stages, claim[:7], who, off) if claim else ()
+        if again:
+            breaks = "" if stands(state, again, who) else "I5: a claim comes again that is over"
+            taken = with_worker(state, who, again)
+            yield Move("claims an item again", who, taken, False, breaks, again[1], again[0])
+        else:
+            yield from _claims(state, bounds, off, who, may_fail)
         return
     iteration, batch = claim[:2]
     server = state.server
@@ -68,10 +82,10 @@ def _put(state: State, bounds: Bounds, off: Off, claim: tuple[Any, ...], value: 
 
 def _wrong_claims(state: State, bounds: Bounds, claim: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """What a wrong stage worker would put; the script must refuse it, and then nothing has changed."""
-    iteration, batch, stage, _, attempt, source = claim
+    iteration, batch, stage, _, attempt, source, number = claim
     for later, (_, after) in enumerate(bounds.stages):
         if stage in after:
-            yield "puts before its inputs", (iteration, batch, later, 0, attempt, (source[0],))
+            yield "puts before its inputs", (iteration, batch, later, 0, attempt, (source[0],), number)
 
 
 def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) -> Iterator[Move]:
@@ -87,10 +101,20 @@ def _claims(state: State, bounds: Bounds, off: Off, who: int, may_fail: bool) ->
                     if is_at_work and not may_fail:
                         continue
                     outcome, after, claim = stages.claim_rows(
-                        server, bounds.stages, place, who, max_attempts=bounds.item_attempts, off=off
+                        server,
+                        bounds.stages,
+                        place,
+                        who,
+                        opening=opening_of(state, opened),
+                        max_attempts=bounds.item_attempts,
+                        off=off,
                     )
                     slow = "claims an item from a slow one" if is_at_work else "claims an item from a dead one"
                     name = slow if one[0] == LEASED else "claims an item"
                     taken = with_worker(wrote(state, after, bounds), who, claim)
                     taken = taken._replace(faults=state.faults + is_at_work)
-                    yield Move(f"{name}: {outcome}", who, taken, is_at_work, "", batch, opened.iteration)
+                    breaks = left_unheard_item(state, who)
+                    yield Move(f"{name}: {outcome}", who, taken, is_at_work, breaks, batch, opened.iteration)
+                    if name == "claims an item" and claim and may_fail and not breaks:
+                        lost = with_worker(taken, who, (*claim, UNHEARD))._replace(faults=state.faults + 1)
+                        yield Move(f"{name}, answer lost", who, lost, True, "", batch, opened.iteration)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from broker.connection.client import Broker
+import pytest
+
 from broker.fence import fence_of
 from broker.keys import JobKeys, item_fields
 from broker.ledger import Published, batch_record
@@ -13,8 +14,10 @@ from broker.stage_side import ClaimedItem, StageSide
 from broker.trainer_side import TrainerSide
 from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import decode
+from contracts.errors import BrokerUnavailable
 from contracts.experience.columns import pack_values
 from contracts.rollouts import RolloutBatch
+from tests.integration.fence_parts import AnswerLosingBroker
 from tests.model.move import Move
 from tests.model.real import RealFence
 from tests.model.server import DONE, FREE, LEASED, Server
@@ -57,10 +60,12 @@ def column_values(stage: int, value: Value, num_rows: int) -> dict[str, list[byt
 class StageReplay:
     """The stage workers of one walk."""
 
-    def __init__(self, broker: Broker, real: RealFence, bounds: Bounds) -> None:
+    def __init__(self, broker: AnswerLosingBroker, real: RealFence, bounds: Bounds) -> None:
         self._broker, self._real, self._bounds = broker, real, bounds
         self._sides = [StageSide(broker, real.job_id, f"s{i}") for i in range(bounds.workers)]
         self._claims: list[ClaimedItem | None] = [None] * bounds.workers
+        self._lost = [0] * bounds.workers
+        """The number of the newest claim that each has not heard of."""
 
     @property
     def _keys(self) -> JobKeys:
@@ -69,10 +74,14 @@ class StageReplay:
     def claim(self, state: State, move: Move, options: list[Move]) -> State:
         """The state after a claim: which item it gets is the server's choice, among those of the move's stage."""
         iteration, batch, stage, item = move.state.workers[move.who][:4]
-        if move.name != "claims an item: claimed":
+        if move.name.startswith("claims an item from"):
             member = item_fields(stage, self._real.batch_id(iteration, batch), item).member
             self._broker.redis.zadd(self._keys.slot_of(iteration).work, {member: stage * BAND + 1}, xx=True)
+        if move.name == "claims an item, answer lost":
+            return self._loses(stage, move, options)
         (claimed,) = self._sides[move.who].claim(NAMES[stage], 1)
+        if move.name == "claims an item again":
+            assert claimed.claim == self._lost[move.who]
         self._claims[move.who] = claimed
         same = [
             one
@@ -82,8 +91,22 @@ class StageReplay:
         assert len(same) == 1, f"the model knows no {move.name} of {claimed}"
         rows = state.server.slot_of(claimed.iteration).rows[same[0].batch]
         assert rows
-        assert claimed.attempt == rows.items[stage][claimed.item][1] + 1
+        assert claimed.attempt == rows.items[stage][claimed.item][1] + (move.name != "claims an item again")
         return same[0].state
+
+    def _loses(self, stage: int, move: Move, options: list[Move]) -> State:
+        """The state after a claim that its stage worker never hears of."""
+        self._broker.loses_next_answer = True
+        with pytest.raises(BrokerUnavailable):
+            self._sides[move.who].claim(NAMES[stage], 1)
+        answer = decode(self._broker.lost[1], dict)
+        self._lost[move.who], (found,) = answer["claim"], answer["found"]
+        named = (found["iteration"], found["batch_id"], stage, found["items"][0][0])
+        claims = [(one, one.state.workers[one.who]) for one in options if (one.name, one.who) == (move.name, move.who)]
+        (same,) = [
+            one for one, claim in claims if named == (claim[0], self._real.batch_id(*claim[:2]), claim[2], claim[3])
+        ]
+        return same.state
 
     def _is(self, claim: tuple[Any, ...], claimed: ClaimedItem) -> bool:
         named = (claimed.iteration, claimed.batch_id, claimed.stage, claimed.item)

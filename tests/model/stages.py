@@ -17,12 +17,14 @@ Items = tuple[tuple[Item, ...], ...]
 Source = tuple[Any, ...]
 Value = tuple[Any, ...]
 ItemClaim = tuple[Any, ...]
-"""(iteration, batch, stage, item, attempt, source)"""
+"""(iteration, batch, stage, item, attempt, source, number)"""
+GIVEN_BACK = 16
+"""More than an item is given back."""
 
 
 def published_rows(stages: Stages, payload: Rollout) -> Rows:
     """A batch that waits for its columns: the items of stages that read base columns alone are free."""
-    items = tuple(tuple((FREE, 0) if not after else () for _ in range(number)) for number, after in stages)
+    items = tuple(tuple((FREE, 0, 0) if not after else () for _ in range(number)) for number, after in stages)
     return Rows(payload, sum(number for number, _ in stages), items)
 
 
@@ -59,26 +61,42 @@ def claim_rows(
     place: tuple[int, int, int, int],
     worker: int,
     *,
+    opening: int,
     max_attempts: int,
     off: Off,
 ) -> tuple[str, Server, ItemClaim]:
-    """claim_rows of an item that is free, or whose lease is over: which of them is left open."""
+    """claim_rows of an item that is free, or whose lease is over: which of them is left open.
+
+    opening: names the opening of its iteration, of a server that came back as well; it makes numbers of claims differ.
+    """
     iteration, batch, stage, item = place
     rows = server.slot_of(iteration).rows[batch]
     assert rows
-    attempt = rows.items[stage][item][1] + 1
+    stands = rows.items[stage][item]
+    attempt, number = stands[1] + 1, GIVEN_BACK * opening + stands[-1] % GIVEN_BACK
     if attempt > max_attempts:
         return "buried", bury(server, iteration, batch, off), ()
-    leased = _with_item(server, iteration, batch, stage, item, (LEASED, attempt, worker))
+    leased = _with_item(server, iteration, batch, stage, item, (LEASED, attempt, worker, number))
     source = source_of(server, stages, iteration, batch, stage, item)
-    return "claimed", leased, (*place, attempt, source)
+    return "claimed", leased, (*place, attempt, source, number)
+
+
+def claim_again(server: Server, stages: Stages, unheard: ItemClaim, worker: int, off: Off) -> ItemClaim:
+    """claim_rows of a stage worker that has not heard of its newest claim: that one, where it stands; or ()."""
+    iteration, batch, stage, item, attempt, _, number = unheard
+    rows = server.slot_of(iteration).rows[batch] if server.open_at(iteration) else ()
+    held = rows.items[stage][item] if rows else ()
+    stands = held == (LEASED, attempt, worker, number) or ("claim_rows.stands" in off and held[:1] == (LEASED,))
+    if not stands or "claim_rows.again" in off:
+        return ()
+    return (*unheard[:5], source_of(server, stages, iteration, batch, stage, item), number)
 
 
 def put_rows(
     server: Server, stages: Stages, claim: ItemClaim, value: Value, *, rollout_id: int, off: Off
 ) -> tuple[str, Server]:
     """It asks for no lease: what the item is made of decides, and the first put wins."""
-    iteration, batch, stage, item, _, source = claim
+    iteration, batch, stage, item, _, source, _ = claim
     if server.job != ACTIVE and "put.ended" not in off:
         return "settled", server
     if not server.open_at(iteration):
@@ -108,7 +126,7 @@ def _freed(server: Server, stages: Stages, iteration: int, batch: int) -> Server
     for stage, of_stage in enumerate(rows.items):
         for item, one in enumerate(of_stage):
             if not one and source_of(server, stages, iteration, batch, stage, item):
-                server = _with_item(server, iteration, batch, stage, item, (FREE, 0))
+                server = _with_item(server, iteration, batch, stage, item, (FREE, 0, 0))
     return server
 
 
@@ -127,14 +145,14 @@ def _completed(server: Server, iteration: int, batch: int, rollout_id: int, off:
 
 def renew_rows(server: Server, claim: ItemClaim, worker: int, off: Off) -> tuple[str, Server]:
     """Changes nothing that is asked about here, unless it gives the lease to a stage worker that has lost it."""
-    iteration, batch, stage, item, attempt, _ = claim
+    iteration, batch, stage, item, attempt, _, number = claim
     rows = server.slot_of(iteration).rows[batch]
     if server.job != ACTIVE or not server.open_at(iteration) or not rows or rows.items[stage][item][:1] == (DONE,):
         return "settled", server
-    if rows.items[stage][item] == (LEASED, attempt, worker):
+    if rows.items[stage][item] == (LEASED, attempt, worker, number):
         return "held", server
-    if "renew_rows.owner" in off and rows.items[stage][item][:1] == (LEASED,):
-        return "held", _with_item(server, iteration, batch, stage, item, (LEASED, attempt, worker))
+    if "renew_rows.claim" in off and rows.items[stage][item][:1] == (LEASED,):
+        return "held", _with_item(server, iteration, batch, stage, item, (LEASED, attempt, worker, number))
     return "lost", server
 
 
@@ -145,21 +163,21 @@ def fail_rows(
 
     is_released: the item comes back as if it had not been claimed.
     """
-    iteration, batch, stage, item, attempt, _ = claim
+    iteration, batch, stage, item, attempt, _, number = claim
     rows = server.slot_of(iteration).rows[batch]
     if not server.open_at(iteration) or not rows:
         return "settled", server
     held = rows.items[stage][item]
     if held[:1] != (LEASED,):
         return "settled", server
-    if held[2] != worker and "fail_rows.owner" not in off:
-        return "settled", server
-    if held[1] != attempt and "fail_rows.attempt" not in off:
+    if held[1:] != (attempt, worker, number) and "fail_rows.claim" not in off:
         return "settled", server
     is_free = is_released and "release_rows.free" not in off
     if attempt >= max_attempts and not is_free:
         return "dead", bury(server, iteration, batch, off)
-    given_back = _with_item(server, iteration, batch, stage, item, (FREE, attempt - is_free))
+    given_back = _with_item(
+        server, iteration, batch, stage, item, (FREE, attempt - is_free, held[3] % GIVEN_BACK + is_free)
+    )
     return "released" if is_released else "retried", given_back
 
 

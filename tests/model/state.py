@@ -8,6 +8,8 @@ from tests.model.server import ANY, NONE, Opening, Server, nothing
 
 START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, DISPATCHES, SETTLE, ENDS = range(1, 11)
 IDLE: tuple[int, ...] = ()
+UNHEARD = 1
+"""Behind the claim of a process whose answer was lost: it holds nothing, and asks again."""
 
 
 class Trainer(NamedTuple):
@@ -39,7 +41,7 @@ class State(NamedTuple):
     disk: tuple[()] | tuple[Server, int]
     """What a server that dies knows again, and how many writes came after it."""
     generators: tuple[tuple[int, ...], ...]
-    """[generators] The claim that each holds, and which opening of its iteration it was made in."""
+    """[generators] The claim that each holds, and which opening of its iteration it was made in; and UNHEARD."""
     trainers: tuple[Trainer | tuple[()], ...]
     checkpoints: tuple[tuple[int, ...], ...]
     """[iterations] The digest of the version that it made, after those of the older ones that lie beside it; or ()."""
@@ -50,7 +52,7 @@ class State(NamedTuple):
     faults: int
     is_done: bool
     workers: tuple[tuple[Any, ...], ...] = ()
-    """[stage workers] The item that each holds; () for none."""
+    """[stage workers] The item that each holds; () for none. Or one whose answer was lost, and UNHEARD."""
 
 
 class Bounds(NamedTuple):

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from broker.connection.client import Broker, connect
+from broker.connection.client import connect
 from broker.stage_side import PutOutcome
 from contracts.settings import StackSettings
+from tests.integration.fence_parts import AnswerLosingBroker
 from tests.model.replay import BOUNDS, Walk
 from tests.model.stage_replay import STAGES
 
@@ -28,6 +29,8 @@ REACHED = {
     "publishes: duplicate",
     "publishes: stale",
     "takes a copy",
+    "claims, answer lost",
+    "claims again",
     "claims from a dead one: claimed",
     "fails its batch: retried",
     "gives back its batch: released",
@@ -54,10 +57,11 @@ IN_A_WINDOW = REACHED - {"fails the job: fenced", "ends the job: fenced"} | {
 LAGGING = BOUNDS._replace(lag=1, iterations=4, evaluations=1)
 
 STAGED = BOUNDS._replace(
-    stages=STAGES, workers=2, stages_vary=True, item_attempts=3, may_remove=False, may_damage=False, faults=30
+    stages=STAGES, workers=2, stages_vary=True, item_attempts=3, may_remove=False, may_damage=False, faults=36
 )
 OF_STAGES = {f"puts: {one.value}" for one in PutOutcome} | {
     *("claims an item: claimed", "claims an item from a dead one: claimed", "claims an item from a slow one: claimed"),
+    *("claims an item, answer lost", "claims an item again"),
     *("puts, answer lost", "fails its item: retried", "fails its item: dead", "stage worker dies"),
     "gives back its item: released",
     *("reads columns: read", "reads columns: missing", "commits: committed", "rewind: rewound"),
@@ -66,23 +70,23 @@ OF_STAGES = {f"puts: {one.value}" for one in PutOutcome} | {
 
 
 @pytest.fixture
-def broker(settings: StackSettings) -> Iterator[Broker]:
+def broker(settings: StackSettings) -> Iterator[AnswerLosingBroker]:
     """Its server has each write on its disk before it answers: a walk asks that before each of its checkpoints."""
     connected = connect(settings)
     before: Any = connected.redis.config_get("appendfsync")
     connected.redis.config_set("appendfsync", "always")
-    yield connected
+    yield AnswerLosingBroker(connected.redis, connected.patience)
     connected.redis.config_set("appendfsync", before["appendfsync"])
 
 
-def test_every_move_of_the_model_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
+def test_every_move_of_the_model_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:
     seen: Counter[str] = Counter()
     for seed in range(NUM_WALKS):
         Walk(broker, seed, seen).run(NUM_MOVES)
     assert REACHED - seen.keys() == set()
 
 
-def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
+def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:
     seen: Counter[str] = Counter()
     for bounds in (
         LAGGING,
@@ -94,7 +98,7 @@ def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: Br
     assert IN_A_WINDOW - seen.keys() == set()
 
 
-def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
+def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:
     seen: Counter[str] = Counter()
     for seed in range(NUM_WALKS // 10):
         Walk(broker, seed, seen, BOUNDS._replace(kinds=2)).run(NUM_MOVES)
@@ -102,7 +106,7 @@ def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_serve
     assert of_kinds - seen.keys() == set()
 
 
-def test_every_move_of_a_job_with_stages_has_the_same_outcome_on_a_real_server(broker: Broker) -> None:
+def test_every_move_of_a_job_with_stages_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:
     seen: Counter[str] = Counter()
     for bounds in (STAGED, STAGED._replace(lag=1, iterations=3, evaluations=1)):
         for seed in range(NUM_WALKS // 6):
