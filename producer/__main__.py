@@ -189,8 +189,9 @@ def main() -> int:
         return GeneratorExit.REFUSED
     configure(settings, service="producer")
     exit_cleanly_on_signals()
-    # Host and process are for people; random characters, because a container's process is always number 1.
-    generator_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+    # Host and process are for people; random characters, because a container's process is always number 1: what this
+    # one has claimed and not heard of comes again to no other.
+    generator_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         return asyncio.run(serve(settings, engine, connect_within(settings), generator_id=generator_id))
     except* OnbeatError as group:

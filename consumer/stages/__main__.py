@@ -125,7 +125,7 @@ def main() -> int:
         return StageWorkerExit.REFUSED
     exit_cleanly_on_signals()
     # Host and process are for people; random characters, because a container's process is always number 1.
-    worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+    worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         broker = connect_within(settings, patience_s=settings.broker_timeout_s)
         return asyncio.run(serve(settings, broker, services, worker_id=worker_id))

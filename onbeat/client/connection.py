@@ -76,7 +76,7 @@ class JobConnection:
         """Raises NotFound for a job that isn't there, InvalidInput, DeadlineExceeded where Redis stays away."""
         self.settings = settings
         self.job_id = job_id
-        self.process_id = f"{what}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+        self.process_id = f"{what}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.broker: Broker = connect_within(settings, patience_s=settings.broker_timeout_s)
         self.jobs = JobStore(self.broker)
         try:

@@ -158,6 +158,7 @@ def test_a_claim_that_was_lost_is_claimed_by_another_and_accepted_once(crash: Cr
 def test_a_prompt_that_is_nowhere_is_dispatched_again(crash: Crash, job: Job) -> None:
     lost = take(job.generator("g1"))
     crash.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, lost.entry_id)
+    crash.mark()
     crash.kill_and_restart()
     assert job.trainer.reconcile(0, job.batches(0)) == 1
     assert job.trainer.reconcile(0, job.batches(0)) == 0

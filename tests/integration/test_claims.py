@@ -53,7 +53,7 @@ def claimed(side: GeneratorSide, *, hedge: bool = False) -> Claim:
 
 
 def answer_lost(job: Job, name: str) -> Claim:
-    """What the server has leased to a generator that never heard of it: a call whose answer nobody read."""
+    """What the server has leased to a generator that never heard of it: a call whose answer no process read."""
     return claimed(GeneratorSide(job.broker, job.job_id, name))
 
 
@@ -78,7 +78,7 @@ def test_a_claim_whose_answer_was_lost_comes_again_before_anything_else_and_coun
     assert side.renew([lost]) == Renewal()
 
 
-def test_a_lost_claim_comes_again_though_its_lease_has_expired_and_nobody_took_it(job: Job) -> None:
+def test_a_lost_claim_comes_again_though_its_lease_has_expired_and_no_other_took_it(job: Job) -> None:
     lost = answer_lost(job, NAME)
     prompts = job.broker.job_keys(job.job_id).slots[0].prompts
     job.broker.redis.xclaim(prompts, GENERATOR_GROUP, NAME, 0, [lost.entry_id], idle=3_600_000, justid=True)
@@ -155,7 +155,7 @@ def test_nothing_under_a_claim_that_a_rewind_has_ended_is_taken_for_the_claim_th
     assert old_side.renew([old]).lost == (old,)
     assert (old_side.fail(old, "late"), old_side.release(old, "late")) == (FailOutcome.SETTLED, FailOutcome.SETTLED)
     assert new_side.renew([new]) == Renewal()
-    # What was sampled under the very version is the batch, whoever brings it first; the second copy is a duplicate.
+    # What was sampled under the very version is the batch, of the first that brings it; the second copy is a duplicate.
     late = answer_to(old.prompt_batch, NAME)
     assert old_side.publish(new, late) is PublishOutcome.ACCEPTED
     assert new_side.publish(new, answer_to(new.prompt_batch, "another")) is PublishOutcome.DUPLICATE
@@ -184,7 +184,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
         yield server
 
 
-def test_calls_that_a_hanging_server_reads_once_it_goes_on_leave_no_lease_that_nobody_knows(
+def test_calls_that_a_hanging_server_reads_once_it_goes_on_leave_no_lease_that_is_not_known(
     server: EmbeddedRedis,
 ) -> None:
     job = job_on(connect(StackSettings(redis_url=server.url)))
@@ -214,7 +214,7 @@ def staged(redis_server: EmbeddedRedis) -> StagedJob:
 
 
 def another_call(job: StagedJob, worker: str) -> StageSide:
-    """Of the same worker, which has not heard of what this one takes."""
+    """The same worker has not heard of what this one takes."""
     return StageSide(job.stage(worker).broker, job.job_id, worker)
 
 
@@ -229,7 +229,7 @@ def test_items_whose_answer_was_lost_come_again_before_anything_else_and_count_n
     assert not {item.item for item in free} & {item.item for item in (*lost, other)}
 
 
-def test_of_a_lost_claim_of_items_only_those_come_again_that_nobody_else_has_ended_or_taken(staged: StagedJob) -> None:
+def test_of_a_lost_claim_of_items_only_those_come_again_that_no_other_has_ended_or_taken(staged: StagedJob) -> None:
     lost = another_call(staged, "s1").claim("judge", 3)
     staged.stage("s2").put([(lost[0], staged.made(lost[0]))])
     staged.expire(lost[1])

@@ -68,8 +68,9 @@ def test_the_first_claim_says_which_kind_of_engine_samples_the_job_and_others_ar
 
 
 def test_a_generator_that_finds_no_work_does_not_say_which_kind_samples_the_job(job: Job) -> None:
+    generator = side(job, "g1", None)
     for _ in range(2):
-        claimed(side(job, "g1", None))
+        claimed(generator)
     assert side(job, "g2", OTHER).claim(10) is None
     assert kept(job) == ""
 

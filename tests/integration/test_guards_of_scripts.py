@@ -58,7 +58,7 @@ def test_nothing_is_claimed_of_a_job_that_has_ended_though_its_iteration_is_open
     assert job.generator().claim(10) is None
 
 
-def test_a_prompt_whose_batch_is_published_is_claimed_by_nobody(job: Job) -> None:
+def test_a_prompt_whose_batch_is_published_is_never_claimed(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     generator = job.generator()
     claim = generator.claim(10)

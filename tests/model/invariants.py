@@ -69,7 +69,7 @@ def holds_lease(state: State, iteration: int, batch: int) -> bool:
     """Whether the owner of this batch's entry is at work on it."""
     entry = state.server.slot_of(iteration).batches[batch][1]
     claim = state.generators[entry[3]] if entry and entry[3] >= 0 else ()
-    return holds(claim) and (claim[0], claim[1], claim[3]) == (iteration, batch, entry[0])
+    return holds(claim) and (*claim[:2], *claim[3:4]) == (iteration, batch, entry[0])
 
 
 def holds(claim: tuple[int, ...]) -> bool:

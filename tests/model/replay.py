@@ -51,7 +51,7 @@ LIKELY_IN = {
 def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
     """How often it is drawn. Faults are rare: a run that meets too many gets nowhere."""
     if restarts and move.name in OF_A_RESTART:
-        return 0.5
+        return 0.8
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
     if move.name.startswith("claims") and move.name.endswith("answer lost"):

@@ -109,6 +109,6 @@ def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_serve
 def test_every_move_of_a_job_with_stages_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:
     seen: Counter[str] = Counter()
     for bounds in (STAGED, STAGED._replace(lag=1, iterations=3, evaluations=1)):
-        for seed in range(NUM_WALKS // 6):
+        for seed in range(NUM_WALKS // 5):
             Walk(broker, seed, seen, bounds).run(2 * NUM_MOVES)
     assert OF_STAGES - seen.keys() == set()
