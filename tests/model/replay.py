@@ -80,7 +80,7 @@ class Walk:
             side.wait_for_prompts(0.001)  # each knows the job's spec, as one that has claimed does
         self._claims: list[Claim | None] = [None] * bounds.generators
         self._numbers = [0] * bounds.generators
-        """Of the newest claim of each, whether it has heard of it or not."""
+        """[generators] The number of the newest claim of each, whether it has heard of it or not."""
         self._stages = StageReplay(self._broker, self._real, bounds) if bounds.stages else None
         self._disk: dict[str, bytes] = {}
         self._seen = seen
