@@ -25,11 +25,8 @@ from broker.job_store import JobStore
 from broker.presence import StagePresence
 from broker.spans import report_spans
 from broker.stage_side import StageSide
-from consumer.stages.compute_service import ComputeService
-from consumer.stages.llm_judge import JudgeService
-from consumer.stages.models import COMPUTED, import_models, model_check, model_loader
 from consumer.stages.served_stages import ServedStages
-from consumer.stages.services import Services, StageService
+from consumer.stages.services import Services, make_services
 from consumer.stages.worker import StageWorker
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import StageWorkerExit
@@ -55,25 +52,24 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
             JobStore(broker),
             lambda job_id: StageSide(broker, job_id, worker_id),
             kinds=services,
-            check=model_check(settings),
+            check=lambda stage: services[stage.stage.kind].check(stage),
         ),
         presence=StagePresence(broker),
         services=services,
-        dependencies=tuple(service.server for service in services.values() if isinstance(service, JudgeService)),
+        dependencies=tuple(service.server for service in services.values() if service.server is not None),
         break_off=broker.break_off,
         full_timeout_s=settings.broker_full_timeout_s,
         report=lambda job_id, spans: report_spans(broker, job_id, spans),
         metrics=metrics_of(settings),
     )
-    computing = {service for service in services.values() if isinstance(service, ComputeService)}
-    for service in computing:
-        service.preload(import_models)
+    for service in set(services.values()):
+        service.preload()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
     log.info("stage worker %s serves %s of the active jobs", worker_id, ", ".join(services))
     code = await run_to_its_end(worker)
     log.info("stage worker %s left", worker_id)
-    if any(service.is_busy for service in computing):
+    if any(service.is_busy for service in services.values()):
         logging.shutdown()
         os._exit(code)
     return code
@@ -89,15 +85,6 @@ def metrics_of(settings: StackSettings) -> StageMetrics | None:
     metrics = StageMetrics()
     serve_metrics(settings, metrics.exposition)
     return metrics
-
-
-def make_services(settings: StackSettings) -> Services:
-    """The services of this process by the kinds of stages. Raises InvalidInput that names a setting."""
-    compute = ComputeService(model_loader(settings), most_models=settings.stage_models)
-    services: dict[str, StageService] = dict.fromkeys(COMPUTED, compute)
-    if settings.judge_url:
-        services["llm_judge"] = JudgeService(settings)
-    return services
 
 
 async def run_to_its_end(worker: StageWorker) -> int:

@@ -1,4 +1,4 @@
-"""The seam between the worker and what makes columns: one service for the models of this process, one for a judge."""
+"""The seam between the worker and what makes columns, which packages offer as entry points of a group."""
 
 from __future__ import annotations
 
@@ -8,10 +8,34 @@ from typing import Protocol
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage
 from contracts.experience.columns import ColumnValues
+from contracts.settings import StackSettings
+from process.dependency import Dependency
+from process.entry_points import all_of
+
+GROUP = "onbeat.stages"
+"""A group of entry points: functions of the settings that return Services. They raise InvalidInput for a setting."""
 
 
 class StageService(Protocol):
     """Makes the columns of items, some at a time."""
+
+    @property
+    def server(self) -> Dependency | None:
+        """A server that it asks, which may be away."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread of its own computes, also what is not needed any more: Python's end would wait for it."""
+        ...
+
+    def check(self, stage: ServedStage) -> None:
+        """Raises InvalidInput that names what this host lacks for the stage, and the cure; reads no model."""
+        ...
+
+    def preload(self) -> None:
+        """Begins what its first item would wait for; returns at once."""
+        ...
 
     def num_free(self, stage: ServedStage) -> int:
         """How many items of the stage it takes now. What it can't begin at once is left to other workers."""
@@ -40,3 +64,11 @@ class StageService(Protocol):
 
 Services = Mapping[str, StageService]
 """Kind of stage → what serves it."""
+
+
+def make_services(settings: StackSettings) -> Services:
+    """The services of this process by the kinds of stages. Raises InvalidInput that names a setting."""
+    services: dict[str, StageService] = {}
+    for make in all_of(GROUP).values():
+        services |= make(settings)
+    return services

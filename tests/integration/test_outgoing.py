@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,10 +15,8 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from consumer.stages.llm_judge import JudgeService
 from contracts.engines import OpenaiOptions
 from contracts.errors import OnbeatError
-from contracts.events import TimelineSpan
 from contracts.rewards import RewardItem
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -30,9 +27,7 @@ from onbeat.stack import stack
 from producer.engine.server.requests import ServerRequests
 from prompts.opening_service import EnvironmentService
 from scoring.reward_client import RewardClient, reward_http
-from telemetry.tracing import trace_export
 from tests.builders import job_spec
-from tests.unit.consumer.stages.test_llm_judge import at_once, item, served
 
 KEY = "a-key-that-no-proxy-may-see"
 PLUGIN = {"type": "plugin", "entry_point": "p"}
@@ -66,6 +61,10 @@ def listener() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
+async def at_once(_seconds: float) -> None:
+    """Waits for nothing."""
+
+
 def reward(settings: StackSettings) -> None:
     async def score() -> None:
         async with reward_http(settings) as http:
@@ -79,17 +78,6 @@ def reward(settings: StackSettings) -> None:
             )
 
     asyncio.run(score())
-
-
-def judge(settings: StackSettings) -> None:
-    async def ask() -> None:
-        service = JudgeService(settings, sleep=at_once)
-        try:
-            await service.values(served(), item())
-        finally:
-            await service.aclose()
-
-    asyncio.run(ask())
 
 
 def environment(settings: StackSettings) -> None:
@@ -137,20 +125,10 @@ def readiness(settings: StackSettings) -> None:
         assert not stack.is_ready(http, settings.reward_url)
 
 
-def traces(settings: StackSettings) -> None:
-    pytest.importorskip("opentelemetry.sdk")
-    export = trace_export(replace(settings, otlp_endpoint=settings.reward_url))
-    assert export is not None
-    now_s = time.time()
-    export.export("j", [TimelineSpan(who="g", what="generate", iteration=0, started_s=now_s, ended_s=now_s + 1.0)])
-    export.close()
-
-
 @pytest.mark.parametrize(
     "client",
     [
         reward,
-        judge,
         environment,
         engine_at_its_start,
         engine,
@@ -158,12 +136,18 @@ def traces(settings: StackSettings) -> None:
         shell,
         plugins,
         readiness,
-        traces,
     ],
 )
 def test_no_client_speaks_to_a_proxy_of_its_environment(
     client: Callable[[StackSettings], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    assert_speaks_to_no_proxy(client, monkeypatch, tmp_path)
+
+
+def assert_speaks_to_no_proxy(
+    client: Callable[[StackSettings], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Asserts that a client goes to the address of its setting, with proxies and a netrc in its environment."""
     with listener() as (proxy, caught), listener() as (url, asked):
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy)

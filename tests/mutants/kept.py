@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 KEPT: dict[str, str] = {
-    "consumer/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
+    "onbeat_extras/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
         "a worker gives a service items of its own kinds only: it names the kind for the type checker"
     ),
     "weight_store/delta/reader.py DeltaReader.load_ahead: not shard.name.startswith(DELTA_PREFIX)": (

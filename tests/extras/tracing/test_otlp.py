@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from contracts.events import TimelineSpan
 from contracts.settings import StackSettings
 from telemetry.correlation import ROOT, span_id_of, trace_id_of
 from telemetry.tracing import trace_export
+from tests.integration.test_outgoing import assert_speaks_to_no_proxy
 from tests.unit.telemetry.timeline.test_critical_path import one_iteration, span
 
 
@@ -75,3 +79,15 @@ def test_a_batch_is_one_trace_across_the_processes_that_had_it() -> None:
     of_iteration = trace_id_of("job-1", "iteration 0")
     names = {one.name for _, _, one in came if one.trace_id.hex() == of_iteration}
     assert names == {"iteration 0", "step", "sync", "wait"}
+
+
+def test_the_library_speaks_to_no_proxy_of_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def traces(settings: StackSettings) -> None:
+        export = trace_export(replace(settings, otlp_endpoint=settings.reward_url))
+        assert export is not None
+        now_s = time.time()
+        export.export("j", [TimelineSpan(who="g", what="generate", iteration=0, started_s=now_s, ended_s=now_s + 1.0)])
+        export.close()
+
+    pytest.importorskip("opentelemetry.sdk")
+    assert_speaks_to_no_proxy(traces, monkeypatch, tmp_path)

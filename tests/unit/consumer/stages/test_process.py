@@ -68,11 +68,17 @@ class Worker:
     async def run(self):
         raise BaseExceptionGroup("", [DeadlineExceeded("stage teacher is not done")])
 
+class Service:
+    server, is_busy = None, Worker.has_claimed
+
+    def preload(self):
+        if self.is_busy:
+            threading.Thread(target=threading.Event().wait).start()
+
 process.StageWorker = Worker
-process.import_models = threading.Event().wait if Worker.has_claimed else lambda: None
-settings = StackSettings()
+services = {"teacher": Service()}
 try:
-    sys.exit(asyncio.run(process.serve(settings, mock.Mock(), process.make_services(settings), worker_id="w")))
+    sys.exit(asyncio.run(process.serve(StackSettings(), mock.Mock(), services, worker_id="w")))
 except* DeadlineExceeded:
     sys.exit(process.StageWorkerExit.DIED)
 """

@@ -28,14 +28,15 @@ import numpy as np
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.judge_answer import question, score_of, shown
 from consumer.stages.served_stages import ServedStage, StageKey
+from consumer.stages.services import Services
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
 from http_service.answered import NEVER_ASKED, OF_THE_MOMENT, in_doubt
 from http_service.outgoing import AnswerRefused, legible, make_async_client
+from onbeat_extras.stages.judge_answer import question, score_of, shown
 from process.dependency import JUDGE, Dependency
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,15 @@ OF_A_DOOR = frozenset({502, 503, 504})
 """What a server, or the proxy before it, says that has nothing behind it."""
 
 
+def services(settings: StackSettings) -> Services:
+    """The judge, where a server is named. Raises InvalidInput that names the setting."""
+    return {"llm_judge": JudgeService(settings)} if settings.judge_url else {}
+
+
 class JudgeService:
     """A StageService: questions to a server."""
+
+    is_busy = False
 
     def __init__(self, settings: StackSettings, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Raises InvalidInput that names the setting."""
@@ -85,6 +93,12 @@ class JudgeService:
         finally:
             self._num_asking -= 1
         return {judge.name: [np.array([score], dtype="<f4").tobytes() for score in scores]}
+
+    def check(self, stage: ServedStage) -> None:
+        """A host lacks nothing for a question."""
+
+    def preload(self) -> None:
+        """Nothing is loaded."""
 
     async def look(self, stage: ServedStage) -> None:
         await self._look()

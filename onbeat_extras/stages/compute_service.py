@@ -40,9 +40,21 @@ class StageModel(Protocol):
 class ComputeService:
     """A StageService: models that compute in this process."""
 
-    def __init__(self, load: Callable[[ServedStage], StageModel], *, most_models: int) -> None:
-        """load: blocks while it reads the model; raises InvalidInput that names the stage's model."""
+    server = None
+
+    def __init__(
+        self,
+        load: Callable[[ServedStage], StageModel],
+        *,
+        most_models: int,
+        check: Callable[[ServedStage], object] = lambda stage: None,
+        imports: Callable[[], None] = lambda: None,
+    ) -> None:
+        """load: blocks while it reads the model; raises InvalidInput that names the stage's model. check: looks for it
+        without reading it. imports: the code that the first item needs."""
         self._load = load
+        self._check = check
+        self._imports = imports
         self._most_models = most_models
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._models: OrderedDict[StageKey, StageModel] = OrderedDict()
@@ -82,9 +94,11 @@ class ComputeService:
             self._jobs = frozenset(job_ids)
             self._thread.submit(self._forget_ended, self._jobs)
 
-    def preload(self, imports: Callable[[], None]) -> None:
-        """Has the thread do it before its first item."""
-        self._newest = self._thread.submit(imports)
+    def check(self, stage: ServedStage) -> None:
+        self._check(stage)
+
+    def preload(self) -> None:
+        self._newest = self._thread.submit(self._imports)
 
     async def aclose(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from consumer.stages.judge_answer import number_at, number_in, number_in_json, question, score_of
 from contracts.errors import BatchFailed, CompletionUnjudged
 from contracts.spec_tables.stages import LlmJudgeStage
+from onbeat_extras.stages.judge_answer import number_at, number_in, number_in_json, question, score_of
 from tests.judge_server import says
 
 JUDGE = LlmJudgeStage(model="judge", prompt="Rate {completion}", lowest=-2.0, highest=8.0)

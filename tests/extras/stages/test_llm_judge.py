@@ -8,6 +8,7 @@ import logging
 import socket
 import struct
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,13 +17,14 @@ from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
 from consumer.stages import llm_judge
-from consumer.stages.llm_judge import MAX_REQUESTS, JudgeService
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.stack.ports import free_port
+from onbeat_extras.stages.llm_judge import MAX_REQUESTS, JudgeService, services
 from tests.builders import DIGEST, job_spec, rollout_batch
+from tests.integration.test_outgoing import assert_speaks_to_no_proxy
 from tests.judge_server import Answer, JudgeServer, Question, judge_server, says
 
 KEY = "a-secret-key-of-the-judge"
@@ -278,3 +280,22 @@ def test_a_question_that_the_server_refuses_is_the_completions_only_once_the_ser
 
     with judge_server(lambda _: next(answers)) as server:
         asyncio.run(run(settings_for(server)))
+
+
+def test_a_judge_needs_no_model_on_this_host_and_speaks_to_no_proxy_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert services(StackSettings()) == {}
+    services(StackSettings(model_root=str(tmp_path), judge_url="http://127.0.0.1"))["llm_judge"].check(served())
+
+    def judge(settings: StackSettings) -> None:
+        async def ask() -> None:
+            service = JudgeService(settings, sleep=at_once)
+            try:
+                await service.values(served(), item())
+            finally:
+                await service.aclose()
+
+        asyncio.run(ask())
+
+    assert_speaks_to_no_proxy(judge, monkeypatch, tmp_path)

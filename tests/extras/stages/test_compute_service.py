@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.compute_service import MOST_ROWS, ComputeService
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
 from contracts.experience.columns import ColumnValues
+from onbeat_extras.stages.compute_service import MOST_ROWS, ComputeService
 from tests.builders import DIGEST, job_spec, rollout_batch
 from tests.unit.consumer.stages.stage_fakes import typed
 

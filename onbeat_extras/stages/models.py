@@ -8,13 +8,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from consumer.stages.compute_service import StageModel
 from consumer.stages.served_stages import ServedStage, model_folder
+from consumer.stages.services import Services
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
+from onbeat_extras.stages.compute_service import ComputeService, StageModel
 
 COMPUTED = ("reference", "teacher", "reward_model")
 """Kinds of stages whose models are in the stage worker's process."""
+
+
+def services(settings: StackSettings) -> Services:
+    """One service for all models of the process."""
+    compute = ComputeService(
+        model_loader(settings),
+        most_models=settings.stage_models,
+        check=lambda stage: model_folder(settings, stage),
+        imports=import_models,
+    )
+    return dict.fromkeys(COMPUTED, compute)
 
 
 def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]:
@@ -22,28 +34,18 @@ def model_loader(settings: StackSettings) -> Callable[[ServedStage], StageModel]
 
     def load(stage: ServedStage) -> StageModel:
         if isinstance(stage.stage, RewardModelStage):
-            from consumer.stages.reward_model import load_reward_model
+            from onbeat_extras.stages.reward_model import load_reward_model
 
             return load_reward_model(settings, stage)
-        from consumer.stages.log_prob_model import load_log_prob_model
+        from onbeat_extras.stages.log_prob_model import load_log_prob_model
 
         return load_log_prob_model(settings, stage)
 
     return load
 
 
-def model_check(settings: StackSettings) -> Callable[[ServedStage], None]:
-    """Returns what looks for a stage's model on this host; it raises what loading would, without reading it."""
-
-    def check(stage: ServedStage) -> None:
-        if stage.stage.kind in COMPUTED:
-            model_folder(settings, stage)
-
-    return check
-
-
 def import_models() -> None:
     """Imports torch and the models' code before the first item asks for it."""
     # cuBLAS reads it once, when it starts; a deterministic job may come after one that isn't.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from consumer.stages import log_prob_model, reward_model  # noqa: F401
+    from onbeat_extras.stages import log_prob_model, reward_model  # noqa: F401

@@ -14,13 +14,13 @@ import torch
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import load_frozen
 from consumer.gradient.log_probs import frozen_logprobs
-from consumer.stages.compute_service import StageModel
-from consumer.stages.models import model_check, model_loader
-from consumer.stages.reward_model import RewardModel, load_reward_model
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
+from onbeat_extras.stages.compute_service import StageModel
+from onbeat_extras.stages.models import model_loader, services
+from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
 from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
 from tests.scorer_folder import scorer_folder
 from weight_store.hashing import tensors_digest
@@ -173,7 +173,8 @@ def test_a_folder_that_is_not_there_is_named_by_the_stages_key(tmp_path: Path, s
 def test_a_look_for_the_model_on_this_host_names_the_key_the_folder_and_the_cure(
     tmp_path: Path, stage: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, asked = model_check(StackSettings(model_root=str(tmp_path))), served(stage)
+    made = services(StackSettings(model_root=str(tmp_path)))
+    look, asked = made[stage["type"]].check, served(stage)
     with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: no folder `{tmp_path}/.* \(put the model there"):
         look(asked)
     folder = tmp_path / asked.stage.files().get("model", asked.spec.model.path)
@@ -185,11 +186,6 @@ def test_a_look_for_the_model_on_this_host_names_the_key_the_folder_and_the_cure
     monkeypatch.setattr(Path, "is_file", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(InvalidInput, match=rf"{re.escape(key)}: `{folder}` can't be read: Permission denied"):
         look(asked)
-
-
-def test_a_judge_needs_no_model_on_this_host(tmp_path: Path) -> None:
-    judge = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
-    model_check(StackSettings(model_root=str(tmp_path)))(served(judge, deterministic=False))
 
 
 def reward_model(root: Path, **keys: Any) -> RewardModel:
