@@ -38,6 +38,7 @@ STAGES = (
 FENCE = (
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",
+    "tests/integration/test_claims.py",
     "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",

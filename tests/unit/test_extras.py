@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ROOT / "onbeat_extras"
 WITH_EXTRAS = {
     "process/own_packages.py": "the list of packages that are ours",
+    "tests/mutants/kept.py": "guards that are left out, of extras too",
+    "tests/mutants/sources.py": "the same",
     "tests/unit/docs/test_where_to_change.py": "the copy that its additions go into",
     "tests/unit/docs/use_additions.py": "the addition of a tracker",
     "tests/unit/test_extras.py": "",

@@ -16,12 +16,12 @@ import pytest
 from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
-from consumer.stages import llm_judge
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.stack.ports import free_port
+from onbeat_extras.stages import llm_judge
 from onbeat_extras.stages.llm_judge import MAX_REQUESTS, JudgeService, services
 from tests.builders import DIGEST, job_spec, rollout_batch
 from tests.integration.test_outgoing import assert_speaks_to_no_proxy
