@@ -30,6 +30,7 @@ CHECKPOINT = (
     *OLDER,
 )
 STAGES = (
+    "tests/integration/test_claims.py",
     "tests/integration/test_stages.py",
     "tests/integration/test_stages_faults.py",
     "tests/integration/test_stages_in_bulk.py",
@@ -38,7 +39,6 @@ STAGES = (
 FENCE = (
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",
-    "tests/integration/test_claims.py",
     "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",
