@@ -67,8 +67,8 @@ setup-verifiers: $(STAMP) constraints-verifiers.txt
 
 # A whole environment of verifiers, played in a job, and its client for training at the door.
 test-verifiers: setup-verifiers
-	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-verifiers/bin/python -m pytest tests/e2e/test_verifiers.py \
-		tests/contract/test_token_clients.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-verifiers/bin/python -m pytest tests/extras/environments/test_verifiers.py \
+		tests/extras/environments/test_token_clients.py
 
 # The same jobs by Onbeat and by TRL, in turns: a quarter of an hour of a machine that does nothing else.
 bench-trl: setup-trl

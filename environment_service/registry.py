@@ -1,58 +1,49 @@
-"""Which environments there are: those of adapters/, by their names, and entry points of group `onbeat.environments`."""
+"""Which environments there are: entry points of group `onbeat.environments`, ours and those of other packages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module, metadata
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import metadata
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
-from process.entry_points import find_entry_point, names_in
+from contracts.settings import StackSettings
+from environments.provisions import OperatorsPart, Provision
+from process.entry_points import all_of, find_entry_point, names_in
 
 GROUP = "onbeat.environments"
+PROVISIONS_GROUP = "onbeat.environment_provisions"
+OURS = "onbeat"
+"""The distribution whose environments are imported before a child is there, and have provisions."""
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
-AGENT = "agent"
-"""The environment that an agent which owns its loop becomes; its parameter `agent` names the agent."""
-VERIFIERS = "verifiers"
-"""The environment that a whole environment of verifiers becomes, which is such an agent."""
-MCP = "mcp"
-"""The environment whose tools are those of a program that the stack's operator allows."""
-TRL = "trl"
-"""The environment that a class as TRL takes it becomes; its parameter `factory` names the class."""
-BUILT_IN: dict[str, tuple[str, str, str]] = {
-    AGENT: ("environment_service.agents.agent:AgentEnvironment", "onbeat", ""),
-    MCP: ("environment_service.adapters.mcp:Mcp", "mcp", "mcp"),
-    "reasoning_gym": ("environment_service.adapters.reasoning_gym:ReasoningGym", "reasoning-gym", ""),
-    "secret_table": ("environment_service.adapters.secret_table:SecretTable", "onbeat", ""),
-    "skyrl_gym": ("environment_service.adapters.skyrl_gym:SkyRLGym", "skyrl-gym", "skyrl-gym"),
-    "textarena": ("environment_service.adapters.textarena:TextArena", "textarena", "textarena"),
-    "tools": ("environment_service.adapters.tools:Tools", "onbeat", ""),
-    TRL: ("environment_service.adapters.trl:Trl", "onbeat", ""),
-    VERIFIERS: ("environment_service.agents.verifiers:Verifiers", "verifiers", ""),
-}
-"""Name → class as "module:Class", the distribution whose version is the environment's, and the extra that brings it."""
 
 Factory = Callable[..., Any]
 
 
 def names() -> tuple[str, ...]:
     """Returns what a spec may name; imports none of it."""
-    return tuple(sorted({*BUILT_IN, *names_in(GROUP)}))
+    return tuple(names_in(GROUP))
 
 
-def is_built_in(name: str) -> bool:
-    return name in BUILT_IN
+def is_ours(name: str) -> bool:
+    return any(_is_of_ours(entry_point) for entry_point in entry_points(group=GROUP, name=name))
 
 
-def runs_a_class_of_others(name: str) -> bool:
-    """Whether it imports code of a package of others, though it is built in."""
-    return is_agent(name) or name == TRL
+def provision_of(name: str) -> Provision:
+    """What an environment of ours is provided with; nothing, for one of another package."""
+    return _provisions().get(name, Provision()) if is_ours(name) else Provision()
 
 
-def is_agent(name: str) -> bool:
-    """Whether it runs code of a package of others, though it is built in, and talks to it over the loopback."""
-    return name in (AGENT, VERIFIERS)
+def operators_parts(settings: StackSettings) -> dict[str, OperatorsPart]:
+    """Name → what its children may know of the settings. Raises InvalidInput for settings that can't be read."""
+    return {
+        name: provision.from_operator(settings)
+        for name, provision in _provisions().items()
+        if provision.from_operator is not None
+    }
 
 
 def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
@@ -60,17 +51,30 @@ def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
 
     Raises InvalidInput that names the field, and whatever a foreign module raises while it is imported.
     """
-    if table.name in BUILT_IN:
-        path, distribution, extra = BUILT_IN[table.name]
-        module, _, name = path.partition(":")
-        try:
-            version = metadata.version(distribution)
-            return getattr(import_module(module), name), f"{distribution} {version}"
-        except (ImportError, metadata.PackageNotFoundError) as error:
-            raise InvalidInput(
-                f"`{table.name}` needs a package that isn't installed where the environment service runs: {error}",
-                field=NAME_FIELD,
-                cure=f"pip install 'onbeat[{extra}]' there" if extra else None,
-            ) from error
     found = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="environment service")
-    return found.load(), f"{found.dist.name} {found.dist.version}" if found.dist else ""
+    if not _is_of_ours(found):
+        return found.load(), f"{found.dist.name} {found.dist.version}" if found.dist else ""
+    provision = _provisions().get(table.name, Provision())
+    try:
+        version = metadata.version(provision.distribution)
+        return found.load(), f"{provision.distribution} {version}"
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        raise InvalidInput(
+            f"`{table.name}` needs a package that isn't installed where the environment service runs: {error}",
+            field=NAME_FIELD,
+            cure=f"pip install 'onbeat[{provision.extra}]' there" if provision.extra else None,
+        ) from error
+
+
+def _is_of_ours(entry_point: EntryPoint) -> bool:
+    return entry_point.dist is not None and entry_point.dist.name == OURS
+
+
+@lru_cache(maxsize=1)
+def _provisions() -> Mapping[str, Provision]:
+    """Those of ours alone: the service itself, which no cage holds, imports nothing of other packages."""
+    return {
+        name: provision
+        for table in all_of(PROVISIONS_GROUP, distribution=OURS).values()
+        for name, provision in table.items()
+    }

@@ -23,13 +23,16 @@ def names_in(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
-def all_of(group: str) -> dict[str, Any]:
+def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
     """What packages offer in a group, imported, by name in their order; none of a package whose folder was removed.
 
-    One that can't be imported is left out, and said: it is of no use to the others' users.
+    distribution: the one whose offers are imported; "" takes all. One that can't be imported is left out, and said: it
+    is of no use to the others' users.
     """
     loaded: dict[str, Any] = {}
     for entry_point in sorted(entry_points(group=group), key=lambda found: found.name):
+        if distribution and (entry_point.dist is None or entry_point.dist.name != distribution):
+            continue
         try:
             loaded[entry_point.name] = entry_point.load()
         except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import UNSET
 
 from contracts.environments.messages import Message
@@ -24,12 +25,22 @@ from contracts.environments.service import (
     Turned,
     reply_digest,
 )
+from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from environment_service.pool.pool import EnvironmentPool
+from environment_service.registry import factory_of
 
 PLUGIN = Path(__file__).parent / "integration" / "environment_plugin"
 KEY = "environment-key"
 SETTINGS = StackSettings(environment_key=KEY, environment_children=1, environment_memory_mb=1024)
+
+
+def needs(environment: str) -> None:
+    """Skips what plays an environment whose extra was deleted."""
+    try:
+        factory_of(EnvironmentTable(name=environment))
+    except InvalidInput as error:
+        pytest.skip(str(error))
 
 
 def said(content: str) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,6 @@ from contracts.encoding.wire import decode
 from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure
 from contracts.errors import InvalidInput
 from environment_service import registry
-from environment_service.mcp_servers import Offered
 from environment_service.player.protocol import Loaded
 
 
@@ -25,37 +25,31 @@ class Playable:
 
 
 def warm_up(payload: bytes) -> bytes:
-    """Imports a built-in environment's packages in the nursery; its children say what is wrong with it, if anything is.
+    """Imports the packages of an environment of ours in the nursery; its children say what is wrong with it.
 
     Packages of others are imported in each child: they may start threads, which no fork survives.
     """
     table = decode(payload, EnvironmentTable)
-    if registry.runs_a_class_of_others(table.name):
-        registry.factory_of(table)
-    elif registry.is_built_in(table.name):
+    if not registry.is_ours(table.name):
+        return b""
+    if registry.provision_of(table.name).is_only_imported:
+        with contextlib.suppress(InvalidInput):
+            registry.factory_of(table)
+    else:
         load(table)
     return b""
 
 
-def load(
-    table: EnvironmentTable,
-    mcp: Offered = Offered(),  # noqa: B008  (it is frozen)
-    trl_modules: tuple[str, ...] = (),
-) -> Playable | Loaded:
-    """Imports it and makes one, with the parameters; what is wrong, otherwise.
-
-    mcp, trl_modules: the operator's part in them.
-    """
+def load(table: EnvironmentTable, operators_part: bytes | None = None) -> Playable | Loaded:
+    """Imports it and makes one, with the parameters; what is wrong, otherwise."""
     try:
         factory, version = registry.factory_of(table)
     except InvalidInput as error:
         return _refused(str(error), registry.NAME_FIELD)
     except BaseException as error:  # foreign code may raise anything while it is imported, or ask to exit
         return _refused(f"`{table.name}` cannot be imported: {type(error).__name__}: {error}", registry.NAME_FIELD)
-    if table.name == registry.MCP:
-        factory = partial(factory, mcp)
-    elif table.name == registry.TRL:
-        factory = partial(factory, trl_modules)
+    if operators_part is not None:
+        factory = partial(factory, operators_part)
     params = dict(table.params)
     try:
         tried = factory(**params)

@@ -188,7 +188,7 @@ def serve(connection: socket.socket) -> None:
         place = Place(handle)
         os.close(handle)
         order = decode(payload, Load)
-        playable = load(order.environment, order.mcp, order.trl_modules)
+        playable = load(order.environment, order.operators_part)
         if isinstance(playable, Loaded):
             frames.send(encode(playable))
             return

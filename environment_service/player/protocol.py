@@ -18,7 +18,6 @@ from contracts.encoding.digests import Digest
 from contracts.encoding.wire import Record
 from contracts.environments.messages import Message
 from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure, Played, Result, Task
-from environment_service.mcp_servers import Offered
 
 MAX_WORK_BYTES = 256 * 1024 * 1024
 AT_REST = 0xFFFFFFFF
@@ -31,10 +30,8 @@ class Load(Record, frozen=True, kw_only=True):
     environment: EnvironmentTable
     reply_bytes: int
     """The longest answer of one turn."""
-    mcp: Offered = Offered()
-    """What it may know of MCP servers."""
-    trl_modules: tuple[str, ...] = ()
-    """Modules whose classes environment `trl` may be."""
+    operators_part: bytes | None = None
+    """What its class takes as the first argument, where the operator has a part in it (environments/provisions.py)."""
 
 
 class Loaded(Record, frozen=True, kw_only=True):

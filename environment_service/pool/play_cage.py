@@ -11,7 +11,6 @@ from cage.frames import Frames, Gone, Late
 from contracts.encoding.wire import decode, encode
 from contracts.environments.service import EnvironmentTable, FailureReason, Result
 from contracts.errors import ContractViolation
-from environment_service.mcp_servers import Offered
 from environment_service.player.player import FLUSH_BYTES
 from environment_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 
@@ -45,8 +44,7 @@ class PlayCage:
         environment: EnvironmentTable,
         reply_bytes: int,
         start_timeout_s: float,
-        mcp: Offered,
-        trl_modules: tuple[str, ...],
+        operators_part: bytes | None,
         on_empty: Callable[[], None] = lambda: None,
     ) -> None:
         self._process = CagedProcess(
@@ -57,7 +55,7 @@ class PlayCage:
             hash_seed=HASH_SEED,
             on_empty=on_empty,
         )
-        self._load = Load(environment=environment, reply_bytes=reply_bytes, mcp=mcp, trl_modules=trl_modules)
+        self._load = Load(environment=environment, reply_bytes=reply_bytes, operators_part=operators_part)
         self._start_timeout_s = start_timeout_s
         self._is_warm = False
         self._child: Frames | None = None

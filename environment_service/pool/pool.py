@@ -26,7 +26,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
 
 from cage.cage import CageRules, own_slot
 from contracts.encoding.wire import encode
@@ -43,24 +42,18 @@ from contracts.environments.service import (
 )
 from contracts.errors import InvalidInput, Unavailable
 from contracts.settings import StackSettings, usable_cores
-from environment_service.adapters.trl import modules_from
-from environment_service.mcp_servers import offered, servers_from
+from environment_service import registry
 from environment_service.player.protocol import Loaded
 from environment_service.pool.canary import compared
 from environment_service.pool.lane import Lane
 from environment_service.pool.play_cage import PlayCage
 from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
-from environment_service.registry import MCP, TRL, is_agent
 
 MAX_KINDS = 8
 MAX_CAGES = 240
 """Each has a user of its own, of 256."""
 MAX_WAITING = 2**17
 """Asks that wait in all lanes; one more call is refused."""
-AGENTS_LIMITS: dict[str, Any] = {"loopback": True, "processes": 2048, "open_files": 4096}
-"""Limits of a cage of agents: each has a thread and a connection of its own, with both ends."""
-MCP_LIMITS: dict[str, Any] = {"processes": 2048, "open_files": 4096}
-"""Limits of a cage of MCP servers: each session has a process of its own, with threads."""
 NO_SESSION = Failure(reason="lost", detail="the environment service has no such session")
 
 log = logging.getLogger(__name__)
@@ -101,12 +94,11 @@ class EnvironmentPool:
     ) -> None:
         """on_restart: called for each child that was lost. on_result: for each result of a child.
 
-        Raises InvalidInput for MCP servers that can't be read or found, and for modules whose names are none.
+        Raises InvalidInput for an operator's part in an environment that can't be read.
         """
         self._settings = settings
         self.num_children = settings.environment_children or usable_cores()
-        self._mcp_servers = servers_from(settings.mcp_servers)
-        self._trl_modules = modules_from(settings.trl_modules)
+        self._operators_parts = registry.operators_parts(settings)
         self._hidden = (str(settings.run_root_path), str(settings.weight_root_path))
         self._on_restart = on_restart
         self._on_result = on_result
@@ -214,6 +206,7 @@ class EnvironmentPool:
 
     def new_cage(self, table: EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
+        provision = registry.provision_of(table.name)
         with self._guards_sessions:
             if not self._folder:
                 self._folder = tempfile.mkdtemp(prefix="onbeat-environments-")
@@ -228,15 +221,14 @@ class EnvironmentPool:
             service="environments",
             service_slot=own_slot(),
             number=number,
-            **_limits(table),
+            **provision.limits,
         )
         return PlayCage(
             rules,
             environment=table,
             reply_bytes=self._settings.environment_reply_kb * 1024,
             start_timeout_s=self._settings.environment_start_s,
-            mcp=offered(self._mcp_servers, table),
-            trl_modules=self._trl_modules if table.name == TRL else (),
+            operators_part=self._operators_parts[table.name](table) if provision.from_operator else None,
             on_empty=lambda: self._cages.discard(number),
         )
 
@@ -338,12 +330,6 @@ class EnvironmentPool:
             log.warning("environments are caged as far as this platform allows; missing: %s", "; ".join(missing))
         else:
             log.info("environments are caged")
-
-
-def _limits(table: EnvironmentTable) -> dict[str, Any]:
-    if is_agent(table.name):
-        return AGENTS_LIMITS
-    return MCP_LIMITS if table.name == MCP else {}
 
 
 def _no_twice(names: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ from tests.chaos.short_job import (
 )
 from tests.judge_server import judge_server, says
 from tests.pipeline import Pipeline, until_ready, wait_for_exit
+from tests.played import needs
 
 AWAY_S = 60.0 if IS_LONG else 0.0
 """How long a service stays away after the job's status has said so."""
@@ -134,6 +135,7 @@ def test_a_job_outlasts_a_reward_service_that_is_killed_and_stays_away(pipeline:
 
 def test_a_job_with_an_environment_outlasts_both_services_at_once(pipeline: Pipeline) -> None:
     spec = KINDS["environment"]
+    needs("secret_table")
     with running(pipeline, "producer-oracle"):
         oracle = undisturbed_digest(pipeline, spec)
     job_id = outlast(pipeline, spec, [(stopped, [REWARD, ENVIRONMENT]), (killed, [REWARD, ENVIRONMENT])])
@@ -145,6 +147,8 @@ def test_a_job_with_an_environment_outlasts_both_services_at_once(pipeline: Pipe
 @pytest.mark.parametrize("make", [stopped, killed])
 def test_a_job_of_any_kind_outlasts_each_outage(pipeline: Pipeline, kind: str, make: Any) -> None:
     spec = KINDS[kind]
+    if spec.environment is not None:
+        needs(spec.environment.name)
     with running(pipeline, "producer-oracle"):
         oracle = undisturbed_digest(pipeline, spec)
     each = [[REWARD], [ENVIRONMENT], [REWARD, ENVIRONMENT]] if kind == "environment" else [[REWARD], [REWARD]]

@@ -28,7 +28,7 @@ from tests.chaos.short_job import (
     until,
 )
 from tests.pipeline import Pipeline, wait_for_exit
-from tests.played import PLUGIN
+from tests.played import PLUGIN, needs
 
 FAILED = 2
 ENVIRONMENT: dict[str, Any] = {
@@ -50,6 +50,7 @@ JOB = short_job(
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    needs("secret_table")
     with Pipeline(tmp_path_factory.mktemp("turns")) as pipeline:
         pipeline.start_environments()
         yield pipeline

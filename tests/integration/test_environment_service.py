@@ -135,7 +135,7 @@ def test_a_bad_request_names_what_is_wrong_with_it(
 def test_every_path_needs_the_key_and_the_process_says_how_it_is(service: Service, http: httpx.Client) -> None:
     assert httpx.post(f"{service.url}/v1/steps", content=b"").status_code == 401
     assert http.get("/healthz").json() == {"status": "ok"}
-    assert {"echo", "tools", "textarena"} <= set(http.get("/v1/environments").json()["environments"])
+    assert {"echo", "nasty", "dies_at_import"} <= set(http.get("/v1/environments").json()["environments"])
     post(http, "/v1/sessions", request("echo", new(1, name="counted")))
     lines = http.get("/metrics").text.splitlines()
     assert 'onbeat_environment_results_total{outcome="turned"}' in "\n".join(lines)

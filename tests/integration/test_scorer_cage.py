@@ -125,6 +125,8 @@ def test_what_a_library_does_to_its_own_process_and_files_it_still_may(outcome: 
 
 
 def test_a_program_of_the_python_tool_has_the_calls_of_its_list_and_no_other(outcome: Outcome) -> None:
+    if not outcome.told["program"]:
+        pytest.skip("the extra that has the tool was deleted")
     assert outcome.told["program"] == "EACCES ENOSYS", "of the last ones of which no kernel that we have read knows"
 
 

@@ -18,15 +18,19 @@ from tests.unit.test_house import tracked
 ROOT = Path(__file__).parents[2]
 EXTRAS = ROOT / "onbeat_extras"
 WITH_EXTRAS = {
+    "configs/models/make_secret_table.py": "the demo whose dialogues it trains on",
     "process/own_packages.py": "the list of packages that are ours",
+    "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/mutants/kept.py": "guards that are left out, of extras too",
     "tests/mutants/sources.py": "the same",
     "tests/unit/docs/test_where_to_change.py": "the copy that its additions go into",
-    "tests/unit/docs/use_additions.py": "the addition of a tracker",
+    "tests/unit/docs/use_additions.py": "the additions of a tracker and an environment",
     "tests/unit/test_extras.py": "",
     "tests/unit/test_house.py": "how small a tracker may be",
 }
 """File outside the extras that names them → what it does with them."""
+
+OF_THE_CORE = ("tests/unit/onbeat/stack", "tests/unit/consumer/test_trackers.py", "tests/unit/environment_service")
 
 
 def test_what_is_no_extra_names_none() -> None:
@@ -61,4 +65,4 @@ def test_the_core_starts_and_passes_its_tests_where_the_extras_were_deleted(tmp_
     commands = ran("onbeat", "--help")
     assert "submit" in commands
     assert "chaos" not in commands
-    ran("pytest", "-p", "no:cacheprovider", "tests/unit/onbeat/stack", "tests/unit/consumer/test_trackers.py")
+    ran("pytest", "-p", "no:cacheprovider", *OF_THE_CORE)

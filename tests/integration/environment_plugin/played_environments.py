@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from environment_service.adapters.secret_table import SecretTable
 from environments.author import BadTask, Environment, Message, Opening, Reply
 
 COUNTER = itertools.count()
@@ -199,15 +198,3 @@ class Strict(Echo):
         if level not in ("easy", "hard"):
             raise ValueError(f"level is easy or hard, and not {level}")
         super().__init__()
-
-
-TENS = {"2": "twenty", "3": "thirty", "4": "forty", "5": "fifty", "6": "sixty", "7": "seventy", "8": "eighty"}
-
-
-class Picky(SecretTable):
-    """Looks the tens of an answer up, and raises where it has none that it knows."""
-
-    def step(self, message: Message, turn: int) -> Reply:
-        if not message.content.startswith("?"):
-            TENS[message.content[-1]]
-        return super().step(message, turn)

@@ -204,7 +204,7 @@ class Novel(Environment):
         return Reply("yes", reward=2.0, done=True)
 """,
         ),
-        edits=(Edit(line='"novel": ("environment_service.adapters.novel:Novel", "onbeat", ""), '),),
+        edits=(),
         says=["say 3", 2.0, True],
     ),
     "an endpoint of the gateway": Addition(

@@ -63,16 +63,19 @@ def a_data_set():
     return [loaded.train[0].question, loaded.train[0].reference]
 
 
+def install(name, entry_points):
+    """Entry points as pyproject.toml would have them, of a package beside ours."""
+    installed = Path(f"{name}-1.0.dist-info")
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(entry_points)
+
+
 def a_tracker():
     from consumer.trackers import tracker_makers
     from contracts.run_folder import RunFolder
 
-    installed = Path("novel-1.0.dist-info")
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: novel\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text(
-        "[onbeat.trackers]\nnovel = onbeat_extras.trackers.novel:NovelTracker\n"
-    )
+    install("novel_tracker", "[onbeat.trackers]\nnovel = onbeat_extras.trackers.novel:NovelTracker\n")
     makers = tracker_makers(spec_of(trackers=["novel"]), RunFolder(Path("."), "job-1"))
     return makers["novel"]().name
 
@@ -125,6 +128,7 @@ def an_environment():
     from contracts.environments.service import EnvironmentTable
     from environment_service import registry
 
+    install("novel_environment", "[onbeat.environments]\nnovel = onbeat_extras.environments.adapters.novel:Novel\n")
     assert "novel" in registry.names()
     factory, _ = registry.factory_of(EnvironmentTable(name="novel"))
     environment = factory()

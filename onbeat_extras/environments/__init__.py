@@ -1,0 +1,1 @@
+"""Environments that come with Onbeat, with their tools, and agents that own their loop (environments/author.py)."""

@@ -1,0 +1,159 @@
+"""A question of the data set, answered with the tools of an MCP server: `name = "mcp"`, `params = {server = "notes"}`.
+
+As with `tools`, the model's first message without a call is its answer. The servers are those of the stack's operator
+(onbeat_extras/environments/mcp_servers.py); each session has a process of its own. What a server answers is its own
+affair, so that the environment isn't deterministic.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Any
+
+from mcp_types import CallToolResult, TextContent
+from mcp_types import Tool as ServerTool
+
+from contracts.encoding.wire import decode
+from environments.author import BadTask, Environment, Message, NoAnswer, Opening, Reply, Tool, ToolCall
+from onbeat_extras.environments.adapters.answers import READERS, are_equal
+from onbeat_extras.environments.mcp_servers import PARAM, VARIABLE, Offered
+from onbeat_extras.environments.tools.mcp_connection import Connection
+from onbeat_extras.environments.tools.toolbox import MAX_CALLS, Unreadable, arguments_of, tool_message
+
+MAX_TOOLS = 64
+MAX_DESCRIPTION_CHARS = 4000
+MAX_SCHEMA_CHARS = 16_000
+MAX_CHARS = 100_000
+
+
+class Mcp(Environment):
+    """`server`: its name. `tools`: some of its tools; "" takes all. `chars`: the longest answer of one call.
+
+    `answer` and `system` are as those of `tools`.
+    """
+
+    deterministic = False
+    threads = True  # asyncio waits for a process in a thread, before Python 3.12
+
+    def __init__(
+        self,
+        operators_part: bytes,
+        /,
+        *,
+        server: str,
+        tools: str = "",
+        answer: str = "number",
+        system: str = "",
+        chars: int = 4000,
+    ) -> None:
+        servers = decode(operators_part, Offered)
+        if servers.server is None:
+            known = f"there are: {', '.join(servers.names)}" if servers.names else "there are none"
+            raise ValueError(f"{PARAM}: the stack's operator allows no MCP server `{server}` ({VARIABLE}); {known}")
+        if answer not in READERS:
+            raise ValueError(f"answer is one of {', '.join(READERS)}, and not {answer}")
+        if not 1 <= chars <= MAX_CHARS:
+            raise ValueError(f"chars is 1 to {MAX_CHARS}")
+        self._server = servers.server
+        self._wanted = [name.strip() for name in tools.split(",") if name.strip()]
+        self._read = READERS[answer]
+        self._system = system
+        self._chars = chars
+        self._connection: Connection | None = None
+        self._names: tuple[str, ...] = ()
+        self._num_calls = 0
+        self._num_refused = 0
+
+    async def reset(self, task: dict[str, Any], seed: int) -> Opening:
+        if "question" not in task or "reference" not in task:
+            raise BadTask("it has no question and reference: the job needs a data set of examples")
+        self._reference = str(task["reference"])
+        self._connection = Connection(self._server)
+        # A session that its player forgets, as after a failure, must not leave its server.
+        weakref.finalize(self, self._connection.kill)
+        tools = self._chosen(await self._connection.open())
+        self._names = tuple(tool.name for tool in tools)
+        first = [Message(role="system", content=self._system)] if self._system else []
+        return Opening([*first, Message(role="user", content=str(task["question"]))], tools=tools)
+
+    async def step(self, message: Message, turn: int) -> Reply:
+        if message.malformed:
+            self._num_calls += 1
+            problem = f"the tool call can't be read: {message.malformed}"
+            return Reply([self._refused(ToolCall(name=""), problem)], metrics=self._metrics())
+        if message.tool_calls:
+            answers = [await self._answer(number, call) for number, call in enumerate(message.tool_calls)]
+            return Reply(answers, metrics=self._metrics())
+        answer = self._read(message.content)
+        is_right = answer is not None and are_equal(answer, self._reference)
+        return Reply(reward=float(is_right), done=True, metrics=self._metrics())
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _answer(self, number: int, call: ToolCall) -> Message:
+        assert self._connection is not None
+        self._num_calls += 1
+        if number >= MAX_CALLS:
+            return self._refused(call, f"a message has {MAX_CALLS} calls at most")
+        if call.name not in self._names:
+            return self._refused(call, f"there is no tool `{call.name[:100]}`; there are: {', '.join(self._names)}")
+        try:
+            arguments = arguments_of(call.arguments)
+        except Unreadable as error:
+            return self._refused(call, str(error))
+        found = await self._connection.call(call.name, arguments)
+        if isinstance(found, str):
+            return self._refused(call, found)
+        if found.is_error:
+            return self._refused(call, content_of(found))
+        return tool_message(call.name, call.call_id, self._cut(content_of(found)))
+
+    def _refused(self, call: ToolCall, problem: str) -> Message:
+        self._num_refused += 1
+        return tool_message(call.name[:100], call.call_id, self._cut(f"error: {problem}"))
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self._chars:
+            return text
+        return f"{text[: self._chars]}\nerror: the answer was cut after {self._chars} characters"
+
+    def _chosen(self, offered: list[ServerTool]) -> list[Tool]:
+        """Raises NoAnswer."""
+        by_name = {tool.name: tool for tool in offered}
+        if unknown := [name for name in self._wanted if name not in by_name]:
+            raise NoAnswer(f"the MCP server has no tool `{unknown[0]}`; it has: {', '.join(by_name)}")
+        chosen = [by_name[name] for name in self._wanted] if self._wanted else list(by_name.values())
+        if not 1 <= len(chosen) <= MAX_TOOLS:
+            raise NoAnswer(f"the MCP server has {len(chosen)} tools, and a session 1 to {MAX_TOOLS}; choose by `tools`")
+        return [_tool(tool) for tool in chosen]
+
+    def _metrics(self) -> dict[str, float]:
+        return {"tool_calls": float(self._num_calls), "refused_tool_calls": float(self._num_refused)}
+
+
+def content_of(result: CallToolResult) -> str:
+    """Texts as they are, of anything else what it is; where there is nothing, the structured content as JSON."""
+    parts = [part.text if isinstance(part, TextContent) else _described(part) for part in result.content]
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False, sort_keys=True)
+    return "\n".join(parts) or "(no content)"
+
+
+def _described(part: Any) -> str:
+    kind = getattr(part, "mime_type", None) or getattr(getattr(part, "resource", None), "mime_type", None) or ""
+    where = str(getattr(part, "uri", None) or getattr(getattr(part, "resource", None), "uri", None) or "")
+    return f"[{' '.join(word for word in (part.type, kind[:100], where[:1000]) if word)}]"
+
+
+def _tool(tool: ServerTool) -> Tool:
+    """Raises NoAnswer."""
+    schema = dict(tool.input_schema)
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+        raise NoAnswer(
+            f"the schema of the MCP server's tool `{tool.name[:100]}` has over {MAX_SCHEMA_CHARS} characters"
+        )
+    description = (tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS]
+    return Tool(name=tool.name, description=description, parameters=schema)

@@ -1,0 +1,148 @@
+"""Which environments there are, and which ones the service trusts before a cage holds them: those of its package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from contracts.encoding.wire import encode
+from contracts.environments.service import EnvironmentTable, Failure
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from environment_service import registry
+from environment_service.player.loading import Playable, load, warm_up
+from environment_service.player.protocol import Loaded
+
+MODULE = """
+from environments.author import Environment
+from environments.provisions import Provision
+
+MADE = []
+
+
+class Lent(Environment):
+    def __init__(self, part=None):
+        MADE.append(part)
+
+
+def part(settings):
+    return lambda table: b"1"
+
+
+PROVISIONS = {
+    "lent": Provision(limits={"processes": 7}, is_only_imported=True, from_operator=part),
+    "taken": Provision(limits={"processes": 7}, from_operator=part),
+    "lacking": Provision(distribution="no-such-package", extra="lacking"),
+}
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Installed]]:
+    """Packages that are installed before all others: one with our name stands in for ours."""
+    Installed.folder = tmp_path
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._provisions.cache_clear()
+    yield Installed
+    registry._provisions.cache_clear()
+    for name in ("offered_by_ours", "offered_by_others"):
+        sys.modules.pop(name, None)
+
+
+class Installed:
+    folder: Path
+
+    @classmethod
+    def of(cls, distribution: str, entry_points: str, **modules: str) -> None:
+        info = cls.folder / f"{distribution}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entry_points)
+        for name, text in modules.items():
+            (cls.folder / f"{name}.py").write_text(text)
+
+
+OF_OURS = """
+[onbeat.environments]
+lent = offered_by_ours:Lent
+plain = offered_by_ours:Lent
+lacking = offered_by_ours:Lent
+gone = no_such_folder:Gone
+
+[onbeat.environment_provisions]
+ours = offered_by_ours:PROVISIONS
+"""
+OF_OTHERS = """
+[onbeat.environments]
+taken = offered_by_others:Lent
+
+[onbeat.environment_provisions]
+theirs = offered_by_others:PROVISIONS
+"""
+
+
+def table(name: str) -> EnvironmentTable:
+    return EnvironmentTable(name=name)
+
+
+def test_an_environment_of_ours_has_its_provision_and_the_version_of_its_package(install: type[Installed]) -> None:
+    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    assert {"lent", "plain", "lacking", "gone"} <= set(registry.names())
+    assert registry.provision_of("lent").limits == {"processes": 7}
+    assert registry.provision_of("plain").limits == {}
+    (part,) = [part for name, part in registry.operators_parts(StackSettings()).items() if name == "lent"]
+    playable = load(table("lent"), part(table("lent")))
+    assert isinstance(playable, Playable)
+    assert playable.facts.version == "onbeat 1.0"
+    assert sys.modules["offered_by_ours"].MADE == [b"1"]
+
+
+def test_the_nursery_makes_one_of_ours_unless_that_runs_code_of_others(install: type[Installed]) -> None:
+    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    for name in ("lent", "lacking", "gone", "absent"):
+        warm_up(encode(table(name)))
+    assert sys.modules["offered_by_ours"].MADE == []
+    warm_up(encode(table("plain")))
+    assert sys.modules["offered_by_ours"].MADE == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("lacking", "No package metadata was found for no-such-package"), ("gone", "No module named 'no_such_folder'")],
+)
+def test_one_of_ours_that_lacks_its_package_or_its_folder_says_so(
+    install: type[Installed], name: str, problem: str
+) -> None:
+    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    loaded = load(table(name))
+    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded.failure, Failure)
+    assert problem in loaded.failure.detail
+    assert ("pip install 'onbeat[lacking]' there" in loaded.failure.detail) == (name == "lacking")
+    assert loaded.field == "environment.name"
+
+
+def test_a_package_of_others_is_imported_in_no_service_has_no_provision_and_is_told_no_setting(
+    install: type[Installed],
+) -> None:
+    install.of("others", OF_OTHERS, offered_by_others=MODULE)
+    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    registry.operators_parts(StackSettings())
+    provision = registry.provision_of("taken")
+    assert (provision.limits, provision.from_operator) == ({}, None)
+    warm_up(encode(table("taken")))
+    assert "offered_by_others" not in sys.modules
+    assert registry.factory_of(table("taken"))[1] == "others 1.0"
+
+
+def test_a_name_that_two_packages_offer_is_refused_and_neither_is_imported(install: type[Installed]) -> None:
+    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    install.of("others", OF_OTHERS.replace("taken =", "plain ="), offered_by_others=MODULE)
+    with pytest.raises(InvalidInput, match=r"several packages offer `plain`.*onbeat 1\.0, others 1\.0"):
+        registry.factory_of(table("plain"))
+    assert "offered_by_others" not in sys.modules
+    assert metadata.version("others") == "1.0"
