@@ -97,6 +97,12 @@ def test_a_lost_claim_is_given_to_no_other_process_and_not_after_another_took_it
     assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/2"
 
 
+def test_a_lost_claim_whose_prompt_is_gone_holds_its_process_up_with_nothing(job: Job) -> None:
+    lost = answer_lost(job, NAME)
+    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, lost.entry_id)
+    assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/1"
+
+
 def test_a_copy_whose_answer_was_lost_comes_again(job: Job) -> None:
     slow = job.generator("slow")
     done, *_ = [claimed(slow) for _ in range(3)]

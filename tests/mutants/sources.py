@@ -39,6 +39,7 @@ STAGES = (
 FENCE = (
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",
+    "tests/integration/test_engines_of_a_job.py",
     "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",
