@@ -57,15 +57,6 @@ class JobStore:
                 return job_id, outcome == b"created"
         raise Conflict("its job is being removed", field="Idempotency-Key", cure="try again, or use another key")
 
-    def adopt(self, job_id: str, spec: JobSpec) -> None:
-        """Makes a job of another server known to this one, by its id: as one that was cancelled before it began.
-
-        Raises Conflict where this server has a job of that id, or has removed one.
-        """
-        if (outcome := self._create(job_id, encode(spec), "")) != b"created":
-            raise Conflict(f"is known here already ({outcome.decode()})", field="job_id")
-        self.request_cancel(job_id)
-
     def _create(self, job_id: str, body: bytes, idempotency_key: str, **limits: int) -> bytes:
         """The outcome: created, already, or removed where the id is that of a job that was removed meanwhile.
 

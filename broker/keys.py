@@ -40,7 +40,6 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
 | onbeat:S:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
-| onbeat:S:replays | hash, replay id → ReplayEntry | replay scripts | gateway, generators | an hour, newest 100 |
 | onbeat:S:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.
@@ -60,7 +59,7 @@ JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
-GENERATORS, STAGE_WORKERS, REPLAYS = "generators", "stage_workers", "replays"
+GENERATORS, STAGE_WORKERS = "generators", "stage_workers"
 """What `sealed_name` is asked for."""
 GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"

@@ -12,7 +12,6 @@ from fastapi import Depends, Request
 from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker
 from broker.job_store import JobStore
-from broker.replays import Replays
 from contracts.encoding.names import check_job_id
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
@@ -50,10 +49,6 @@ class Services:
     @property
     def jobs(self) -> JobStore:
         return JobStore(self.broker)
-
-    @property
-    def replays(self) -> Replays:
-        return Replays(self.broker)
 
     def sweep(self) -> None:
         """Asks a consumer to see to the files of removed jobs; without the message it does so within a minute."""

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, dead, delete, export, jobs, look, replay, stack
+from onbeat.commands import bench, dead, delete, export, jobs, look, stack
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 from process.entry_points import all_of
 from process.signals import end_on_signals
@@ -43,7 +43,6 @@ COMMANDS = (
     look.logs,
     dead.dead,
     jobs.verify,
-    replay.replay,
     export.export,
 )
 """In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""

@@ -37,7 +37,6 @@ CRASH_POINTS = {
     "producer.after_generation": "completions in memory, unscored",
     "producer.after_scoring": "a complete batch in memory, unpublished",
     "producer.after_publication": "a published batch, the generator's own books not closed",
-    "producer.replaying": "a recorded batch that is sampled again in memory, its request unanswered",
     "environment.before_play": "sessions of a call that isn't begun, all others",
     "environment.after_play": "steps that are played and not answered",
     "environment.lost_child": "the sessions of a child that is gone, not begun again",

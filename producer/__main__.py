@@ -22,26 +22,18 @@ from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
 from broker.presence import Presence
-from broker.replays import Replays
 from contracts.engines import Engine
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, engine_from, settings_from
-from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
-from environments.client import EnvironmentClient
 from process import crash_points
-from process.dependency import Dependency
 from process.signals import exit_cleanly_on_signals
+from producer import wiring
 from producer.active_jobs import ActiveJobs
 from producer.broker_calls import BrokerCalls
-from producer.detokenizer import FolderDetokenizer, folder_renderer
-from producer.engine.factory import check_machine, fingerprint_of_job, make_engine, preload
+from producer.engine.factory import check_machine, preload
 from producer.generator import Generator
-from producer.replays import Replayer
-from producer.rollout.players import Players
-from producer.served_model import ServedModel
-from prompts.opening_service import client_for, dependency_of, environment_http
+from prompts.opening_service import dependency_of, environment_http
 from scoring.reward_client import RewardClient, reward_http
 from telemetry.logs import configure
 
@@ -80,15 +72,9 @@ def _wired(
         full_timeout_s=settings.broker_full_timeout_s,
         break_off=broker.break_off,
     )
-    model = ServedModel(
-        partial(make_engine, options=engine, settings=settings, chunks=partial(WeightChunks, broker)),
-        partial(FolderDetokenizer, settings=settings),
-        threads_for=partial(threads_for, settings=settings),
-        has_to_prove=engine.has_to_prove_it,
-    )
+    model = wiring.served_model(settings, engine, chunks=partial(WeightChunks, broker))
     rewards = RewardClient(http, key=settings.reward_key)
     environment_service = dependency_of(environments, settings)
-    players = _players(settings, environments, environment_service)
 
     def make_side(job_id: str, engine_kind: str | None) -> GeneratorSide:
         return GeneratorSide(broker, job_id, generator_id, engine=engine_kind)
@@ -96,42 +82,23 @@ def _wired(
     def not_reproducible() -> str:
         return model.not_reproducible if engine.is_reproducible else engine.name
 
-    fingerprint = partial(fingerprint_for, engine=engine, settings=settings)
-    make_replayer = partial(
-        Replayer,
-        generator_id=generator_id,
-        replays=Replays(broker),
-        jobs=JobStore(broker),
-        make_side=make_side,
-        calls=calls,
-        model=model,
-        players=players,
-        run_root=settings.run_root_path,
-        weight_root=settings.weight_root_path,
-        not_reproducible=not_reproducible,
-        fingerprint=fingerprint,
-    )
     return Generator(
         generator_id=generator_id,
         jobs=ActiveJobs(
-            JobStore(broker), make_side, calls=calls, fingerprint=fingerprint, not_reproducible=not_reproducible
+            JobStore(broker),
+            make_side,
+            calls=calls,
+            fingerprint=partial(wiring.fingerprint_for, engine=engine, settings=settings),
+            not_reproducible=not_reproducible,
         ),
         presence=Presence(broker),
         calls=calls,
         model=model,
         rewards=rewards,
-        players=players,
+        players=wiring.players(settings, environments, environment_service),
         services=(rewards.service, environment_service),
-        make_replayer=make_replayer,
         metrics=metrics_of(settings),
     )
-
-
-def _players(settings: StackSettings, environments: httpx.AsyncClient, service: Dependency) -> Players:
-    def make_client(spec: JobSpec, environment: EnvironmentSpec) -> EnvironmentClient:
-        return client_for(environments, environment, settings, deadline_s=spec.timeouts.dependency_s, service=service)
-
-    return Players(make_client=make_client, make_renderer=partial(folder_renderer, settings=settings))
 
 
 def metrics_of(settings: StackSettings) -> GeneratorMetrics | None:
@@ -144,18 +111,6 @@ def metrics_of(settings: StackSettings) -> GeneratorMetrics | None:
     metrics = GeneratorMetrics()
     serve_metrics(settings, metrics.exposition)
     return metrics
-
-
-def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:
-    """What the bits of this generator's completions of a job depend on (I7). Blocks for seconds: it imports torch."""
-    return fingerprint_of_job(
-        engine, spec.model, device=settings.device, num_threads=threads_for(spec, settings=settings)
-    )
-
-
-def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:
-    """A colocated job's engine has the whole of this process's share while its trainer is idle."""
-    return settings.colocated_threads_each() if spec.schedule_rule.takes_turns else None
 
 
 async def run_to_its_end(generator: Generator) -> int:

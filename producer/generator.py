@@ -47,7 +47,6 @@ from producer.activity import Activity, Reports
 from producer.broker_calls import BrokerCalls
 from producer.heartbeat import Heartbeat, HeldBatches, wait_for
 from producer.receipt import Receipt
-from producer.replays import Replayer
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.carrier import Carrier
 from producer.rollout.players import Players
@@ -96,10 +95,8 @@ class Generator:
         wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
         metrics: GeneratorMetrics | None = None,
-        make_replayer: Callable[..., Replayer] | None = None,
     ) -> None:
-        """services: what batches need beside the engine. metrics: of the process, where it serves any. make_replayer:
-        makes what samples recorded batches again; None: this generator does not."""
+        """services: what batches need beside the engine. metrics: of the process, where it serves any."""
         self._generator_id = generator_id
         self._presence = presence
         self._calls = calls
@@ -130,7 +127,6 @@ class Generator:
             activity=self._activity,
             freed=self._held.freed.set,
         )
-        self._replayer = make_replayer(carrier=self._carrier) if make_replayer else None
         self._players = players
         self._carries: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -168,8 +164,7 @@ class Generator:
             await self._until_freed(self._is_full)
             found = await self._claim_next()
             if found is None:
-                if not await self._replays_one():
-                    await self._wait_for_work()
+                await self._wait_for_work()
                 continue
             job, claim = found
             batch = claim.prompt_batch
@@ -275,12 +270,6 @@ class Generator:
         await self._players.prepare(job.spec)
         return loaded
 
-    async def _replays_one(self) -> bool:
-        """Whether a recorded batch was sampled again: only while the engine has nothing else to do, nor its device."""
-        is_free = not self._stopping.is_set() and not self._held.need_weights and not self._jobs.take_turns
-        is_free = is_free and not any(service.is_away for service in self._services)
-        return self._replayer is not None and is_free and await self._replayer.take_one()
-
     async def _wait_for_work(self) -> None:
         """Waits for prompts, a short deadline, or `stop`; a generator may be idle as long as the stack is."""
         now_s = self._clock()
@@ -346,10 +335,7 @@ class Generator:
 
     def _begin(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
         """Puts a claimed batch into the engine."""
-        weights = loaded.engine.policy_version
-        if weights is None:
-            raise AssertionError("an engine without verified weights is not ready")
-        play = self._players.play_for(job, loaded)
+        weights, play = loaded.verified, self._players.play_for(job.spec, loaded)
         self._activity.holds(weights.policy_version)
         batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
         batch.sample(started_s=self._wall_clock())

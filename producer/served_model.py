@@ -48,6 +48,14 @@ class LoadedModel:
     hangs: bool = False
     """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
 
+    @property
+    def verified(self) -> VerifiedWeights:
+        """What the engine holds, once `ServedModel.ready_for` has answered."""
+        weights = self.engine.policy_version
+        if weights is None:
+            raise AssertionError("an engine without verified weights is not ready")
+        return weights
+
     async def generate(self, batch: PromptBatch, *, deadline_s: float) -> list[list[Completion]]:
         """Raises what the engine raises, and EngineUnavailable past the deadline."""
         async with self.within(deadline_s, f"batch {batch.batch_id}"):

@@ -39,7 +39,6 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "announce_shard": (TRAINER,),
     "beat": (GATEWAY, TRAINER, GENERATOR, STAGE),
     "claim_prompt": (GENERATOR,),
-    "claim_replay": (GENERATOR,),
     "claim_rollouts": (TRAINER,),
     "claim_rows": (STAGE,),
     "commit_iteration": (TRAINER,),
@@ -57,18 +56,15 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "read_batch": (STAGE,),
     "reconcile": (TRAINER,),
     "renew_prompts": (GENERATOR,),
-    "renew_replay": (GENERATOR,),
     "renew_rows": (STAGE,),
     "renew_trainer": (TRAINER,),
     "remove_job": (GATEWAY,),
     "report_spans": (GENERATOR, STAGE),
-    "request_replay": (GATEWAY,),
     "resume_job": (GATEWAY,),
     "restore_chain": (TRAINER,),
     "rewind": (TRAINER,),
     "seal": (GATEWAY, TRAINER),
     "set_state": (GATEWAY, TRAINER),
-    "settle_replay": (GENERATOR,),
     "write": (GATEWAY, TRAINER),
 }
 """Script → the roles that may run it."""
@@ -99,7 +95,6 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+get +incrby +decrby", "~onbeat:spec_bytes"),
         ("+hexists +hset", "~onbeat:removed"),
         ("+hdel", f"~{S}:generators ~{S}:stage_workers"),
-        ("+hget +hgetall +hset +hdel +pexpire", f"~{S}:replays"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:prompts* ~{S}:{{*}}:rollouts*"),
@@ -143,7 +138,6 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hincrby", f"~{S}:{{*}}:progress"),
         ("+hset +del", f"~{S}:{{*}}:claimers"),
         ("+hset +hdel", f"~{S}:generators"),
-        ("+hset", f"~{S}:replays"),
         # A batch of a job with stages.
         ("+zadd", f"~{S}:{{*}}:work*"),
         ("+hset", f"~{S}:{{*}}:columns*"),

@@ -44,7 +44,7 @@
 -- A function checks everything before it writes: functions do not roll back. Each answers a list whose first item is its
 -- outcome.
 local SEAL = '@SEAL@'
-local JOBS, ACTIVE, REMOVED, REPLAYS = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed', 'onbeat:' .. SEAL .. ':replays'
+local JOBS, ACTIVE, REMOVED = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed'
 local SPEC_BYTES = 'onbeat:spec_bytes'
 
 -- Of the call that runs; one runs at a time.
@@ -135,19 +135,6 @@ end
 local function unpacked(text)
   local is_packed, value = pcall(cmsgpack.unpack, text)
   return is_packed and type(value) == 'table' and value or nil
-end
-
--- A request to sample a batch again, or nil for what is none: any generator may write into its hash.
-local OF_REPLAY = { replay_id = 'string', job_id = 'string', batch_id = 'string', state = 'string', generator = 'string',
-  recorded_digest = 'string', digest = 'string', reason = 'string', attempt = 'number', lease_ms = 'number',
-  asked_ms = 'number', ends_ms = 'number' }
-local function replay_of(id, text)
-  local one = text and unpacked(text)
-  if not one or one.replay_id ~= id then return nil end
-  for name, kind in pairs(OF_REPLAY) do
-    if type(one[name]) ~= kind then return nil end
-  end
-  return one
 end
 
 local function num_slots()

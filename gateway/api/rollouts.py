@@ -1,20 +1,17 @@
-"""What a job's recorded batches are, and requests to sample one again."""
+"""What a job's recorded batches are."""
 
 from __future__ import annotations
 
 import threading
-from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Path, Query, Response
 
-from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
+from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.recorded.batches import RecordedIteration
 from contracts.recorded.files import RecordedFiles
 from contracts.recorded.versions import why_not_again
 from contracts.recorded.views import FoundTexts, IterationView, RecordedBatchView, RecordedList
-from contracts.replays import Replay, ReplayRequest
 from contracts.rollouts import Purpose
 from contracts.run_folder import RunFolder
 from gateway import openapi
@@ -22,7 +19,6 @@ from gateway.recorded.search import Search
 from gateway.recorded.views import batch_view
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
-from gateway.submission import requests
 from http_service.bodies import json_answer
 
 MAX_LISTED = 1000
@@ -30,17 +26,10 @@ MAX_INDEX = 10**9
 NEWEST = MAX_INDEX
 MAX_SHOWN_BYTES = 32 * 1024**2
 """Largest record that is shown, or searched: as JSON it is many times as large, here and in a browser."""
-MAX_CHECKED_BYTES = 256 * 1024**2
-"""Largest record that is sampled again: it is read here, and not shown."""
 MAX_SEARCHES = 2
 SEARCHES = threading.BoundedSemaphore(MAX_SEARCHES)
 """Each takes a core, and the memory of a record."""
 
-REPLAY = openapi.record(Replay)
-REQUEST: dict[str, Any] = {
-    "responses": {202: openapi.answer(REPLAY, "A generator takes it when it has nothing else to do")},
-    "openapi_extra": openapi.takes(ReplayRequest, required=True),
-}
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["rollouts"])
 
 Number = Annotated[int, Path(ge=0, lt=MAX_INDEX)]
@@ -112,37 +101,8 @@ def recorded_batch(
     return json_answer(batch_view(record, of_iteration, spec, why_not=why_not))
 
 
-@router.post("/replays", status_code=HTTPStatus.ACCEPTED, **REQUEST)
-async def sample_again(request: Request, job_id: KnownJob, services: HasServices) -> Response:
-    """Have a generator sample a recorded batch once more and compare the digests; it publishes nothing.
-
-    While the same batch is waiting, or being sampled, its request is answered. 409 where it can't be sampled again.
-    """
-    asked = await requests.read_replay(request, max_bytes=services.max_body_bytes)
-    return json_answer(await run_in_threadpool(_request, services, job_id, asked), HTTPStatus.ACCEPTED)
-
-
-@router.get("/replays/{replay_id}", **openapi.answers(REPLAY))
-def replay(job_id: KnownJob, replay_id: str, services: HasServices) -> Response:
-    """Show what became of a request to sample a batch again, for an hour."""
-    found = services.replays.get(replay_id)
-    if found is None or found.job_id != job_id:
-        raise NotFound("there is no such replay, or it is over an hour old", field="replay_id", cure="ask again")
-    return json_answer(found)
-
-
-def _request(services: Services, job_id: str, asked: ReplayRequest) -> Replay:
-    """Raises NotFound for a batch that isn't recorded, Conflict for one that can't be sampled again."""
-    files, spec = _files(services, job_id, max_bytes=MAX_CHECKED_BYTES), services.jobs.spec(job_id)
-    record = files.read(asked.batch_id)
-    why_not = _index(files, record.batch.iteration).why_not_listed(record)
-    if why_not := why_not or why_not_again(record, spec, services.settings.weight_root_path):
-        raise Conflict(f"it can't be sampled again: {why_not}", field="batch_id")
-    return services.replays.request(job_id, asked.batch_id, recorded_digest=record.batch_digest)
-
-
-def _files(services: Services, job_id: str, *, max_bytes: int = MAX_SHOWN_BYTES) -> RecordedFiles:
-    return RecordedFiles(RunFolder(services.settings.run_root_path, job_id), max_bytes=max_bytes)
+def _files(services: Services, job_id: str) -> RecordedFiles:
+    return RecordedFiles(RunFolder(services.settings.run_root_path, job_id), max_bytes=MAX_SHOWN_BYTES)
 
 
 def _index(files: RecordedFiles, iteration: int) -> RecordedIteration:

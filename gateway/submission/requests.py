@@ -19,7 +19,6 @@ from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json
 from contracts.errors import InvalidInput
 from contracts.jobs import ResumeRequest
-from contracts.replays import ReplayRequest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.weights import RedisWeights
@@ -43,12 +42,6 @@ async def read_resume(request: Request, *, max_bytes: int) -> ResumeRequest:
         return ResumeRequest()
     _require_json(request)
     return _decoded(body, ResumeRequest)
-
-
-async def read_replay(request: Request, *, max_bytes: int) -> ReplayRequest:
-    """Raises Problem as `read_spec` does."""
-    _require_json(request)
-    return _decoded(await _read_body(request, max_bytes=max_bytes), ReplayRequest)
 
 
 def _require_json(request: Request) -> None:

@@ -21,7 +21,6 @@ from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
-from contracts.replays import Replay, ReplayRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
@@ -143,16 +142,6 @@ class GatewayClient:
         params = {"last": last} if last else {}
         body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics", params=params)
         return _member(body, "iterations", list[IterationMetrics])
-
-    def sample_again(self, job_id: str, batch_id: str) -> Replay:
-        """Asks for a recorded batch to be sampled again; while that waits, repeating it answers the same request."""
-        headers = {"Content-Type": "application/json"}
-        body = encode_json(ReplayRequest(batch_id=batch_id))
-        return convert(self._ask("POST", f"/v1/jobs/{_segment(job_id)}/replays", content=body, headers=headers), Replay)
-
-    def replay(self, job_id: str, replay_id: str) -> Replay:
-        """What became of it."""
-        return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}/replays/{_segment(replay_id)}"), Replay)
 
     def streams(self, job_id: str) -> dict[str, Any]:
         """What the stream monitor reports, as it stands in the answer."""

@@ -133,7 +133,8 @@ class EmbeddedStack:
         self._prepare_folders()
         if self.plan.gateway_port:
             require_free(self.plan.gateway_port, field="--port")
-        self.start_redis()
+        if not self._modules.keys().isdisjoint(REDIS_ROLES):
+            self.start_redis()
         settings = self._settings()
         for child in self._plan_children(settings):
             self.children[child.name] = child
@@ -254,9 +255,19 @@ class EmbeddedStack:
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
         names = [name for name in (*ports, *generators, *stages) if name.partition("-")[0] in self._modules]
-        return [self._plan_child(name, settings, ports.get(name, 0)) for name in names]
+        return [self._plan_child(name, settings, self._module_of(name), port=ports.get(name, 0)) for name in names]
 
-    def _plan_child(self, name: str, settings: StackSettings, port: int) -> ChildProcess:
+    def _module_of(self, name: str) -> tuple[str, ...]:
+        return "-m", self._modules[name.partition("-")[0]]
+
+    def program_as(self, name: str, *arguments: str) -> ChildProcess:
+        """A Python program that is told what the service of this name is, not started. It is its starter's to look
+        after; what is left of it ends with the stack."""
+        return self._plan_child(name, self._settings(), arguments)
+
+    def _plan_child(
+        self, name: str, settings: StackSettings, arguments: tuple[str, ...], *, port: int = 0
+    ) -> ChildProcess:
         service, _, number = name.partition("-")
         python, engine = sys.executable, self.plan.engine
         if service == "generator" and self.plan.profile is not None:
@@ -274,7 +285,7 @@ class EmbeddedStack:
             environment = with_large_pages(environment)
         return ChildProcess(
             name,
-            command=(python, "-m", self._modules[service]),
+            command=(python, *arguments),
             environment=environment | (engine.environment() if service == "generator" else {}),
             log_path=self.logs / f"{name}.log",
         )

@@ -596,24 +596,6 @@ export interface RegexReward {
   pattern: string;
 }
 
-export interface Replay {
-  replay_id: string;
-  job_id: string;
-  batch_id: string;
-  state: ReplayState;
-  recorded_digest: string;
-  digest: string;
-  equal: (boolean | null);
-  generator_id: string;
-  reason: string;
-}
-
-export interface ReplayRequest {
-  batch_id: string;
-}
-
-export type ReplayState = ("done" | "failed" | "queued" | "sampling");
-
 export interface ResumeRequest {
   iterations: (number | null);
   on_unscorable: Record<string, (("fail") | number)>;

@@ -59,12 +59,12 @@ def make_engine(
     options: Engine,
     settings: StackSettings,
     deterministic: bool,
-    chunks: Callable[[str], ChunkReader],
+    chunks: Callable[[str], ChunkReader] | None,
 ) -> GenerationEngine:
     """An engine without weights. Blocks for seconds (it imports torch), so it is called off the event loop.
 
-    chunks: job id → its versions in Redis. Raises InvalidInput that names model.path, deterministic or ONBEAT_DEVICE;
-    EngineUnavailable.
+    chunks: job id → its versions in Redis; None where there is no Redis. Raises InvalidInput that names model.path,
+    deterministic or ONBEAT_DEVICE; EngineUnavailable.
     """
     if deterministic and not options.is_reproducible:
         raise InvalidInput(

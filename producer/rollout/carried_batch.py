@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
-from contracts.rollouts import BatchTimings, Completion, PromptBatch
 from contracts.spec import JobSpec
 from producer.engine.base import VerifiedWeights
-from producer.rollout.dynamic_sampling import Places
+from producer.rollout.sampled_batch import Play, SampledBatch
 from producer.served_model import LoadedModel
 
 
@@ -21,22 +18,8 @@ class ActiveJob:
     side: GeneratorSide
 
 
-Play = Callable[[PromptBatch], Awaitable[list[list[Completion]]]]
-"""Samples completions [k][G] in as many calls of the engine as they have turns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """One round of a batch in the engine."""
-
-    asked: PromptBatch
-    started_s: float
-    """Unix time."""
-    answer: asyncio.Future[list[list[Completion]]]
-
-
-class CarriedBatch:
-    """A batch that is sampled and scored, and both again for the prompts that are resampled; then published."""
+class CarriedBatch(SampledBatch):
+    """A claimed batch: it is published when its rounds are over."""
 
     def __init__(
         self,
@@ -47,48 +30,13 @@ class CarriedBatch:
         weights: VerifiedWeights,
         play: Play | None = None,
     ) -> None:
-        """weights: what the engine holds now, under which all of the batch is sampled.
-
-        play: how a round is sampled where an environment answers; None: by one call of the engine.
-        """
+        super().__init__(
+            claim.prompt_batch, attempt=claim.attempt, spec=job.spec, loaded=loaded, weights=weights, play=play
+        )
         self.job = job
         self.claim = claim
-        self.loaded = loaded
-        self._play = play
-        self.weights = weights
-        self.places = Places(claim.prompt_batch)
-        self.rounds: list[BatchTimings] = []
-        self.generation: Generation | None = None
-        """Its round in the engine; None while there is none."""
         self.lacks_room = False
         """Whether the fence has no room for it before an older iteration is committed."""
-        self.is_settled = False
-        """Whether another generator published it, or its iteration is over: it is not needed any more."""
-
-    @property
-    def num_sampling(self) -> int:
-        """Completions that are in the engine."""
-        return self.generation.asked.num_completions if self.generation else 0
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether it is in the engine, or may come back to it: until then the engine must hold what it holds."""
-        return self.generation is not None or (self.places.may_go_on and not self.is_settled)
-
-    def sample(self, *, started_s: float) -> None:
-        """Hands the next round to the engine."""
-        asked = self.places.take_round()
-        answer = asyncio.ensure_future(self._generate(asked) if self._play is None else self._play(asked))
-        self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
-
-    async def _generate(self, asked: PromptBatch) -> list[list[Completion]]:
-        return await self.loaded.generate(asked, deadline_s=self.job.spec.timeouts.generation_s)
-
-    def settle(self) -> None:
-        """Drops what is in the engine; a round that is out of it may still be scored."""
-        self.is_settled = True
-        if self.generation is not None:
-            self.generation.answer.cancel()
 
 
 ClaimKey = tuple[str, int]

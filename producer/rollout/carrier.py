@@ -1,9 +1,8 @@
 """Carries a batch from the engine to the fence, or to a failure with its reason.
 
-engine ─▶ detokenize ─▶ reward service ─┬─ every place has its group ─▶ fence ─▶ accepted / refused
-  ▲                                     │
-  └── places of equal reward, where ────┘        an error of the batch ─▶ failed, with its reason: an attempt less
-      the job resamples                          of a service, or of this process ─▶ given back: none less (I6)
+its rounds (rounds.py) ─┬─ every place has its group ─▶ fence ─▶ accepted / refused
+                        ├─ an error of the batch ─▶ failed, with its reason: an attempt less
+                        └─ of a service, or of this process ─▶ given back: none less (I6)
 """
 
 from __future__ import annotations
@@ -12,19 +11,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import chain
 
 from broker.generator_side import WAITS, Claim, PublishOutcome
 from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailable, OnbeatError, RewardUnavailable
-from contracts.rewards import Scored
-from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
+from contracts.rollouts import RolloutBatch
 from process.crash_points import reach
 from process.waiting import Waiting
-from producer.activity import Activity
 from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
-from producer.rollout.carried_batch import ActiveJob, CarriedBatch, Generation, name_of
-from scoring.groups import reward_items, rollout_groups
-from scoring.reward_client import RewardClient, tries_of
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.rollout.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +35,10 @@ NO_ROOM = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carrier:
+class Carrier(Rounds):
     """`carry` runs once for each batch, several at a time."""
 
-    generator_id: str
     calls: BrokerCalls
-    rewards: RewardClient
-    activity: Activity
-    freed: Callable[[], None]
-    """Called when a batch leaves the engine, and when it needs the engine's weights no more."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def carry(self, batch: CarriedBatch) -> None:
@@ -64,36 +54,6 @@ class Carrier:
             if record is not None:
                 await self._publish(batch, record)
 
-    async def complete(self, batch: CarriedBatch) -> RolloutBatch | None:
-        """Samples and scores all rounds of a batch, whose first one the engine has already; None where it was dropped.
-
-        The batch is under the weights that the engine verified, not those that were asked for (I2). Raises BatchFailed,
-        RewardUnavailable or EnvironmentUnavailable.
-        """
-        while batch.generation is not None:
-            if not await self._fill(batch, batch.generation):
-                return None
-            if batch.places.is_open:
-                if batch.is_settled:
-                    return None
-                batch.sample(started_s=self.activity.now_s())
-                log.debug("%s: resamples %d completions", name_of(batch.claim), batch.num_sampling)
-        asked = batch.claim.prompt_batch
-        return RolloutBatch(
-            job_id=asked.job_id,
-            batch_id=asked.batch_id,
-            iteration=asked.iteration,
-            purpose=asked.purpose,
-            policy_version=batch.weights.policy_version,
-            weights_digest=batch.weights.weights_digest,
-            group_size=asked.group_size,
-            generator_id=self.generator_id,
-            attempt=batch.claim.attempt,
-            timings=batch.rounds[-1],
-            earlier_rounds=tuple(batch.rounds[:-1]),
-            groups=batch.places.groups,
-        )
-
     async def fail(self, job: ActiveJob, claim: Claim, error: OnbeatError) -> None:
         """Gives the batch back, with the reason: it may be its own."""
         self.activity.ended("failed")
@@ -105,66 +65,6 @@ class Carrier:
         self.activity.ended("released")
         outcome = await self.calls(job.side.release, claim, str(error))
         log.warning("%s is given back (%s): %s", name_of(claim), outcome.value, error)
-
-    async def _fill(self, batch: CarriedBatch, generation: Generation) -> bool:
-        """Samples and scores a round; False if it was dropped, since it is not needed any more.
-
-        Raises BatchFailed, RewardUnavailable or EnvironmentUnavailable: a batch without all its turns and scores is
-        failed, never published (I1, I6).
-        """
-        asked, answer = generation.asked, generation.answer
-        try:
-            await asyncio.wait({answer})
-            if answer.cancelled():
-                # The heartbeat cancelled it: the batch is settled.
-                return False
-            completions = list(chain.from_iterable(answer.result()))
-            reach("producer.after_generation")
-        finally:
-            answer.cancel()
-            batch.generation = None
-            self.freed()
-        scoring_started_s = self.activity.now_s()
-        num_tokens = sum(completion.num_sampled for completion in completions)
-        self.activity.sampled(num_tokens, started_s=generation.started_s, ended_s=scoring_started_s)
-        texts = batch.loaded.detokenizer(completions)
-        spec = batch.job.spec
-        scored = await self._score(batch, asked, completions=completions, texts=texts)
-        reach("producer.after_scoring")
-        timings = BatchTimings(
-            generation_started_s=generation.started_s,
-            generation_ended_s=scoring_started_s,
-            scoring_started_s=scoring_started_s,
-            scoring_ended_s=self.activity.now_s(),
-        )
-        self.activity.observe("score", timings.scoring_ended_s - scoring_started_s)
-        batch.rounds.append(timings)
-        num_resamples = len(batch.rounds) - 1
-        batch.places.fill(
-            rollout_groups(
-                asked,
-                completions=completions,
-                texts=texts,
-                scored=scored,
-                num_resamples=num_resamples,
-                with_texts=asked.purpose == "train" and spec.stage_plan.carries_texts,
-            )
-        )
-        self.freed()
-        return True
-
-    async def _score(
-        self, batch: CarriedBatch, asked: PromptBatch, *, completions: list[Completion], texts: list[str]
-    ) -> list[Scored]:
-        spec = batch.job.spec
-        return await self.rewards.score(
-            spec.reward,
-            reward_items(asked, completions, texts),
-            job_id=batch.job.job_id,
-            tries=tries_of(spec),
-            dependency_s=spec.timeouts.dependency_s,
-            is_needed=lambda: not batch.is_settled,
-        )
 
     async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:
         job, claim, asked = batch.job, batch.claim, batch.claim.prompt_batch

@@ -11,7 +11,7 @@ from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec
-from producer.rollout.carried_batch import ActiveJob, Play
+from producer.rollout.sampled_batch import Play
 from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
 from producer.served_model import LoadedModel
 from rendering.base import Renderer
@@ -19,7 +19,7 @@ from rendering.base import Renderer
 
 @dataclass(frozen=True, kw_only=True)
 class Players:
-    """`play_for` is called for each claimed batch."""
+    """`play_for` is called for each batch."""
 
     make_client: Callable[[JobSpec, EnvironmentSpec], EnvironmentCalls]
     make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
@@ -30,12 +30,12 @@ class Players:
         if spec.environment is not None:
             await asyncio.to_thread(self.make_renderer, spec.model, spec.environment)
 
-    def play_for(self, job: ActiveJob, loaded: LoadedModel) -> Play | None:
+    def play_for(self, spec: JobSpec, loaded: LoadedModel) -> Play | None:
         """Answers how to sample a round of the job; None for one call of the engine."""
-        if job.spec.environment is None:
+        if spec.environment is None:
             return None
-        generate = partial(loaded.generate, deadline_s=job.spec.timeouts.generation_s)
-        return partial(self._play, spec=job.spec, environment=job.spec.environment, generate=generate)
+        generate = partial(loaded.generate, deadline_s=spec.timeouts.generation_s)
+        return partial(self._play, spec=spec, environment=spec.environment, generate=generate)
 
     async def _play(
         self, batch: PromptBatch, *, spec: JobSpec, environment: EnvironmentSpec, generate: Generate

@@ -36,10 +36,8 @@ RECEIVING = "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
 TURN_POINTS = ["producer.after_turn", "producer.after_step"]
 """Only generators of a job with an environment get there: tests/e2e/test_turns.py."""
-REPLAYING = "producer.replaying"
-"""Only a generator that samples a recorded batch again gets there: tests/e2e/test_replay.py."""
 GENERATOR_POINTS = [
-    name for name in CRASH_POINTS if name.startswith("producer.") and name not in (RECEIVING, REPLAYING, *TURN_POINTS)
+    name for name in CRASH_POINTS if name.startswith("producer.") and name not in (RECEIVING, *TURN_POINTS)
 ]
 
 

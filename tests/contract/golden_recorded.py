@@ -1,4 +1,4 @@
-"""Values of what is recorded of a batch, of how HTTP shows it, and of a replay."""
+"""Values of what is recorded of a batch, and of how HTTP shows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from contracts.recorded.views import (
     RecordedList,
     TurnView,
 )
-from contracts.replays import Replay, ReplayRequest, ReplayState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.spec import JobSpec
 from contracts.spec_tables.recording import RecordingSpec
@@ -85,17 +84,6 @@ def recorded_records(
             found=(FoundText(batch_id="3/train/1", group=0, sample=-1, excerpt="12+34="),),
             searched_iterations=4,
             is_complete=True,
-        ),
-        "replay_request": ReplayRequest(batch_id="3/train/1"),
-        "replay": Replay(
-            replay_id="replay-0123456789ab",
-            job_id="job-0123456789ab",
-            batch_id="3/train/1",
-            state=ReplayState.DONE,
-            recorded_digest=record.batch_digest,
-            digest=record.batch_digest,
-            equal=True,
-            generator_id="generator-a",
         ),
     }
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from broker.keys import REPLAYS, sealed_name
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import encode_json
 from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
@@ -185,23 +183,6 @@ def test_a_search_finds_prompts_and_completions_newest_first_and_keeps_its_limit
     assert ask("GET", f"/v1/jobs/{job_id}/rollouts/search").status_code == 422
 
 
-def test_a_replay_is_asked_for_once_and_shown_by_its_id(ask: Ask, services: Services) -> None:  # noqa: F811
-    job_id = submit(ask, recording={})
-    record = record_of(job_id, "3/train/1")
-    recorded(services, job_id, record)
-    path, body = f"/v1/jobs/{job_id}/replays", {"batch_id": "3/train/1"}
-    first = ask("POST", path, json=body)
-    assert (first.status_code, first.json()["state"], first.json()["equal"]) == (202, "queued", None)
-    assert first.json()["recorded_digest"] == record.batch_digest
-    assert ask("POST", path, json=body).json() == first.json()
-    assert ask("GET", f"{path}/{first.json()['replay_id']}").json() == first.json()
-    assert ask("GET", f"{path}/replay-unknown").status_code == 404
-    assert ask("GET", f"/v1/jobs/{submit(ask)}/replays/{first.json()['replay_id']}").status_code == 404
-    assert ask("POST", path, json={"batch_id": "3/train/2"}).status_code == 404
-    assert ask("POST", path, json={"batch_id": "../train/2"}).status_code == 404
-    assert ask("POST", path, json={"batch_id": 3}).status_code == 422
-
-
 def test_an_excerpt_has_what_was_found_where_folding_makes_a_text_longer(
     ask: Ask,  # noqa: F811
     services: Services,  # noqa: F811
@@ -229,52 +210,19 @@ def test_searches_are_few_at_a_time_and_a_record_too_large_to_show_is_not_read(
     assert ask("GET", f"{path}/search", params={"text": "46"}).status_code == 503
     rollouts.SEARCHES.release(rollouts.MAX_SEARCHES)
     assert len(ask("GET", f"{path}/search", params={"text": "46"}).json()["found"]) == 1
-    monkeypatch.setattr(rollouts._files, "__kwdefaults__", {"max_bytes": 100})
+    monkeypatch.setattr(rollouts, "MAX_SHOWN_BYTES", 100)
     answer = ask("GET", f"{path}/1/train/0")
     assert (answer.status_code, answer.json()["detail"]) == (502, "cannot be read: is over 100 bytes")
     assert ask("GET", f"{path}/search", params={"text": "46"}).json()["found"] == []
 
 
-WHOLE: dict[str, Any] = {
-    **dict.fromkeys(("job_id", "batch_id", "recorded_digest", "digest", "generator", "reason"), ""),
-    **{"replay_id": "x", "state": "queued", "attempt": 0, "lease_ms": 0, "asked_ms": 0, "ends_ms": 2**52},
-}
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        *({}, 5, b"\xc1", WHOLE | {"asked_ms": "1"}, WHOLE | {"replay_id": "y"}, WHOLE | {"attempt": 0.5}),
-        *(WHOLE | {"reason": b"\xff"}, {"asked_ms": 1.0, "ends_ms": 2**52, "state": "queued"}),
-    ],
-)
-def test_what_a_generator_writes_among_the_requests_stands_in_no_other_one_s_way(
-    ask: Ask,  # noqa: F811
-    services: Services,  # noqa: F811
-    written: object,
-) -> None:
-    job_id, replays = submit(ask, recording={}), services.replays
-    recorded(services, job_id, record_of(job_id, "3/train/1"))
-    packed = written if isinstance(written, bytes) else msgspec.msgpack.encode(written)
-    services.broker.redis.delete(sealed_name(REPLAYS, services.broker.seal))
-    services.broker.redis.hset(sealed_name(REPLAYS, services.broker.seal), "x", packed)
-    answer = ask("POST", f"/v1/jobs/{job_id}/replays", json={"batch_id": "3/train/1"})
-    assert answer.status_code == 202
-    assert ask("GET", f"/v1/jobs/{job_id}/replays/x").status_code in (404, 502)
-    claims = [replays.claim("g", lease_s=60.0) for _ in range(2)]
-    assert [one.replay_id for one in claims if one] == [answer.json()["replay_id"]]
-    services.broker.redis.delete(sealed_name(REPLAYS, services.broker.seal))
-
-
-def test_what_cant_be_sampled_again_is_refused_with_the_reason(ask: Ask, services: Services) -> None:  # noqa: F811
+def test_what_cant_be_sampled_again_says_why(ask: Ask, services: Services) -> None:  # noqa: F811
     job_id = submit(ask, recording={})
     recorded(services, job_id, record_of(job_id, "3/train/1"))
     (RunFolder(services.settings.run_root_path, job_id).weights_of(0) / "weights.safetensors").unlink()
     view = ask("GET", f"/v1/jobs/{job_id}/rollouts/3/train/1").json()
     assert not view["can_sample_again"]
     assert view["why_not"].startswith("version 0 is not kept any more")
-    refused = ask("POST", f"/v1/jobs/{job_id}/replays", json={"batch_id": "3/train/1"})
-    assert (refused.status_code, view["why_not"] in refused.json()["detail"]) == (409, True)
     uncommitted = submit(ask, recording={})
     files = recorded(services, uncommitted, record_of(uncommitted, "3/train/1"))
     (files.folder_of(3) / INDEX).unlink()

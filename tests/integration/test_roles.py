@@ -23,7 +23,6 @@ from broker.keys import (
     ACTIVE,
     JOBS,
     REMOVED,
-    REPLAYS,
     SPEC_BYTES,
     STAGE_WORKERS,
     JobKeys,
@@ -104,7 +103,6 @@ NAMED |= {
     "ACTIVE": ACTIVE,
     "REMOVED": REMOVED,
     "SPEC_BYTES": SPEC_BYTES,
-    "REPLAYS": sealed_name(REPLAYS, SEAL),
     "reservation": idempotency("k"),
 }
 NAMED |= {"SPEC": KEYS.spec, "SHARDS": KEYS.shards, "CHUNKS": KEYS.chunks}

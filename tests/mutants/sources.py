@@ -56,7 +56,6 @@ REMOVAL = (
 DEAD = ("tests/integration/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
-REPLAY_SCRIPTS = ("request_replay", "claim_replay", "renew_replay", "settle_replay")
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -102,8 +101,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/gateway/submission/test_requests.py",
         "tests/integration/test_gateway.py",
     ),
-    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in (*STAGE_SCRIPTS, *REPLAY_SCRIPTS)},
-    **{f"broker/scripts/{name}.lua": ("tests/integration/test_replays.py",) for name in REPLAY_SCRIPTS},
+    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
     "broker/scripts/remove_job.lua": REMOVAL,
     "broker/stage_side.py": STAGES,

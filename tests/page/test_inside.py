@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from broker.presence import Presence
-from broker.replays import Replays
 from contracts.encoding.arrays import pack_int32
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode
@@ -137,20 +136,14 @@ def test_a_trajectory_shows_its_turns_its_calls_and_what_was_not_trained(shown: 
         assert_no_script_ran(page)
 
 
-def test_a_batch_is_sampled_again_and_its_digest_is_compared(shown: Shown) -> None:
-    replays = Replays(shown.services.broker)
+def test_a_batch_shows_the_command_that_samples_it_again_or_why_there_is_none(shown: Shown) -> None:
     with shown.tab("rollouts?batch=3/train/1") as page:
-        for digest, word in ((None, "The same, bit for bit."), ("cd" * 32, "It is not the same.")):
-            page.get_by_role("button", name="Sample again").click()
-            page.get_by_text("Queued: it waits").wait_for()
-            entry = replays.claim("generator-a", lease_s=60.0)
-            assert entry is not None
-            page.get_by_text("Sampled again by generator-a").wait_for()
-            reason = "" if digest is None else f"completion 0, token 1 {HOSTILE}"
-            assert replays.done(entry, digest=digest or entry.recorded_digest, reason=reason)
-            page.get_by_text(word).wait_for()
-        page.get_by_text("completion 0, token 1 <script>").wait_for()
-        assert_no_script_ran(page)
+        command = f"onbeat replay {shown.job_id} --iteration 3 --batch 1"
+        page.get_by_role("button", name=f"copy {command}", exact=True).get_by_text(command).wait_for()
+    folder = RunFolder(shown.services.settings.run_root_path, shown.job_id)
+    (folder.weights_of(0) / "weights.safetensors").unlink()
+    with shown.tab("rollouts?batch=3/train/1") as page:
+        page.locator(".sample-again").get_by_text("version 0 is not kept any more").wait_for()
 
 
 def test_a_text_is_found_and_leads_to_its_completion(shown: Shown) -> None:

@@ -37,14 +37,6 @@ def drawn(what: object, *, width: int = 80) -> list[str]:
     return shown.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("ignored", [["--offline", "--gateway", "http://x"], ["--threads", "2"], ["--model-root", "."]])
-def test_a_replay_refuses_what_it_would_ignore(
-    gateway: FakeGateway, ignored: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["replay", JOB, "--iteration", "0", "--batch", "0", *ignored]) != 0
-    assert f"{ignored[-2]}: " in "".join(capsys.readouterr())
-
-
 def test_jobs_are_asked_for_by_state_and_name_and_shown_with_times_and_reasons(
     gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,7 +45,7 @@ class NoPlayers:
     async def prepare(self, spec: object) -> None:
         return None
 
-    def play_for(self, job: object, loaded: object) -> None:
+    def play_for(self, spec: object, loaded: object) -> None:
         return None
 
 

@@ -12,7 +12,6 @@ import { oneLine } from "../visible";
 import { Completion } from "./completion";
 import { DIFFERENCE_STEPS, HEAT_MODES, meanOf, SURPRISE_STEPS } from "./heat";
 import type { HeatMode } from "./heat";
-import { SampleAgain } from "./replay";
 
 /** Completions of a group that are shown before a person asks for the others. */
 const SHOWN_FIRST = 12;
@@ -36,7 +35,7 @@ export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Elemen
     <section class="card stack batch" aria-labelledby="batch-title">
       <div class="card-head">
         <h2 id="batch-title">Batch {batch.batch_id}</h2>
-        <SampleAgain key={batch.batch_id} jobId={jobId} batch={batch} />
+        <SampleAgain jobId={jobId} batch={batch} />
       </div>
       <dl class="facts">
         <Fact name="Sampled by version">{batch.policy_version} <Digest value={batch.weights_digest} length={8} /></Fact>
@@ -53,6 +52,14 @@ export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Elemen
       )}
     </section>
   );
+}
+
+/** The command that samples the batch again, where its run folder is; or why it can’t be. */
+function SampleAgain({ jobId, batch }: { jobId: string; batch: RecordedBatchView }): JSX.Element {
+  if (!batch.can_sample_again) return <p class="sample-again quiet small">Can’t be sampled again: <Plain text={batch.why_not} /></p>;
+  const [iteration, purpose, index] = batch.batch_id.split("/");
+  const command = `onbeat replay ${jobId} --iteration ${iteration} --batch ${index}${purpose === "evaluation" ? " --evaluation" : ""}`;
+  return <p class="sample-again small">Sample again: <Digest value={command} length={command.length} /></p>;
 }
 
 interface GroupChoiceProps {

@@ -497,12 +497,11 @@ def test_a_renderer_that_can_t_be_made_fails_the_batch_with_its_field(problem: s
 
     players = Players(make_client=lambda _: Echo(), make_renderer=refuse)
     loaded: Any = SimpleNamespace(generate=Engine())
-    job: Any = SimpleNamespace(spec=spec())
-    playing = players.play_for(job, loaded)
+    playing = players.play_for(spec(), loaded)
     assert playing is not None
     with pytest.raises(BatchFailed, match=f"model.path: {problem}"):
         asyncio.run(asyncio.wait_for(cast(Any, playing(batch())), 20.0))
-    assert players.play_for(cast(Any, SimpleNamespace(spec=job_spec())), loaded) is None
+    assert players.play_for(job_spec(), loaded) is None
 
 
 def test_contexts_that_are_long_together_are_several_calls_in_order() -> None:

@@ -1,0 +1,62 @@
+"""What is sampled again, as a run folder says it, and what comes of it."""
+
+from __future__ import annotations
+
+from contracts.encoding.wire import Record, decode_json
+from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
+from contracts.recorded.batches import RecordedBatch
+from contracts.recorded.files import RecordedFiles
+from contracts.recorded.versions import why_not_again
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+
+
+class Replay(Record, frozen=True, kw_only=True):
+    """How a batch was sampled again; `onbeat replay --json` prints it."""
+
+    job_id: str
+    batch_id: str
+    recorded_digest: str
+    digest: str = ""
+    """Of what was sampled now; "" where it wasn't."""
+    reason: str = ""
+    """Where the digests differ: the first difference in words. Where it wasn't sampled: why."""
+    equal: bool | None = None
+    """Whether the two digests are the same; null where it wasn't sampled."""
+
+
+def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]:
+    """Raises NotFound for a job or batch that isn't there, ContractViolation for a file that isn't its own, Conflict
+    for a batch that can't be sampled again."""
+    files = RecordedFiles(folder)
+    try:
+        spec = decode_json(folder.spec.read_bytes(), JobSpec)
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"there is no {folder.spec}", field="JOB", cure="--run-dir names the folder that has the job's"
+        ) from error
+    except OSError as error:
+        raise Unavailable(f"cannot be read: {error.strerror}", field=str(folder.spec)) from error
+    record = files.read(batch_id)
+    try:
+        why_not = files.index(record.batch.iteration).why_not_listed(record)
+    except (NotFound, ContractViolation) as error:
+        why_not = str(error)
+    if why_not := why_not or why_not_again(record, spec, folder.weight_root):
+        raise Conflict(f"it can't be sampled again: {why_not}", field="batch_id")
+    if not _is_of(record, spec):
+        raise ContractViolation("its record is of another spec than the job's", field=f"batch {batch_id}")
+    return spec, record
+
+
+def _is_of(record: RecordedBatch, spec: JobSpec) -> bool:
+    """Whether a record asks for what the job's spec lets a batch ask for: nothing larger is put into the engine."""
+    asked, rollout, is_training = record.asked, spec.rollout, record.batch.purpose == "train"
+    most_prompts = rollout.prompts_per_batch if is_training else spec.evaluation.prompts_per_batch
+    return (
+        (asked.job_id, asked.seed) == (record.batch.job_id, spec.seed)
+        and asked.group_size == (rollout.group_size if is_training else 1)
+        and len(asked.prompts) <= most_prompts
+        and len(asked.reserves) <= rollout.max_resamples
+        and asked.sampling.max_new_tokens == rollout.sampling.max_new_tokens
+    )
