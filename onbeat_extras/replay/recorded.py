@@ -18,7 +18,7 @@ class Replay(Record, frozen=True, kw_only=True):
     batch_id: str
     recorded_digest: str
     digest: str = ""
-    """Of what was sampled now; "" where it wasn't."""
+    """That of what was sampled now; "" where it wasn't."""
     reason: str = ""
     """Where the digests differ: the first difference in words. Where it wasn't sampled: why."""
     equal: bool | None = None
