@@ -37,7 +37,7 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 57_000, "files": 526, "packages": 19, "arrows": 78}
+BUDGET = {"lines": 55_700, "files": 516, "packages": 19, "arrows": 77}
 """What a single owner has to hold. The aims are 34,000 lines, 320 files, 7 packages and 25 arrows."""
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
