@@ -161,7 +161,7 @@ def test_a_server_that_runs_a_long_script_is_unavailable_and_then_serves_again(b
 def connect_again(broker: Broker, *, patience_s: float) -> Broker:
     """Another client of the same server."""
     options = broker.redis.connection_pool.connection_kwargs
-    url = f"redis://:{options['password']}@{options['host']}:{options['port']}/0"
+    url = f"unix://:{options['password']}@{options['path']}?db=0"
     return connect(StackSettings(redis_url=url), patience_s=patience_s)
 
 
