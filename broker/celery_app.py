@@ -8,6 +8,7 @@ is done. It is acknowledged before it runs.
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from queue import Empty
 from typing import Any
 
@@ -32,6 +33,8 @@ KEY_PREFIX = "onbeat:celery:"
 CONNECT_TIMEOUT_S = 2.0
 NUM_ARGUMENTS = {ENSURE_TRAINER: 1, SWEEP: 0}
 MEDIA_TYPE = "application/x-msgpack"
+YEARS = range(2000, 3000)
+"""When a message may end: Celery overflows where another time zone has it in year 0 or 10000."""
 UNREADABLE_MESSAGE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, KombuError)
 """What Kombu raises over a message that isn't one."""
 ANSWER_TIMEOUT_S = 3.0
@@ -53,8 +56,11 @@ class Message(redis.Channel.Message):
     def __init__(self, payload: Any, channel: Any = None) -> None:
         task, message_id = payload["headers"]["task"], payload["headers"]["id"]
         body, tag = payload["body"], payload["properties"]["delivery_tag"]
+        expires = payload["headers"].get("expires")
         if not all(isinstance(part, str) for part in (task, message_id, body, tag)):
             raise ValueError("its parts aren't text")
+        if expires is not None and datetime.fromisoformat(expires).year not in YEARS:
+            raise ValueError("its end is no time of ours")
         ours = {
             "body": body,
             "content-encoding": "binary",
@@ -64,7 +70,7 @@ class Message(redis.Channel.Message):
                 "task": task,
                 "id": message_id,
                 "root_id": message_id,
-                "expires": payload["headers"].get("expires"),
+                "expires": expires,
             },
             "properties": {
                 "delivery_tag": tag,

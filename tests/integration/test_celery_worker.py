@@ -238,6 +238,10 @@ HOSTILE_MESSAGES = (
     message(headers={"task": 7, "id": []}),
     message(headers={"task": ENSURE_TRAINER, "id": "1", "expires": "never", "eta": "never"}),
     message(headers={"task": ENSURE_TRAINER, "id": "1", "eta": "2999-01-01T00:00:00"}),
+    *(
+        message(headers={"task": ENSURE_TRAINER, "id": "1", "expires": expires})
+        for expires in (7, 1e308, -1, [], {}, True, "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+23:59")
+    ),
     message(headers={"task": ENSURE_TRAINER, "id": "1", "timelimit": [1e-9, 1e-9]}),
 )
 
