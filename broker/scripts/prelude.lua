@@ -284,6 +284,7 @@ end
 -- each is unheard of, and a call that was sent again, or came late, takes nothing new. heard: the number of the newest that it knows.
 -- A name is of one process (producer/__main__.py): what a process has died of counts as an attempt.
 local function unheard(who, heard)
+  if type(who) ~= 'string' then return error('not a name') end
   local text = redis.call('HGET', CLAIMERS, who)
   local last = text and unpacked(text)
   if last and last.claim > heard then return last end

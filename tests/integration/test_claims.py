@@ -16,7 +16,7 @@ from broker.job_store import JobStore
 from broker.keys import GENERATOR_GROUP
 from broker.stage_side import StageSide
 from broker.trainer_side import TrainerSide
-from contracts.errors import BrokerUnavailable
+from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
@@ -101,6 +101,13 @@ def test_a_lost_claim_whose_prompt_is_gone_holds_its_process_up_with_nothing(job
     lost = answer_lost(job, NAME)
     job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, lost.entry_id)
     assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/1"
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_leased(job: Job) -> None:
+    nameless = GeneratorSide(job.broker, job.job_id, 7)  # type: ignore[arg-type]
+    with pytest.raises(FenceViolation, match="not a name"):
+        nameless.claim(LEASE_S)
+    assert num_leased(job, "7") == 0
 
 
 def test_a_copy_whose_answer_was_lost_comes_again(job: Job) -> None:
