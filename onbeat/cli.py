@@ -47,11 +47,12 @@ COMMANDS = (
 )
 """In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""
 EXTRAS = "onbeat.commands"
-"""The group of entry points whose commands come after ours."""
+"""The group of entry points whose commands come after ours, and stand in the place of none."""
 for command in COMMANDS:
     app.command()(command)
 for name, command in all_of(EXTRAS).items():
-    app.command(name)(command)
+    if name not in {ours.__name__ for ours in (*COMMANDS, bench.bench)}:
+        app.command(name)(command)
 # The arguments of a benchmark are its own, `--help` with them.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(
     bench.bench

@@ -26,19 +26,32 @@ def names_in(group: str) -> list[str]:
 def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
     """What packages offer in a group, imported, by name in their order; none of a package whose folder was removed.
 
-    distribution: the one whose offers are imported; "" takes all. One that can't be imported is left out, and said: it
-    is of no use to the others' users.
+    distribution: the one whose offers are imported; "" takes all. One that can't be imported, or that several packages
+    offer, is left out, and said: it is of no use to the others' users, and chance would choose among several.
     """
+    offers: dict[str, list[EntryPoint]] = {}
+    for entry_point in entry_points(group=group):
+        if not distribution or (entry_point.dist is not None and entry_point.dist.name == distribution):
+            offers.setdefault(entry_point.name, []).append(entry_point)
     loaded: dict[str, Any] = {}
-    for entry_point in sorted(entry_points(group=group), key=lambda found: found.name):
-        if distribution and (entry_point.dist is None or entry_point.dist.name != distribution):
+    for name, (first, *others) in sorted(offers.items()):
+        if others:
+            packages = ", ".join(sorted(map(_package, [first, *others])))
+            log.warning("`%s` in group %s is left out: several packages offer it: %s", name, group, packages)
             continue
         try:
-            loaded[entry_point.name] = entry_point.load()
-        except ModuleNotFoundError as error:
-            if not f"{entry_point.module}.".startswith(f"{error.name}."):
-                log.warning("`%s` of %s is left out: %s", entry_point.name, _package(entry_point), error)
+            loaded[name] = first.load()
+        # Foreign code may raise anything while it is imported, or ask to exit.
+        except (Exception, SystemExit) as error:
+            if not _is_removed(first, error):
+                problem = f"{type(error).__name__}: {error}"
+                log.warning("`%s` of %s is left out: %s", name, _package(first), problem)
     return loaded
+
+
+def _is_removed(entry_point: EntryPoint, error: BaseException) -> bool:
+    """Whether its own folder isn't there, and not something that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
 
 
 def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:
