@@ -115,7 +115,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"consumer/stages/{name}.py": ("tests/unit/consumer/stages/test_worker.py",)
         for name in ("worker", "held_items")
     },
-    **{f"consumer/stages/{name}.py": ("tests/extras/stages/test_models.py",) for name in ("models", "served_stages")},
+    "consumer/stages/served_stages.py": ("tests/extras/stages/test_models.py",),
+    "onbeat_extras/stages/models.py": ("tests/extras/stages/test_models.py",),
     "onbeat_extras/stages/compute_service.py": ("tests/extras/stages/test_compute_service.py",),
     "onbeat_extras/stages/llm_judge.py": ("tests/extras/stages/test_llm_judge.py",),
     "onbeat_extras/stages/judge_answer.py": ("tests/extras/stages/test_judge_answer.py",),

@@ -9,6 +9,10 @@ import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from tests.mutants.kept import KEPT
+from tests.mutants.run import guards_of
+from tests.mutants.sources import TESTS
+
 ROOT = Path(__file__).parents[2]
 RECIPES = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 COLLECT = """
@@ -49,6 +53,12 @@ def test_every_test_file_that_a_target_names_exists() -> None:
     named = [name for line in lines for name in re.findall(r"tests/[\w/.]+", line)]
     assert len(lines) >= 5
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_mutants_have_their_sources_their_tests_and_the_guards_that_are_kept() -> None:
+    assert [name for name in TESTS if not (ROOT / name).is_file()] == []
+    assert [name for tests in TESTS.values() for name in tests if not (ROOT / name).is_file()] == []
+    assert set(KEPT) - {guard.name for source in TESTS for guard in guards_of(source)} == set()
 
 
 def test_the_tests_of_the_vllm_environment_are_collected_with_its_packages_alone() -> None:
