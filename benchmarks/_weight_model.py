@@ -15,11 +15,11 @@ from benchmarks._results import REPOSITORY
 from consumer.gradient.optimizer import GROUP_BYTES
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.weights.layout import TensorLayout, split_into_shards
+from onbeat.weights.model_folder import empty_model, weight_tensors
+from onbeat.weights.redis.chunks import ChunkReader
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
-from weight_store.layout import TensorLayout, split_into_shards
-from weight_store.model_folder import empty_model, weight_tensors
-from weight_store.redis.chunks import ChunkReader
 
 SIZES: dict[str, tuple[int, PreTrainedConfig]] = {
     "0.4M": (

@@ -28,9 +28,9 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from process.waiting import Waiting
 
 SPEC = REPOSITORY / "configs/chaos.toml"
 SETTINGS = (

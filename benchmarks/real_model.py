@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from audit.folder import read_spec
 from benchmarks._demo_runs import run_demo
 from benchmarks._results import REPOSITORY, write_result
 from contracts.encoding.arrays import unpack_int32
@@ -30,10 +29,11 @@ from contracts.rollouts import Prompt
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
 from onbeat.export import export
+from onbeat.prompts.source import prompt_source
 from onbeat.terminal.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
-from prompts.source import prompt_source
 
 SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"
 FIGURES = REPOSITORY / "docs/images"

@@ -31,11 +31,11 @@ from benchmarks._weight_model import SIZES, Model
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
+from onbeat.weights.delta.publisher import DeltaPublisher
+from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.layout import layout_of
+from onbeat.weights.publication import WeightPublisher
 from producer.engine.transformers.engine import TransformersEngine
-from weight_store.delta.publisher import DeltaPublisher
-from weight_store.files.publisher import FilePublisher
-from weight_store.layout import layout_of
-from weight_store.publication import WeightPublisher
 
 EXPECTED = (
     "Before the first run: a version of 135M is 270 MB, which are copied out of mapped files at 2-4 GB/s and hashed "

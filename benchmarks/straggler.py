@@ -32,9 +32,9 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from process.waiting import Waiting
 
 SPEC = Path(__file__).parent / "straggler.toml"
 EXPECTED = (

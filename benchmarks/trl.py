@@ -46,7 +46,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.client.spec_file import load_spec
 from onbeat.export import export
-from prompts.source import PromptSource, prompt_source
+from onbeat.prompts.source import PromptSource, prompt_source
 from reward_service.scorers.rubric import score_item
 
 EXPECTED = (

@@ -44,11 +44,11 @@ from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
 from onbeat.stack.redis import EmbeddedRedis
+from onbeat.weights.hashing import HashingThreads
+from onbeat.weights.layout import layout_of
+from onbeat.weights.publication import WeightPublisher
+from onbeat.weights.transports import make_publisher
 from producer.engine.transformers.engine import TransformersEngine
-from weight_store.hashing import HashingThreads
-from weight_store.layout import layout_of
-from weight_store.publication import WeightPublisher
-from weight_store.transports import make_publisher
 
 EXPECTED = (
     "Before the first run: a step of 0.5B takes 1.5 s of one core (30 bytes a parameter at 10 GB/s), publishing 0.9 s "

@@ -26,7 +26,7 @@ from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobState, JobStatus, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
-from process.dependency import services_of
+from onbeat.process.dependency import services_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from broker.keys import GENERATORS, STAGE_WORKERS
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
-from process.dependency import JUDGE, Dependency
+from onbeat.process.dependency import JUDGE, Dependency
 
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""

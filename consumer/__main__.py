@@ -17,15 +17,15 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
-from process import crash_points
-from process.launcher import NUMERIC_THREADS, end_with_parent
-from telemetry.logs import configure
+from onbeat.process import crash_points
+from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent
+from onbeat.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")
 """What the names of threads that train batches begin with (consumer/ranks)."""

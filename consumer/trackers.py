@@ -22,7 +22,7 @@ from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from process.entry_points import find_entry_point
+from onbeat.process.entry_points import find_entry_point
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@
     timeline.jsonl             TimelineSpan
     evaluations.jsonl          EvaluationScore
     audit.json                 its audit chain and last status: `onbeat demo` writes it, and who forgets a job
-    chain.jsonl                AuditRecord, a line for each that the fence took (iterations/chain_file.py)
+    chain.jsonl                AuditRecord, a line for each that the fence took (onbeat/loop/chain_file.py)
     trainer.log                what its trainers wrote on stderr, one after the other
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11

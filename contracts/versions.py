@@ -17,7 +17,7 @@ PolicyVersion = Annotated[int, Meta(ge=0)]
 
 
 WeightTransport = Literal["file", "delta", "redis"]
-"""The names in TRANSPORTS of weight_store/transports.py: the tags of `WeightsSpec`."""
+"""The names in TRANSPORTS of onbeat/weights/transports.py: the tags of `WeightsSpec`."""
 
 
 class WeightFile(Record, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class WeightStep(Record, frozen=True, kw_only=True):
 
 
 class AdapterVersion(Record, frozen=True, kw_only=True):
-    """A version as LoRA matrices: each weight is the base's + scaling · B A (weight_store/adapter/merge.py)."""
+    """A version as LoRA matrices: each weight is the base's + scaling · B A (onbeat/weights/adapter/merge.py)."""
 
     scaling: float
     """alpha / rank."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
-from http_service.caged_work import serve
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+from onbeat.http_service.caged_work import serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The wiring of the environment service.
 
-POST ─ http_service/access.py (Host, origin, key)
-   └─ http_service/formats.py ─▶ a call ─ pool/pool.py ─▶ lanes ═ caged children: player/player.py ─ environments
+POST ─ onbeat/http_service/access.py (Host, origin, key)
+   └─ onbeat/http_service/formats.py ─▶ a call ─ pool/pool.py ─▶ lanes ═ caged children: player/player.py ─ environments
 SessionResponse ◀─ one Turned or Failure per session, in order ◀───────────┘
 """
 
@@ -17,8 +17,8 @@ from contracts.settings import StackSettings
 from environment_service.metrics import EnvironmentMetrics
 from environment_service.pool.pool import EnvironmentPool
 from environment_service.routes import ROUTERS
-from http_service.access import Access, AccessRules
-from http_service.problems import answer_with_problems
+from onbeat.http_service.access import Access, AccessRules
+from onbeat.http_service.problems import answer_with_problems
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 

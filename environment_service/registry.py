@@ -11,8 +11,8 @@ from typing import Any
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from environments.provisions import OperatorsPart, Provision
-from process.entry_points import all_of, find_entry_point, names_in
+from onbeat.environments.provisions import OperatorsPart, Provision
+from onbeat.process.entry_points import all_of, find_entry_point, names_in
 
 GROUP = "onbeat.environments"
 PROVISIONS_GROUP = "onbeat.environment_provisions"

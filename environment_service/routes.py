@@ -1,4 +1,4 @@
-"""The HTTP side of environments: what environments/client.py talks to."""
+"""The HTTP side of environments: what onbeat/environments/client.py talks to."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from contracts.errors import OnbeatError, Unavailable
 from environment_service import registry
 from environment_service.metrics import EnvironmentMetrics
 from environment_service.pool.pool import EnvironmentPool
-from http_service import formats
-from http_service.bodies import json_answer, read_body
-from http_service.connected import CLIENT_GONE, while_connected
-from http_service.problems import Problem
-from http_service.process_routes import process_routes
+from onbeat.http_service import formats
+from onbeat.http_service.bodies import json_answer, read_body
+from onbeat.http_service.connected import CLIENT_GONE, while_connected
+from onbeat.http_service.problems import Problem
+from onbeat.http_service.process_routes import process_routes
 
 LARGE_BYTES = 256 * 1024
 """A body of this size is decoded beside the event loop."""

@@ -9,18 +9,18 @@ from types import FrameType
 
 import uvicorn
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.celery_app import TrainerRequests
 from broker.connection.client import connect_within
 from contracts.errors import OnbeatError
 from contracts.settings import settings_from
 from gateway.app import create_app
 from gateway.services import Services
-from http_service.access import AccessRules
-from http_service.listening import listen
-from http_service.server import server_config
-from process.signals import exit_cleanly_on_signals
-from telemetry import logs
+from onbeat.http_service.access import AccessRules
+from onbeat.http_service.listening import listen
+from onbeat.http_service.server import server_config
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.telemetry import logs
 
 DEFAULT_PORT = 8000
 GRACE_S = 5.0

@@ -1,12 +1,12 @@
 """The wiring of the gateway.
 
-request ─ exposition/requests.py ─ http_service/access.py (Host, origin, key)
+request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, origin, key)
              └─ api/ ─┬─ submission/
                       │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py, recorded/ ◀─ the job's run folder
                       ├─ rollouts.py ◀─▶ requests to sample a recorded batch again, which generators take
-                      ├─ verification.py ─▶ `python -m audit`, a process for one check
+                      ├─ verification.py ─▶ `python -m onbeat.audit`, a process for one check
                       ├─ broker/monitor.py ◀─ fence, counters, streams
                       └─ page/ ◀─ the built page, without a key
 """
@@ -29,8 +29,8 @@ from gateway.forgetting import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
 from gateway.services import Services
-from http_service.access import Access, AccessRules
-from http_service.problems import answer_with_problems
+from onbeat.http_service.access import Access, AccessRules
+from onbeat.http_service.problems import answer_with_problems
 
 VERSION = "0.1.0"
 

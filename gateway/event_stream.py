@@ -24,7 +24,7 @@ from broker.job_store import JobStore
 from contracts.encoding.wire import encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError, Unavailable
 from contracts.events import JobEvent
-from process.waiting import Waiting
+from onbeat.process.waiting import Waiting
 
 POLL_S = 0.25
 KEEP_ALIVE_S = 15.0

@@ -14,11 +14,11 @@ from contextlib import suppress
 
 from starlette.concurrency import run_in_threadpool
 
-from audit.folder import read_audit_file
 from broker.retention import DueJob, due_jobs, is_all_of
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
 from contracts.run_folder import RunFolder
 from gateway.services import Services
+from onbeat.audit.folder import read_audit_file
 
 FORGET_EVERY_S = 60.0
 

@@ -25,7 +25,7 @@ from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError, Unavailable
 from contracts.problems import problem_body
 from gateway.event_stream import BROKER_AWAY_S, KEEP_ALIVE_S, may_wait
-from process.waiting import Waiting
+from onbeat.process.waiting import Waiting
 
 PERIOD_S = 1.0
 PROBLEM = "problem"

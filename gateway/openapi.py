@@ -16,8 +16,8 @@ from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import Record
 from contracts.events import JobEvent
 from contracts.problems import MEDIA_TYPE, ProblemDetails
-from http_service.access import OPEN_PATHS
-from http_service.bodies import JSON
+from onbeat.http_service.access import OPEN_PATHS
+from onbeat.http_service.bodies import JSON
 
 KEY_SCHEME = "key"
 KEY = {"type": "http", "scheme": "bearer", "description": "The stack's API key"}

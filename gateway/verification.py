@@ -1,6 +1,6 @@
 """A check of a job's audit chain and weights, in a process of its own: it takes time, and a version's memory.
 
-request ─▶ chain, spec and state from the broker ─▶ `python -m audit` ─▶ verdict
+request ─▶ chain, spec and state from the broker ─▶ `python -m onbeat.audit` ─▶ verdict
                                                         └─ killed at the deadline, with its client, with the gateway
 """
 
@@ -15,8 +15,6 @@ from http import HTTPStatus
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from audit.chain import AuditEntry
-from audit.folder import AuditTask
 from contracts.answers import AuditVerdict
 from contracts.encoding.wire import decode_json, encode
 from contracts.errors import DeadlineExceeded, Unavailable
@@ -25,15 +23,17 @@ from contracts.jobs import JobState
 from contracts.problems import ProblemDetails
 from contracts.settings import PREFIX
 from gateway.services import Services
-from http_service.connected import while_connected
-from http_service.problems import Problem
-from process.launcher import with_own_packages
+from onbeat.audit.chain import AuditEntry
+from onbeat.audit.folder import AuditTask
+from onbeat.http_service.connected import while_connected
+from onbeat.http_service.problems import Problem
+from onbeat.process.launcher import with_own_packages
 
-COMMAND = (sys.executable, "-m", "audit")
+COMMAND = (sys.executable, "-m", "onbeat.audit")
 MAX_AT_ONCE = 2
 """Each may take the memory of a version, and a core."""
 REFUSED = 2
-"""Exit code of `python -m audit`: stdout holds the problem."""
+"""Exit code of `python -m onbeat.audit`: stdout holds the problem."""
 
 
 async def verify(request: Request, services: Services, job_id: str) -> AuditVerdict | None:

@@ -1,4 +1,7 @@
-"""The operator's command line and the embedded stack: it starts the services as processes, and imports none of them.
+"""What a person types and imports, and below it what the services share.
+
+`commands`, `client`, `stack` and `terminal` start the services as processes, and import none of them. The services
+import the lower rooms: `loop`, `weights`, `prompts`, `environments`, `cage`, `process` and their like.
 
 Consumes:     job specs from files and flags, and what the gateway answers over HTTP.
 Waits for:    readiness of each service it started, and the events of the jobs it watches, each with a deadline.

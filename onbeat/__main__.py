@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+from onbeat import cli
 
 
 def main() -> None:
     """Runs a command and ends the process."""
-    # By its path: the check of who has our packages' names comes before any import by name.
-    runpy.run_path(str(Path(__file__).resolve().parents[1] / "process" / "own_packages.py"))
-    from onbeat import cli
-
     cli.main()
 
 

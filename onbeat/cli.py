@@ -18,10 +18,10 @@ from typer.exceptions import TyperException
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
 from onbeat.commands import bench, dead, delete, export, jobs, look, stack
+from onbeat.process.entry_points import all_of
+from onbeat.process.signals import end_on_signals
+from onbeat.telemetry import logs
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
-from process.entry_points import all_of
-from process.signals import end_on_signals
-from telemetry import logs
 
 app = typer.Typer(
     name="onbeat",

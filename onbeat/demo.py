@@ -14,24 +14,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from audit.chain import AuditEntry, Verdict, verify_run
-from audit.folder import write_audit
-from audit.weights import digests_on_disk
 from contracts.encoding.wire import Record, encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.folder import write_audit
+from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.terminal.figures import draw_figures
 from onbeat.terminal.follow import TICK_S, follow
 from onbeat.terminal.job_view import view_for
 from onbeat.terminal.output import tell_page
-from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

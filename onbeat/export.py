@@ -19,14 +19,14 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from audit.weights import digest_of
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.audit.weights import digest_of
 from onbeat.kept_versions import KeptVersion, Weights, kept_versions, read_version
-from weight_store.adapter.matrices import A_END, PREFIX
-from weight_store.files.tensor_folder import ScratchFolder
-from weight_store.hashing import tensors_digest
+from onbeat.weights.adapter.matrices import A_END, PREFIX
+from onbeat.weights.files.tensor_folder import ScratchFolder
+from onbeat.weights.hashing import tensors_digest
 
 SHARD_BYTES = 2 * 1024**3
 """A larger model has several files, and an index; so much of it is in memory."""

@@ -18,15 +18,15 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from audit.weights import ADAPTER_END, tensors_of_delta
 from contracts.encoding.digests import Digest
 from contracts.errors import ContractViolation, NotFound, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
-from weight_store.adapter.matrices import LayerMatrices, layers_of
-from weight_store.adapter.merge import merge_into
-from weight_store.files.stored_tensors import StoredTensors
-from weight_store.hashing import tensors_digest
+from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
+from onbeat.weights.adapter.matrices import LayerMatrices, layers_of
+from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat.weights.hashing import tensors_digest
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _tensors_of_model(folder: Path, *, dtype: torch.dtype) -> dict[str, Tensor]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from weight_store.model_folder import weight_tensors
+    from onbeat.weights.model_folder import weight_tensors
 
     logging.disable_progress_bar()
     try:

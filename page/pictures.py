@@ -20,10 +20,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from contracts.jobs import JobStatus
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
+from onbeat.process.waiting import Waiting
 from onbeat.stack.access import page_address
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from process.waiting import Waiting
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -17,7 +17,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker, connect_within
 from broker.generator_side import GeneratorSide, WeightChunks
 from broker.job_store import JobStore
@@ -26,21 +26,21 @@ from contracts.engines import Engine
 from contracts.errors import EngineUnavailable, InvalidInput, OnbeatError
 from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, engine_from, settings_from
-from process import crash_points
-from process.signals import exit_cleanly_on_signals
+from onbeat.process import crash_points
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.prompts.opening_service import dependency_of, environment_http
+from onbeat.scoring.reward_client import RewardClient, reward_http
+from onbeat.telemetry.logs import configure
 from producer import wiring
 from producer.active_jobs import ActiveJobs
 from producer.broker_calls import BrokerCalls
 from producer.engine.factory import check_machine, preload
 from producer.generator import Generator
-from prompts.opening_service import dependency_of, environment_http
-from scoring.reward_client import RewardClient, reward_http
-from telemetry.logs import configure
 
 if TYPE_CHECKING:
     import httpx
 
-    from telemetry.metrics import GeneratorMetrics
+    from onbeat.telemetry.metrics import GeneratorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def metrics_of(settings: StackSettings) -> GeneratorMetrics | None:
     """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
     if not settings.metrics_port:
         return None
-    from http_service.metrics_server import serve_metrics
-    from telemetry.metrics import GeneratorMetrics
+    from onbeat.http_service.metrics_server import serve_metrics
+    from onbeat.telemetry.metrics import GeneratorMetrics
 
     metrics = GeneratorMetrics()
     serve_metrics(settings, metrics.exposition)

@@ -15,7 +15,7 @@ from broker.presence import ENGINE, LEAVES_ALONE, NOT_REPRODUCIBLE, WRONG_ENGINE
 from contracts.errors import ContractViolation, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
-from process.dependency import services_of
+from onbeat.process.dependency import services_of
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
 

@@ -21,11 +21,11 @@ from broker.generator_side import Claim, GeneratorSide
 from broker.spans import MAX_SPANS
 from contracts.errors import BrokerUnavailable
 from contracts.events import TimelineSpan
+from onbeat.telemetry.timeline.report import covered_s
 from producer.broker_calls import BrokerCalls
-from telemetry.timeline.report import covered_s
 
 if TYPE_CHECKING:
-    from telemetry.metrics import GeneratorMetrics
+    from onbeat.telemetry.metrics import GeneratorMetrics
 
 REPORT_S = 1.0
 """Shortest time between two reports of a busy generator."""

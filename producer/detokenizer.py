@@ -13,10 +13,10 @@ from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
+from onbeat.rendering.base import Renderer
+from onbeat.rendering.family import make_renderer
+from onbeat.weights.model_path import FIELD, model_folder
 from producer.engine.factory import preload
-from rendering.base import Renderer
-from rendering.family import make_renderer
-from weight_store.model_path import FIELD, model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -40,8 +40,10 @@ from broker.generator_side import Claim
 from broker.presence import Presence
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
 from contracts.versions import WeightManifest
-from process.crash_points import reach
-from process.dependency import PROBE_EVERY_S, Dependency, services_of
+from onbeat.process.crash_points import reach
+from onbeat.process.dependency import PROBE_EVERY_S, Dependency, services_of
+from onbeat.scoring.reward_client import RewardClient
+from onbeat.telemetry.correlation import about_batch
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity, Reports
 from producer.broker_calls import BrokerCalls
@@ -51,11 +53,9 @@ from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.carrier import Carrier
 from producer.rollout.players import Players
 from producer.served_model import LoadedModel, ServedModel
-from scoring.reward_client import RewardClient
-from telemetry.correlation import about_batch
 
 if TYPE_CHECKING:
-    from telemetry.metrics import GeneratorMetrics
+    from onbeat.telemetry.metrics import GeneratorMetrics
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
 from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, Presence, compare, services_info
-from process.dependency import Dependency
+from onbeat.process.dependency import Dependency
 from producer.activity import Activity
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, ClaimKey, key_of, name_of

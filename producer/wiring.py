@@ -13,14 +13,14 @@ from contracts.engines import Engine
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
-from environments.client import EnvironmentClient
-from process.dependency import Dependency
+from onbeat.environments.client import EnvironmentClient
+from onbeat.process.dependency import Dependency
+from onbeat.prompts.opening_service import client_for
+from onbeat.weights.redis.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import fingerprint_of_job, make_engine
 from producer.rollout.players import Players
 from producer.served_model import ServedModel
-from prompts.opening_service import client_for
-from weight_store.redis.chunks import ChunkReader
 
 if TYPE_CHECKING:
     import httpx

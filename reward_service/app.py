@@ -1,7 +1,7 @@
 """The wiring of the reward service.
 
-POST ─ http_service/access.py (Host, origin, key)
-   └─ http_service/formats.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
+POST ─ onbeat/http_service/access.py (Host, origin, key)
+   └─ onbeat/http_service/formats.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
                                                              └─ anything else ─▶ pool/pool.py ═ caged scorer process
 RewardResponse ◀─ one Scored or Unscorable per item, in order ◀─────────────────────────────────┘
 """
@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from contracts.settings import StackSettings
-from http_service.access import Access, AccessRules
-from http_service.problems import answer_with_problems
+from onbeat.http_service.access import Access, AccessRules
+from onbeat.http_service.problems import answer_with_problems
 from reward_service.metrics import RewardMetrics
 from reward_service.pool.pool import ScorerPool
 from reward_service.routes import ROUTERS

@@ -12,11 +12,11 @@ from starlette.requests import ClientDisconnect
 
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rewards import PluginNames, RewardRequest
-from http_service import formats
-from http_service.bodies import json_answer, read_body
-from http_service.connected import CLIENT_GONE, while_connected
-from http_service.problems import Problem
-from http_service.process_routes import process_routes
+from onbeat.http_service import formats
+from onbeat.http_service.bodies import json_answer, read_body
+from onbeat.http_service.connected import CLIENT_GONE, while_connected
+from onbeat.http_service.problems import Problem
+from onbeat.http_service.process_routes import process_routes
 from reward_service import scoring
 from reward_service.metrics import RewardMetrics
 from reward_service.pool.pool import ScorerPool

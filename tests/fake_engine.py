@@ -18,10 +18,10 @@ from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, weights_digest
 from contracts.weights import WeightShard
+from onbeat.weights.dtypes import TORCH_NAMES
+from onbeat.weights.version_files import check_digest, check_names, weight_files
 from producer.engine.base import VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
-from weight_store.dtypes import TORCH_NAMES
-from weight_store.version_files import check_digest, check_names, weight_files
 
 
 class FakeEngine:

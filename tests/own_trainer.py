@@ -21,7 +21,7 @@ from contracts.encoding.arrays import pack_int32
 from contracts.jobs import TrainerExit
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
-from process.waiting import Waiting
+from onbeat.process.waiting import Waiting
 from tests.builders import batch_of, rollout
 
 GENERATOR = "generator-own"

@@ -12,8 +12,6 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from audit.chain import AuditEntry, Verdict, verify_run
-from audit.weights import digests_on_disk
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.job_store import JobStore
@@ -21,11 +19,13 @@ from contracts.events import record_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.weights import digests_on_disk
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
-from process.child_process import ChildProcess
-from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0

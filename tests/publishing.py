@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from contracts.versions import WeightManifest
-from weight_store.layout import layout_of
-from weight_store.publication import WeightPublisher
+from onbeat.weights.layout import layout_of
+from onbeat.weights.publication import WeightPublisher
 
 
 def publish(

@@ -22,14 +22,14 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.plan import IterationPlan
+from onbeat.prompts.source import PromptSource
+from onbeat.weights.files.publisher import FilePublisher
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
-from prompts.datasets.base import load_dataset
-from prompts.plan import IterationPlan
-from prompts.source import PromptSource
 from reward_service.scorers import rubric
-from weight_store.files.publisher import FilePublisher
 
 NO_TIME = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
 

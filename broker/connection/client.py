@@ -34,7 +34,7 @@ from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import encode
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
-from process.waiting import Waiting
+from onbeat.process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError, ResponseError
 from redis.retry import Retry
 
 from broker.connection.server_errors import passes
-from process.waiting import LOG_AFTER_S
+from onbeat.process.waiting import LOG_AFTER_S
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

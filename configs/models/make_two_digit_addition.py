@@ -26,9 +26,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
-from prompts.datasets.addition import NUM_HELD_OUT
-from prompts.datasets.base import load_dataset
-from prompts.datasets.examples import Example
+from onbeat.prompts.datasets.addition import NUM_HELD_OUT
+from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.datasets.examples import Example
 
 MODELS = Path(__file__).parent
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")

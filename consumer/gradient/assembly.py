@@ -25,7 +25,7 @@ from consumer.model.shared_prompt.trial import share_prompts
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from process.launcher import check_threads_stand_still
+from onbeat.process.launcher import check_threads_stand_still
 
 Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""

@@ -26,9 +26,9 @@ from consumer.model.published_weights import WeightStream
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from process.crash_points import reach
-from process.host_memory import give_free_memory_back
-from weight_store.publication import TensorSink
+from onbeat.process.crash_points import reach
+from onbeat.process.host_memory import give_free_memory_back
+from onbeat.weights.publication import TensorSink
 
 Kept = tuple[MicroBatchStats, KeptBatch]
 """A batch as the first update left it, for the further ones."""

@@ -12,9 +12,9 @@ from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, AdapterState, 
 from consumer.model.policy import Policy
 from consumer.model.rows import local_rows, stored_rows
 from contracts.errors import InvalidInput
-from process.crash_points import reach
-from weight_store.files.tensor_folder import save_tensors
-from weight_store.hashing import tensors_digest
+from onbeat.process.crash_points import reach
+from onbeat.weights.files.tensor_folder import save_tensors
+from onbeat.weights.hashing import tensors_digest
 
 
 def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:

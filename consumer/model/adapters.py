@@ -21,8 +21,8 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput
 from contracts.spec_tables.lora import ALL_LINEAR, LoraSpec
-from weight_store.adapter.matrices import matrix_names
-from weight_store.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import matrix_names
+from onbeat.weights.adapter.merge import merge_into
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear

@@ -30,10 +30,10 @@ from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import CHECKPOINT, numbered
 from contracts.versions import PolicyVersion
-from weight_store.files.stored_tensors import StoredTensors
-from weight_store.files.tensor_folder import put_folders_aside, remove_folders, remove_scratch, write_folder
-from weight_store.hashing import tensors_digest
-from weight_store.publication import StoredVersion
+from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat.weights.files.tensor_folder import put_folders_aside, remove_folders, remove_scratch, write_folder
+from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.publication import StoredVersion
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,15 @@ from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import PolicyVersion, WeightManifest
-from process.crash_points import reach
-from weight_store.files.publisher import TensorFile
-from weight_store.files.stored_tensors import StoredTensors
-from weight_store.hashing import HashingThreads, bytes_of
-from weight_store.layout import Layout, layout_of
-from weight_store.publication import StoredVersion
-from weight_store.receiver import read_back
-from weight_store.redis.chunks import ChunkReader
-from weight_store.version_files import check_names
+from onbeat.process.crash_points import reach
+from onbeat.weights.files.publisher import TensorFile
+from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat.weights.hashing import HashingThreads, bytes_of
+from onbeat.weights.layout import Layout, layout_of
+from onbeat.weights.publication import StoredVersion
+from onbeat.weights.receiver import read_back
+from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.weights.version_files import check_names
 
 Take = Callable[[str, Tensor], None]
 """What is done with a tensor, by its name."""

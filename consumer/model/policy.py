@@ -27,9 +27,9 @@ from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
-from weight_store.adapter.matrices import AdapterSource
-from weight_store.hashing import tensors_digest
-from weight_store.model_folder import context_tokens, weight_tensors
+from onbeat.weights.adapter.matrices import AdapterSource
+from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.model_folder import context_tokens, weight_tensors
 
 FIELD = "model.path"
 LOADING_ERRORS = (
@@ -82,7 +82,7 @@ class Policy:
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
 
     def weights(self) -> PublishedWeights:
-        """All that a generator must load to be this policy: the published set (weight_store/model_folder.py)."""
+        """All that a generator must load to be this policy: the published set (onbeat/weights/model_folder.py)."""
         return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
 
     def base_tensors(self) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from consumer.model.adapters import Adapters
 from consumer.model.rows import gathered
-from weight_store.adapter.matrices import matrices_of
-from weight_store.layout import TensorLayout, layout_of
-from weight_store.publication import TensorSink
+from onbeat.weights.adapter.matrices import matrices_of
+from onbeat.weights.layout import TensorLayout, layout_of
+from onbeat.weights.publication import TensorSink
 
 
 class PublishedWeights(Mapping[str, Tensor]):

@@ -14,7 +14,7 @@ from torch.distributed import QueueEmptyError  # pyright: ignore[reportPrivateIm
 from torch.distributed.tensor import DTensor
 
 from contracts.errors import Unavailable
-from weight_store.files.stored_tensors import StoredTensors
+from onbeat.weights.files.stored_tensors import StoredTensors
 
 
 def local_rows(tensor: Tensor) -> Tensor:

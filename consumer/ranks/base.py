@@ -8,8 +8,8 @@ from pathlib import Path
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from contracts.rollouts import RolloutBatch
-from weight_store.adapter.matrices import AdapterSource
-from weight_store.publication import Publication
+from onbeat.weights.adapter.matrices import AdapterSource
+from onbeat.weights.publication import Publication
 
 
 class Ranks:

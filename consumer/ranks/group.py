@@ -31,9 +31,9 @@ from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from process.waiting import Waiting
-from weight_store.adapter.matrices import AdapterSource
-from weight_store.publication import Publication
+from onbeat.process.waiting import Waiting
+from onbeat.weights.adapter.matrices import AdapterSource
+from onbeat.weights.publication import Publication
 
 HANDED_OUT_PER_RANK = 2
 """A rank trains one batch and takes up the other one next."""

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from contracts.jobs import TrainerExit
-from process.launcher import LAUNCHER_PID
+from onbeat.process.launcher import LAUNCHER_PID
 
 HOST = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"

@@ -26,7 +26,7 @@ from consumer.ranks.orders import Exchange, idle_patience_s
 from contracts.errors import FenceViolation, OnbeatError
 from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings
-from weight_store.publication import TensorSink
+from onbeat.weights.publication import TensorSink
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the integers that hold its bits."""

@@ -30,9 +30,9 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, usable_cores
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
-from process.host_memory import memory_bytes
-from process.waiting import Waiting
-from weight_store.publication import Publication
+from onbeat.process.host_memory import memory_bytes
+from onbeat.process.waiting import Waiting
+from onbeat.weights.publication import Publication
 
 HANDED_OUT_PER_THREAD = 2
 """A thread trains one batch and takes up the other one next."""

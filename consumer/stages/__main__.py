@@ -19,7 +19,7 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker, connect_within
 from broker.job_store import JobStore
 from broker.presence import StagePresence
@@ -31,12 +31,12 @@ from consumer.stages.worker import StageWorker
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import StageWorkerExit
 from contracts.settings import StackSettings, settings_from
-from process import crash_points
-from process.signals import exit_cleanly_on_signals
-from telemetry.logs import configure
+from onbeat.process import crash_points
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.telemetry.logs import configure
 
 if TYPE_CHECKING:
-    from telemetry.metrics import StageMetrics
+    from onbeat.telemetry.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ def metrics_of(settings: StackSettings) -> StageMetrics | None:
     """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
     if not settings.metrics_port:
         return None
-    from http_service.metrics_server import serve_metrics
-    from telemetry.metrics import StageMetrics
+    from onbeat.http_service.metrics_server import serve_metrics
+    from onbeat.telemetry.metrics import StageMetrics
 
     metrics = StageMetrics()
     serve_metrics(settings, metrics.exposition)

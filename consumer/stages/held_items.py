@@ -18,7 +18,7 @@ from broker.presence import LEAVES_ALONE, StagePresence, compare, services_info
 from broker.stage_side import ClaimedItem
 from consumer.stages.computed import Computed
 from consumer.stages.served_stages import ServedStage, ServedStages
-from process.dependency import Dependency
+from onbeat.process.dependency import Dependency
 
 PRESENCE_INTERVAL_S = 2.0
 """Longest time between two signs of life."""

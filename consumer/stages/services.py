@@ -9,8 +9,8 @@ from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage
 from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings
-from process.dependency import Dependency
-from process.entry_points import all_of
+from onbeat.process.dependency import Dependency
+from onbeat.process.entry_points import all_of
 
 GROUP = "onbeat.stages"
 """A group of entry points: functions of the settings that return Services. They raise InvalidInput for a setting."""

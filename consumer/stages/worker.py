@@ -43,11 +43,11 @@ from contracts.errors import (
     Unavailable,
 )
 from contracts.experience.columns import ColumnValues
-from process.crash_points import reach
-from process.dependency import PROBE_EVERY_S, Dependency
+from onbeat.process.crash_points import reach
+from onbeat.process.dependency import PROBE_EVERY_S, Dependency
 
 if TYPE_CHECKING:
-    from telemetry.metrics import StageMetrics
+    from onbeat.telemetry.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from celery import Celery, signals
 from celery.apps.worker import Worker
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.celery_app import ENSURE_TRAINER, SWEEP, make_celery_app
 from broker.connection.client import connect_within
 from consumer.supervisor.log_relay import LogRelay
@@ -33,10 +33,10 @@ from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.supervisor.worker_end import WorkerEnd
 from contracts.errors import OnbeatError
 from contracts.settings import StackSettings, settings_from
-from telemetry import logs
+from onbeat.telemetry import logs
 
 if TYPE_CHECKING:
-    from telemetry.metrics import WorkerMetrics
+    from onbeat.telemetry.metrics import WorkerMetrics
 
 REDIS_PATIENCE_S = 2.0
 QUIET_LOGGERS = ("celery.app.trace", "celery.worker.strategy", "celery.redirected")
@@ -106,8 +106,8 @@ def metrics_of(settings: StackSettings, trainer: TrainerProcess) -> WorkerMetric
     """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
     if not settings.metrics_port:
         return None
-    from http_service.metrics_server import serve_metrics
-    from telemetry.metrics import WorkerMetrics
+    from onbeat.http_service.metrics_server import serve_metrics
+    from onbeat.telemetry.metrics import WorkerMetrics
 
     metrics = WorkerMetrics(lambda: trainer.is_running)
     serve_metrics(settings, metrics.exposition)

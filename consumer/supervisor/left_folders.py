@@ -12,14 +12,14 @@ import math
 import os
 from pathlib import Path
 
-from audit.folder import read_audit_file, read_spec
-from audit.weights import digest_of
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import DAY_S, kept_for
-from process.crash_points import reach
-from process.tree_removal import remove_tree
+from onbeat.audit.folder import read_audit_file, read_spec
+from onbeat.audit.weights import digest_of
+from onbeat.process.crash_points import reach
+from onbeat.process.tree_removal import remove_tree
 
 SMALL_FOLDERS = ("tensorboard",)
 """Folders that are a part of the result."""

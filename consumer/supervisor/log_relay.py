@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from telemetry.logs import UNSHOWN, shown
+from onbeat.telemetry.logs import UNSHOWN, shown
 
 LOOK_S = 0.25
 READ_BYTES = 256 * 1024

@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from audit.chain import AuditEntry
-from audit.folder import AuditFile, read_audit_file
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.monitor import job_status
@@ -20,7 +18,9 @@ from broker.retention import DueJob, audit_links, is_all_of
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput, NotFound, OnbeatError
 from contracts.run_folder import RunFolder
-from process.crash_points import reach
+from onbeat.audit.chain import AuditEntry
+from onbeat.audit.folder import AuditFile, read_audit_file
+from onbeat.process.crash_points import reach
 
 
 def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:

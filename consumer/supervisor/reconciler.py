@@ -24,7 +24,7 @@ from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
 
 if TYPE_CHECKING:
-    from telemetry.metrics import WorkerMetrics
+    from onbeat.telemetry.metrics import WorkerMetrics
 
 RESERVATION_S = 8.0
 """It is renewed while the trainer loads; other workers wait so long after the death of this one."""

@@ -25,10 +25,10 @@ from consumer.supervisor.put_aside import name_it, put_aside
 from contracts.errors import NotFound, OnbeatError, Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from process.tree_removal import remove_tree
+from onbeat.process.tree_removal import remove_tree
 
 if TYPE_CHECKING:
-    from telemetry.metrics import WorkerMetrics
+    from onbeat.telemetry.metrics import WorkerMetrics
 
 LATE_S = 600.0
 """So long a removal is looked at again: a trainer that slept through it may still write a file, or a start make one."""

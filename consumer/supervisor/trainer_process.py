@@ -17,9 +17,9 @@ from consumer.supervisor.log_relay import LogRelay
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
-from process.child_process import ChildProcess
-from process.host_memory import with_large_pages
-from process.private_folders import make_private
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.host_memory import with_large_pages
+from onbeat.process.private_folders import make_private
 
 STOP_GRACE_S = 15.0
 """Time for the current micro-batch and a checkpoint. What a SIGKILL then costs is done again from the checkpoint

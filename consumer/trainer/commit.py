@@ -32,9 +32,9 @@ from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import CheckpointWritten, EvaluationFinished, IterationCommitted, TimelineSpan, record_digest
 from contracts.timeline import TRAINER
 from contracts.versions import WeightManifest
-from iterations.chain import commit_record
-from iterations.expected import evaluation_score
-from process.crash_points import reach
+from onbeat.loop.chain import commit_record
+from onbeat.loop.expected import evaluation_score
+from onbeat.process.crash_points import reach
 
 
 class Commits:

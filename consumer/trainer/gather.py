@@ -30,9 +30,9 @@ from consumer.trainer.schedule import all_published
 from contracts.errors import BatchFailed, FenceViolation
 from contracts.events import BatchDead
 from contracts.rollouts import RolloutBatch
-from iterations.staged import staged_batch
-from process.waiting import Waiting
-from telemetry.correlation import about_batch
+from onbeat.loop.staged import staged_batch
+from onbeat.process.waiting import Waiting
+from onbeat.telemetry.correlation import about_batch
 
 CLAIMED_AT_ONCE = 4
 """Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""

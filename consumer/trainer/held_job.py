@@ -24,25 +24,25 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
-from iterations.chain_file import ChainFile
-from iterations.generator_watch import GeneratorWatch
-from iterations.lease_keeper import LeaseKeeper
-from iterations.pieces import Pieces
-from iterations.recording import Recorder
-from iterations.stage_watch import StageWatch
-from iterations.window import Window
-from process.crash_points import reach
-from prompts.opening_service import EnvironmentService
-from prompts.plan import IterationPlan
-from prompts.source import PromptSource, prompt_source
-from telemetry.tracing import trace_export
-from weight_store.model_folder import end_of_sequence_ids
-from weight_store.model_path import model_folder
-from weight_store.publication import StoredVersion
-from weight_store.transports import make_publisher
+from onbeat.loop.chain_file import ChainFile
+from onbeat.loop.generator_watch import GeneratorWatch
+from onbeat.loop.lease_keeper import LeaseKeeper
+from onbeat.loop.pieces import Pieces
+from onbeat.loop.recording import Recorder
+from onbeat.loop.stage_watch import StageWatch
+from onbeat.loop.window import Window
+from onbeat.process.crash_points import reach
+from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.prompts.plan import IterationPlan
+from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat.telemetry.tracing import trace_export
+from onbeat.weights.model_folder import end_of_sequence_ids
+from onbeat.weights.model_path import model_folder
+from onbeat.weights.publication import StoredVersion
+from onbeat.weights.transports import make_publisher
 
 if TYPE_CHECKING:
-    from telemetry.metrics import TrainerMetrics
+    from onbeat.telemetry.metrics import TrainerMetrics
 
 
 class HeldJob:

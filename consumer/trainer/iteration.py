@@ -26,8 +26,8 @@ from consumer.gradient.statistics import (
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
 from contracts.rollouts import RolloutBatch
 from contracts.timeline import TRAINER, WAIT
-from iterations.expected import ExpectedIteration
-from iterations.window import AskedIteration
+from onbeat.loop.expected import ExpectedIteration
+from onbeat.loop.window import AskedIteration
 
 SAME_WAIT_S = 0.01
 """A wait is a row of looks: so little time lies between two of them."""

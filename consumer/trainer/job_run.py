@@ -46,10 +46,10 @@ from contracts.errors import (
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from iterations.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
+from onbeat.loop.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 
 if TYPE_CHECKING:
-    from telemetry.metrics import TrainerMetrics
+    from onbeat.telemetry.metrics import TrainerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ def metrics_of(settings: StackSettings) -> TrainerMetrics | None:
     """
     if not settings.metrics_port:
         return None
-    from http_service.metrics_server import serve_metrics
-    from telemetry.metrics import TrainerMetrics
+    from onbeat.http_service.metrics_server import serve_metrics
+    from onbeat.telemetry.metrics import TrainerMetrics
 
     metrics = TrainerMetrics()
     try:

@@ -16,7 +16,7 @@ from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from process.private_folders import make_private
+from onbeat.process.private_folders import make_private
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, top_p or top_k below the whole distribution, "

@@ -2,7 +2,7 @@
 
     checkpoint ─▶ ranks ─▶ its versions are written ─▶ the chain has them ─▶ rewind, where the fence is ahead ─▶ open
         │                  (older ones first, where the window needs any)           each iteration of the window ─┘
-        └─ where Redis is older than it, the records between them go back into Redis (iterations/chain_file.py)
+        └─ where Redis is older than it, the records between them go back into Redis (onbeat/loop/chain_file.py)
 
 Consumes:     the fence, the audit chain, in Redis and in the run folder, and the job's checkpoints.
 Waits for:    the ranks, to load; Redis and the disk. The lease keeper ends a trainer that is asked to end meanwhile.
@@ -23,15 +23,15 @@ from consumer.model.checkpoint import Checkpoint, latest_checkpoint, set_aside_a
 from consumer.trainer.held_job import HeldJob
 from contracts.events import TrainerStarted, record_digest
 from contracts.spec import JobSpec
-from iterations.chain import (
+from onbeat.loop.chain import (
     check_same_environment,
     check_same_run,
     furthest_commit,
     needs_rewind,
     rewind_record,
 )
-from iterations.chain_file import read_chain, restored
-from process.crash_points import reach
+from onbeat.loop.chain_file import read_chain, restored
+from onbeat.process.crash_points import reach
 
 log = logging.getLogger(__name__)
 

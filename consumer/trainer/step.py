@@ -22,8 +22,8 @@ from consumer.trainer.report import LIKELY_CAUSES, in_words, mismatch_alarm
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import IterationMetrics
 from contracts.versions import WeightManifest
-from process.crash_points import reach
-from weight_store.publication import Publication
+from onbeat.process.crash_points import reach
+from onbeat.weights.publication import Publication
 
 log = logging.getLogger(__name__)
 

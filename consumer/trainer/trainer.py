@@ -22,7 +22,7 @@ from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog
 from consumer.trainer.start import start
 from consumer.trainer.step import step
-from telemetry.correlation import about
+from onbeat.telemetry.correlation import about
 
 
 class Trainer:

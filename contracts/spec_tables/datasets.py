@@ -1,4 +1,4 @@
-"""Where a job's prompts come from: a type for each kind, which `LOADERS` of prompts/datasets/base.py loads."""
+"""Where a job's prompts come from: a type for each kind, which `LOADERS` of onbeat/prompts/datasets/base.py loads."""
 
 from __future__ import annotations
 

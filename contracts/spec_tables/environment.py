@@ -24,8 +24,7 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Many turns: after each of the model's, an environment replies, until one of them ends the trajectory."""
 
     name: Line
-    """An environment that is built in, or an entry point of group `onbeat.environments` where the environment service
-    runs."""
+    """An entry point of group `onbeat.environments` where the environment service runs: Onbeat's, or another's."""
     params: EnvironmentParams = field(default_factory=dict)
     """Parameters that it gets."""
     max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8

@@ -11,8 +11,8 @@ from contracts.encoding.wire import convert
 from contracts.environments.messages import Message, Tool
 from contracts.environments.service import Opening, Reply
 from contracts.errors import OnbeatError
-from environments import author
-from environments.author import NoAnswer
+from onbeat.environments import author
+from onbeat.environments.author import NoAnswer
 
 
 def opening_of(returned: Any) -> Opening:
@@ -29,7 +29,7 @@ def opening_of(returned: Any) -> Opening:
 def reply_of(returned: Any) -> Reply:
     """Raises NoAnswer."""
     if not isinstance(returned, author.Reply):
-        raise NoAnswer(f"step returned {_kind(returned)}, and no environments.author.Reply")
+        raise NoAnswer(f"step returned {_kind(returned)}, and no onbeat.environments.author.Reply")
     if type(returned.done) is not bool:
         raise NoAnswer(f"done is {_kind(returned.done)}, and no bool")
     metrics = returned.metrics

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.environments.service import FailureReason
-from environments.author import BadTask, NoAnswer, RewrittenHistory
+from onbeat.environments.author import BadTask, NoAnswer, RewrittenHistory
 
 MAX_DETAIL_CHARS = 1000
 NUMPY_SEEDS = 2**32

@@ -20,8 +20,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from cage import nursery
-from cage.frames import Frames, Gone
 from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message, messages_digest
 from contracts.environments.service import Failure, Opening, Reply, Result, Task, Turned, reply_digest
@@ -29,6 +27,8 @@ from environment_service.player.answers import opening_of, reply_of
 from environment_service.player.guard import Failed, Guard
 from environment_service.player.loading import Playable, load, warm_up
 from environment_service.player.protocol import AT_REST, MAX_WORK_BYTES, Answers, Load, Loaded, Place, Play, Work
+from onbeat.cage import nursery
+from onbeat.cage.frames import Frames, Gone
 
 FLUSH_AFTER_S = 0.001
 """Results that come within this time go in one message."""

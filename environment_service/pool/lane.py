@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread
 
-from cage.caged_process import ChildDied, ChildLate
 from contracts.environments.service import EnvironmentFacts, Failure, Result
 from contracts.errors import Unavailable
 from environment_service.player.protocol import Loaded, Play
 from environment_service.pool.play_cage import Interrupted, PlayCage
 from environment_service.pool.sessions import ENDED, Ask, Begin, End, Session
-from process.crash_points import reach
+from onbeat.cage.caged_process import ChildDied, ChildLate
+from onbeat.process.crash_points import reach
 
 SWEEP_S = 1.0
 """How often idle sessions are looked for."""

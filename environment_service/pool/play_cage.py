@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from cage.cage import CageRules
-from cage.caged_process import CagedProcess, ChildDied, ChildLate
-from cage.frames import Frames, Gone, Late
 from contracts.encoding.wire import decode, encode
 from contracts.environments.service import EnvironmentTable, FailureReason, Result
 from contracts.errors import ContractViolation
 from environment_service.player.player import FLUSH_BYTES
 from environment_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
+from onbeat.cage.cage import CageRules
+from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
+from onbeat.cage.frames import Frames, Gone, Late
 
 NO_ANSWER = "the environment's process sent what is no answer"
 """Which session sent it can't be told: the child may have gone on meanwhile."""

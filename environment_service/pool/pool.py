@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from cage.cage import CageRules, own_slot
 from contracts.encoding.wire import encode
 from contracts.environments.service import (
     CanaryRequest,
@@ -48,6 +47,7 @@ from environment_service.pool.canary import compared
 from environment_service.pool.lane import Lane
 from environment_service.pool.play_cage import PlayCage
 from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
+from onbeat.cage.cage import CageRules, own_slot
 
 MAX_KINDS = 8
 MAX_CAGES = 240

@@ -13,7 +13,7 @@ from contracts.dead_letters import DeadLetters
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.services import HasServices, KnownJob
-from http_service.bodies import json_answer
+from onbeat.http_service.bodies import json_answer
 
 MAX_LISTED = 1000
 

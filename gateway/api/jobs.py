@@ -28,7 +28,7 @@ from gateway.services import HasServices, KnownJob, Services
 from gateway.submission import requests
 from gateway.submission.environment_check import check_environment
 from gateway.submission.reward_plugins import check_plugins
-from http_service.bodies import json_answer
+from onbeat.http_service.bodies import json_answer
 
 EXAMPLE_JOB = {
     "name": "addition",

@@ -12,7 +12,7 @@ from contracts.errors import Unavailable
 from gateway.exposition.last_iterations import job_gauges, stage_gauges
 from gateway.exposition.stack_state import stack_state
 from gateway.services import services_of
-from http_service.process_routes import process_routes
+from onbeat.http_service.process_routes import process_routes
 
 
 async def _require_ready(request: Request) -> None:

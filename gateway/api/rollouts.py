@@ -19,7 +19,7 @@ from gateway.recorded.search import Search
 from gateway.recorded.views import batch_view
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
-from http_service.bodies import json_answer
+from onbeat.http_service.bodies import json_answer
 
 MAX_LISTED = 1000
 MAX_INDEX = 10**9

@@ -13,9 +13,9 @@ from contracts.timeline import TimelineReport
 from gateway import openapi
 from gateway.run_files import timeline_end
 from gateway.services import HasServices, KnownJob, Services
-from http_service.bodies import json_answer
-from telemetry.timeline.perfetto import perfetto_trace
-from telemetry.timeline.report import timeline_report
+from onbeat.http_service.bodies import json_answer
+from onbeat.telemetry.timeline.perfetto import perfetto_trace
+from onbeat.telemetry.timeline.report import timeline_report
 
 MAX_SHOWN = 100
 """Iterations of one answer."""

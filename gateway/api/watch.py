@@ -18,7 +18,7 @@ from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.run_files import iteration_metrics
 from gateway.services import HasServices, KnownJob
-from http_service.bodies import json_answer
+from onbeat.http_service.bodies import json_answer
 
 DIGEST: dict[str, Any] = {"type": "object", "properties": {"digest": {"type": "string"}}}
 LINK: dict[str, Any] = {"allOf": [openapi.record(AuditRecord), DIGEST]}

@@ -7,7 +7,7 @@ import logging
 from contracts.errors import EnvironmentUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from prompts.opening_service import EnvironmentService
+from onbeat.prompts.opening_service import EnvironmentService
 
 TIMEOUT_S = 15.0
 """It may have to import the environment; a submission waits no longer."""

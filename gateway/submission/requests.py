@@ -22,8 +22,8 @@ from contracts.jobs import ResumeRequest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.weights import RedisWeights
-from http_service.bodies import JSON, media_type_of, read_body
-from http_service.problems import Problem
+from onbeat.http_service.bodies import JSON, media_type_of, read_body
+from onbeat.http_service.problems import Problem
 
 T = TypeVar("T")
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")

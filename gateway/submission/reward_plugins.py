@@ -12,7 +12,7 @@ from contracts.errors import ContractViolation, InvalidInput
 from contracts.rewards import PluginNames, PluginReward
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from http_service.outgoing import make_client
+from onbeat.http_service.outgoing import make_client
 
 TIMEOUT_S = 5.0
 

@@ -35,26 +35,26 @@ from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from iterations.chain import (
+from onbeat.client.connection import client_settings
+from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, require_taken
+from onbeat.client.training.files import TrainerFiles
+from onbeat.client.training.tenure import Tenure
+from onbeat.loop.chain import (
     check_same_environment,
     check_same_run,
     commit_record,
     needs_rewind,
     rewind_record,
 )
-from iterations.chain_file import ChainFile, read_chain, restored
-from iterations.expected import ExpectedIteration, evaluation_score
-from iterations.pieces import Pieces
-from iterations.recording import Recorder
-from iterations.window import Window
-from onbeat.client.connection import client_settings
-from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, require_taken
-from onbeat.client.training.files import TrainerFiles
-from onbeat.client.training.tenure import Tenure
-from prompts.opening_service import EnvironmentService
-from prompts.plan import IterationPlan
-from prompts.source import prompt_source
-from weight_store.model_path import model_folder
+from onbeat.loop.chain_file import ChainFile, read_chain, restored
+from onbeat.loop.expected import ExpectedIteration, evaluation_score
+from onbeat.loop.pieces import Pieces
+from onbeat.loop.recording import Recorder
+from onbeat.loop.window import Window
+from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.prompts.plan import IterationPlan
+from onbeat.prompts.source import prompt_source
+from onbeat.weights.model_path import model_folder
 
 if TYPE_CHECKING:
     import torch
@@ -242,13 +242,13 @@ class Consumer:
         self._tenure.end(JobState.FAILED, reason=reason)
 
     def _make_recorder(self) -> Recorder:
-        from weight_store.model_folder import load_tokenizer
+        from onbeat.weights.model_folder import load_tokenizer
 
         tokenizer = load_tokenizer(self.model_folder) if self.spec.recording else None
         return Recorder(self._tenure.folder, self.spec, pieces=Pieces(tokenizer) if tokenizer else None)
 
     def _plan(self) -> IterationPlan:
-        from weight_store.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
+        from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
 
         folder, job_id = self.model_folder, self._tenure.job_id
         config = model_config(folder)

@@ -13,7 +13,6 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
-from audit.chain import AuditEntry
 from contracts.answers import AuditVerdict, LogPart, StackState
 from contracts.dead_letters import DeadLetter, DeadLetters
 from contracts.encoding.wire import convert, encode_json
@@ -24,7 +23,8 @@ from contracts.monitor import GeneratorSeen
 from contracts.rewards import OnUnscorable
 from contracts.settings import KEY_FORM
 from contracts.spec import JobSpec
-from http_service.outgoing import FOLLOWED, legible, make_client
+from onbeat.audit.chain import AuditEntry
+from onbeat.http_service.outgoing import FOLLOWED, legible, make_client
 
 T = TypeVar("T")
 

@@ -39,15 +39,15 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.client.connection import JobConnection, client_settings, speaking_the_same
 from onbeat.client.samples import PromptClaim, Sample, completions_of
-from scoring.groups import reward_items, rollout_groups
-from scoring.reward_client import RewardClient, reward_http, tries_of
-from weight_store.model_path import model_folder
+from onbeat.scoring.groups import reward_items, rollout_groups
+from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
+from onbeat.weights.model_path import model_folder
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from weight_store.receiver import WeightReceiver
+    from onbeat.weights.receiver import WeightReceiver
 
 WAIT_S = 5.0
 PRESENCE_S = 2.0
@@ -156,7 +156,7 @@ class Producer:
         """Makes the job's transformers model without its values, which `load` brings. It imports torch."""
         import torch
 
-        from weight_store.model_folder import empty_model
+        from onbeat.weights.model_folder import empty_model
 
         return empty_model(self.model_folder, dtype=getattr(torch, self.spec.model.dtype), device=device)
 
@@ -290,8 +290,8 @@ class Producer:
         )
 
     def _receiver(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> WeightReceiver:
-        from weight_store.model_folder import weight_tensors
-        from weight_store.receiver import WeightReceiver
+        from onbeat.weights.model_folder import weight_tensors
+        from onbeat.weights.receiver import WeightReceiver
 
         tensors = model if isinstance(model, Mapping) else dict(weight_tensors(model))
         root = self._connection.settings.weight_root_path

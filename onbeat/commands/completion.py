@@ -11,7 +11,7 @@ import typer
 from contracts.encoding.names import check_job_id
 from contracts.errors import OnbeatError
 from contracts.jobs import JobState
-from http_service.outgoing import make_client
+from onbeat.http_service.outgoing import make_client
 from onbeat.stack.access import gateway_access
 
 WITHIN_S = 1.0

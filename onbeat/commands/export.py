@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from rich.table import Table
 from rich.text import Text
 
-from audit.folder import FILE_NAME as AUDIT_FILE
-from audit.folder import read_audit, read_spec
 from contracts.errors import InvalidInput, NotFound, Unavailable
 from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from contracts.spec import JobSpec
+from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
+from onbeat.audit.folder import read_audit, read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
 from onbeat.stack.access import run_root_from

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from audit.folder import FILE_NAME as AUDIT_FILE
-from audit.folder import as_record, read_audit, verify_folder
 from contracts.answers import AuditVerdict
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
+from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
+from onbeat.audit.folder import as_record, read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options

@@ -13,10 +13,10 @@ from contracts.errors import Unavailable
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.commands import options
 from onbeat.commands.completion import Job
+from onbeat.process.waiting import Waiting
 from onbeat.terminal.log_lines import LogLines
 from onbeat.terminal.output import console_for, emit, tell
 from onbeat.terminal.stream_report import live_report, report_line, report_tables
-from process.waiting import Waiting
 
 EVERY_S = 1.0
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended, or Ctrl-C.")]

@@ -19,8 +19,8 @@ from contracts.service_links import is_service_link
 from contracts.settings import PREFIX, StackSettings, settings_from, usable_cores
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
+from onbeat.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.stack.profile import StackProfile
-from process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 
 REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "stage": STAGE}
 """Service → its user in Redis (broker/connection/roles.py)."""

@@ -23,11 +23,11 @@ from broker.connection.client import load_scripts
 from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.private_folders import make_private
+from onbeat.process.waiting import Waiting
 from onbeat.stack.socket_file import check_private, place_socket
 from onbeat.stack.supervision import describe_exit
-from process.child_process import ChildProcess
-from process.private_folders import make_private
-from process.waiting import Waiting
 
 START_DEADLINE_S = 30.0
 STOP_GRACE_S = 10.0

@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 
 from contracts.errors import InvalidInput
-from process.private_folders import is_private
+from onbeat.process.private_folders import is_private
 
 NAME = "redis.sock"
 TEMPORARY = "onbeat-"

@@ -37,7 +37,13 @@ from broker.connection.roles import CELERY, GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
-from http_service.outgoing import make_client
+from onbeat.http_service.outgoing import make_client
+from onbeat.process import child_process
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.host_memory import with_large_pages
+from onbeat.process.private_folders import make_private
+from onbeat.process.signals import uninterrupted
+from onbeat.process.waiting import Waiting
 from onbeat.stack.access import StackFile, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
@@ -45,12 +51,6 @@ from onbeat.stack.ports import free_port, require_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 from onbeat.stack.targets import MetricsTargets, remove
-from process import child_process
-from process.child_process import ChildProcess
-from process.host_memory import with_large_pages
-from process.private_folders import make_private
-from process.signals import uninterrupted
-from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from contracts.errors import Unavailable
 from contracts.events import JobEvent
 from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.client.progress import JobProgress
+from onbeat.process.waiting import Waiting
 from onbeat.terminal.job_view import JobView
-from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from rich.text import Text
 from contracts import events
 from contracts.jobs import EvaluationScore, JobState
 from onbeat.client.progress import JobProgress
+from onbeat.telemetry.logs import shown
 from onbeat.terminal.window import kind_in_words, lags_of, open_in_words, staleness
 from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, plural, score, share, short, sparkline
-from telemetry.logs import shown
 
 FRAMES_PER_S = 4
 STATE_STYLES = {

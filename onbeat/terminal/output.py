@@ -17,7 +17,7 @@ from rich.text import Text
 from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError
 from onbeat.stack.access import page_address
-from telemetry.logs import UNSHOWN, shown
+from onbeat.telemetry.logs import UNSHOWN, shown
 
 BAD_INPUT = 2
 FAILED = 1

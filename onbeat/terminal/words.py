@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from telemetry.logs import shown
+from onbeat.telemetry.logs import shown
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "\N{EN DASH}"

@@ -25,18 +25,18 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from audit.chain import verify_run
-from audit.weights import digests_on_disk
 from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.audit.chain import verify_run
+from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
+from onbeat.process import child_process
+from onbeat.process.waiting import Waiting
 from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.chaos.evidence import TRAINER, Struck, strike
 from onbeat_extras.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed, unproven
-from process import child_process
-from process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

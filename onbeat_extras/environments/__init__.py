@@ -1,1 +1,1 @@
-"""Environments that come with Onbeat, with their tools, and agents that own their loop (environments/author.py)."""
+"""Environments that come with Onbeat, their tools, and agents that own their loop (onbeat/environments/author.py)."""

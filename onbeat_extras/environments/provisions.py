@@ -10,7 +10,7 @@ from typing import Any
 
 from contracts.encoding.wire import encode
 from contracts.settings import StackSettings
-from environments.provisions import OperatorsPart, Provision
+from onbeat.environments.provisions import OperatorsPart, Provision
 from onbeat_extras.environments.adapters.trl import modules_from
 from onbeat_extras.environments.mcp_servers import offered, servers_from
 

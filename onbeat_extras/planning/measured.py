@@ -17,8 +17,8 @@ from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
 from contracts.timeline import is_of_the_pipeline
+from onbeat.telemetry.timeline.report import latest_spans
 from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
-from telemetry.timeline.report import latest_spans
 
 WARM_UP = 2
 """First iterations of a run, which load and allocate; they are left out where enough follow."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from audit.folder import read_spec
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput, NotFound
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import apply_setting, read_toml
 from onbeat.stack.access import run_root_from
 from onbeat_extras.planning.checks import check_rates

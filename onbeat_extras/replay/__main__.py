@@ -18,7 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-import process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from contracts.encoding.wire import encode_json
 from contracts.engines import Engine
 from contracts.errors import BatchFailed, OnbeatError, WrongEngine
@@ -29,16 +29,16 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import JobSpec
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.prompts.opening_service import dependency_of, environment_http
+from onbeat.scoring.reward_client import RewardClient, reward_http
+from onbeat.telemetry.logs import configure
 from onbeat_extras.replay.recorded import Replay, read_from
-from process.signals import exit_cleanly_on_signals
 from producer import wiring
 from producer.activity import Activity
 from producer.engine.factory import check_machine
 from producer.rollout.rounds import Rounds
 from producer.rollout.sampled_batch import SampledBatch
-from prompts.opening_service import dependency_of, environment_http
-from scoring.reward_client import RewardClient, reward_http
-from telemetry.logs import configure
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from contracts.errors import Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import engine_from
 from onbeat.commands import options
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import describe_exit
 from onbeat.terminal.output import FAILED, tell
 from onbeat.terminal.words import one_line
 from onbeat_extras.replay.recorded import Replay, read_from
-from process.waiting import Waiting
 
 SERVICES = ("reward_service", "environment_service")
 """Those that score and play; a generator's place is this program's."""

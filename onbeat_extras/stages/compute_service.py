@@ -19,7 +19,7 @@ from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, StageKey, field_of
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
 from contracts.experience.columns import ColumnValues
-from process.host_memory import give_free_memory_back
+from onbeat.process.host_memory import give_free_memory_back
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@
 
 Each request has one deadline for all of it, from the look-up of the name to the last byte, and its answer a size: a
 server that trickles costs no more than one that is dead. The key goes to that server alone, and no error or log line
-has it (`http_service/outgoing.py`).
+has it (`onbeat/http_service/outgoing.py`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, Judg
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
-from http_service.answered import NEVER_ASKED, OF_THE_MOMENT, in_doubt
-from http_service.outgoing import AnswerRefused, legible, make_async_client
+from onbeat.http_service.answered import NEVER_ASKED, OF_THE_MOMENT, in_doubt
+from onbeat.http_service.outgoing import AnswerRefused, legible, make_async_client
+from onbeat.process.dependency import JUDGE, Dependency
 from onbeat_extras.stages.judge_answer import question, score_of, shown
-from process.dependency import JUDGE, Dependency
 
 log = logging.getLogger(__name__)
 

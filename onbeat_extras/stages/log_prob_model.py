@@ -22,7 +22,7 @@ from contracts.experience.columns import ColumnValues
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import TeacherStage
-from weight_store.hashing import tensors_digest
+from onbeat.weights.hashing import tensors_digest
 
 log = logging.getLogger(__name__)
 

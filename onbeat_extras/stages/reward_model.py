@@ -30,8 +30,8 @@ from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
-from rendering import chat_template
-from weight_store.model_folder import context_tokens
+from onbeat.rendering import chat_template
+from onbeat.weights.model_folder import context_tokens
 
 
 class RewardModel:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.events import TimelineSpan
 from contracts.timeline import LaneKind, kind_of
-from telemetry.correlation import ROOT, span_id_of, trace_id_of
+from onbeat.telemetry.correlation import ROOT, span_id_of, trace_id_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -36,8 +36,8 @@ class OtlpExport:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # The library brings its own client. As those of http_service/outgoing.py, it uses nothing of the environment,
-        # whose proxies would be told the headers, and goes nowhere else.
+        # The library brings its own client. As those of onbeat/http_service/outgoing.py, it uses nothing of the
+        # environment, whose proxies would be told the headers, and goes nowhere else.
         session = requests.Session()
         session.trust_env = False
         session.max_redirects = 0

@@ -14,7 +14,7 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from weight_store.redis.chunks import ChunkReader
+from onbeat.weights.redis.chunks import ChunkReader
 
 
 @dataclass(frozen=True, kw_only=True)

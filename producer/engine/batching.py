@@ -18,7 +18,7 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from process.crash_points import reach
+from onbeat.process.crash_points import reach
 from producer.engine.base import VerifiedWeights, check_context, check_version
 
 T = TypeVar("T")

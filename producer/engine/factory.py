@@ -11,8 +11,8 @@ from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOp
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
+from onbeat.weights.redis.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
-from weight_store.redis.chunks import ChunkReader
 
 CLASSES: dict[type[Engine], tuple[str, str]] = {
     TransformersOptions: ("producer.engine.transformers.engine", "TransformersEngine"),

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from broker.generator_side import WAITS, Claim, PublishOutcome
 from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailable, OnbeatError, RewardUnavailable
 from contracts.rollouts import RolloutBatch
-from process.crash_points import reach
-from process.waiting import Waiting
+from onbeat.process.crash_points import reach
+from onbeat.process.waiting import Waiting
 from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.rounds import Rounds

@@ -11,10 +11,10 @@ from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec
+from onbeat.rendering.base import Renderer
 from producer.rollout.sampled_batch import Play
 from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
 from producer.served_model import LoadedModel
-from rendering.base import Renderer
 
 
 @dataclass(frozen=True, kw_only=True)

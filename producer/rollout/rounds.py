@@ -16,11 +16,11 @@ from itertools import chain
 
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
-from process.crash_points import reach
+from onbeat.process.crash_points import reach
+from onbeat.scoring.groups import reward_items, rollout_groups
+from onbeat.scoring.reward_client import RewardClient, tries_of
 from producer.activity import Activity
 from producer.rollout.sampled_batch import Generation, SampledBatch
-from scoring.groups import reward_items, rollout_groups
-from scoring.reward_client import RewardClient, tries_of
 
 log = logging.getLogger(__name__)
 

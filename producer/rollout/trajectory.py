@@ -22,7 +22,7 @@ from contracts.rewards import StatedReason
 from contracts.rollouts import Completion, FinishReason, Prompt, PromptBatch, StopReason, Trajectory, Turn
 from contracts.spec_tables.environment import EnvironmentSpec
 from contracts.versions import PolicyVersion
-from rendering.base import Renderer
+from onbeat.rendering.base import Renderer
 
 
 @dataclass(kw_only=True)

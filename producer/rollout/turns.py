@@ -48,10 +48,10 @@ from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
-from process.crash_points import reach
+from onbeat.process.crash_points import reach
+from onbeat.rendering.base import Renderer
 from producer.engine.batching import all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
-from rendering.base import Renderer
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock, Thread
 
-from cage.caged_process import ChildDied, ChildLate
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
+from onbeat.cage.caged_process import ChildDied, ChildLate
 from reward_service.pool.scorer_cage import ScorerCage
 from reward_service.scorers import rubric
 

@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition
 
-from cage.cage import CageRules, own_slot
 from contracts.errors import Unavailable
 from contracts.rewards import RewardComponent, RewardItem
 from contracts.settings import StackSettings, usable_cores
+from onbeat.cage.cage import CageRules, own_slot
 from reward_service.pool.lane import Lane, Results, Turn, Work
 from reward_service.pool.scorer_cage import ScorerCage
 

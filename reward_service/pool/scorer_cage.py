@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from cage.cage import CageRules
-from cage.caged_process import CagedProcess, ChildDied, ChildLate
-from cage.frames import Frames, Gone, Late
 from contracts.encoding.wire import decode, encode
 from contracts.errors import ContractViolation
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, breakdown_names, stated_scores
+from onbeat.cage.cage import CageRules
+from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
+from onbeat.cage.frames import Frames, Gone, Late
 from reward_service.pool.scorer_process import ScorerAnswer, ScorerTask, WarmedUp, WarmUp
 from reward_service.scorers import rubric
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import signal
 import socket
 
-from cage import nursery
-from cage.frames import Frames, Gone
 from contracts.encoding.wire import Record, decode, encode
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable
+from onbeat.cage import nursery
+from onbeat.cage.frames import Frames, Gone
 from reward_service.scorers import rubric
 
 MAX_TASK_BYTES = 256 * 1024 * 1024

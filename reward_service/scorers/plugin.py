@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 from contracts.rewards import PluginReward, RewardItem
-from process.entry_points import find_entry_point, names_in
+from onbeat.process.entry_points import find_entry_point, names_in
 
 GROUP = "onbeat.rewards"
 

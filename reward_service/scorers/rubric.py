@@ -24,7 +24,7 @@ from contracts.rewards import (
     UnscorableReason,
     named,
 )
-from process.entry_points import UnknownEntryPoint
+from onbeat.process.entry_points import UnknownEntryPoint
 from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, reasoning_gym, regex
 from reward_service.scorers import format as whole_format
 from reward_service.scorers.refusals import BadReference, TooComplex

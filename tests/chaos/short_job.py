@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from contracts.errors import Unavailable
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
-from process.child_process import ChildProcess
-from process.waiting import Waiting
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.sequential_execution import digests_of_versions

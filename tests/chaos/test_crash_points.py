@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
-from process.crash_points import CRASH_POINTS, arm
+from onbeat.process.crash_points import CRASH_POINTS, arm
 from tests.chaos.short_job import (
     LAG,
     assert_undisturbed,

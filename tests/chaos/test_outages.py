@@ -13,8 +13,8 @@ import pytest
 from broker.monitor import job_status, stream_report
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
+from onbeat.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
-from process.child_process import ChildProcess
 from tests.chaos.short_job import (
     DEADLINE_S,
     IS_LONG,

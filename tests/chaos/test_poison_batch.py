@@ -11,10 +11,10 @@ import pytest
 from contracts.events import BatchDead
 from contracts.jobs import JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
-from process.waiting import Waiting
 from tests.chaos.short_job import short_job
 from tests.chaos.stand_ins.poisoned_generator import POISON_BATCH, POISON_SEED
 from tests.pipeline import REPOSITORY

@@ -10,15 +10,15 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from audit.chain import verify_run
-from audit.weights import digests_on_disk
 from contracts.events import IterationCommitted, JobEvent, TrainerStarted
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
+from onbeat.audit.chain import verify_run
+from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from process.waiting import Waiting
 from tests.chaos.short_job import DEADLINE_S, ITERATIONS, short_job
 from tests.pipeline import REPOSITORY
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from process.child_process import ChildProcess
-from process.crash_points import CRASH_POINTS
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.crash_points import CRASH_POINTS
 from tests.chaos.short_job import (
     DEADLINE_S,
     STAGED,

@@ -10,10 +10,10 @@ import pytest
 from broker.keys import OpenKeys, chunk_field
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
+from onbeat.weights.delta.codec import DELTA_NAME
+from onbeat.weights.redis.publisher import FILE_NAME
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed
 from tests.pipeline import Pipeline, wait_for_exit
-from weight_store.delta.codec import DELTA_NAME
-from weight_store.redis.publisher import FILE_NAME
 
 DELTA = pytest.param(DeltaWeights(snapshot_every_versions=4), id="delta")
 REDIS = pytest.param(RedisWeights(), id="redis", marks=long_variant)

@@ -26,8 +26,8 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
+from onbeat.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
-from process.launcher import end_with_launcher
 from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder

@@ -15,13 +15,13 @@ from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.weights.adapter.publisher import AdapterPublisher
+from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.publication import WeightPublisher
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
 from tests.publishing import publish
-from weight_store.adapter.publisher import AdapterPublisher
-from weight_store.files.publisher import FilePublisher
-from weight_store.publication import WeightPublisher
 
 PROMPTS = ([5, 6, 7], [8, 9])
 

@@ -21,7 +21,7 @@ from producer.engine.vllm.engine import BATCH_INVARIANT, VllmEngine
 from tests.contract.engine_rigs import under
 from tests.contract.played_vllm import PlayedLlm, play_gpu, played_engine
 from tests.fakes import fake_version
-from tests.unit.weight_store.test_weight_store import FakeChunks
+from tests.unit.onbeat.weights.test_weight_store import FakeChunks
 
 INVARIANT = VllmOptions(batch_invariant=True, timeout_s=5.0)
 

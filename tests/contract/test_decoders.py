@@ -24,9 +24,9 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import read_task_entry
-from http_service.formats import BodyFormat, decode_request
-from http_service.problems import Problem
 from onbeat.client.gateway import audit_entries, parse_events
+from onbeat.http_service.formats import BodyFormat, decode_request
+from onbeat.http_service.problems import Problem
 from tests.contract.make_golden import GOLDEN
 from tests.contract.test_golden_bytes import golden_bytes, record_types
 

@@ -26,10 +26,10 @@ from consumer.ranks.orders import Exchange
 from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.weights.hashing import tensors_digest
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
 from tests.trajectories import ENVIRONMENT, played_batch
 from tests.two_ranks import run_two_ranks
-from weight_store.hashing import tensors_digest
 
 DEADLINE_S = 300.0
 ITERATIONS = 2

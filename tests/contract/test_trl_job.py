@@ -13,7 +13,7 @@ import pytest
 
 from consumer.gradient.optimizer import learning_rate_at
 from contracts.spec_tables.root import SpecRoot
-from prompts.source import prompt_source
+from onbeat.prompts.source import prompt_source
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")

@@ -21,6 +21,11 @@ from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
+from onbeat.weights.adapter.matrices import AdapterSource, layers_of, matrix_names
+from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.publisher import AdapterPublisher
+from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.redis.chunks import CHUNK_BYTES, num_chunks
 from producer.engine.base import VerifiedWeights
 from tests.contract.engine_rigs import (
     VLLM_OPTIONS,
@@ -34,12 +39,7 @@ from tests.contract.engine_rigs import (
     vllm_folder,
 )
 from tests.publishing import publish
-from tests.unit.weight_store.test_weight_store import FakeChunks
-from weight_store.adapter.matrices import AdapterSource, layers_of, matrix_names
-from weight_store.adapter.merge import merge_into
-from weight_store.adapter.publisher import AdapterPublisher
-from weight_store.files.publisher import FilePublisher
-from weight_store.redis.chunks import CHUNK_BYTES, num_chunks
+from tests.unit.onbeat.weights.test_weight_store import FakeChunks
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
 LONG = SamplingParams(max_new_tokens=100)

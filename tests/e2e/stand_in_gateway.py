@@ -12,8 +12,6 @@ from urllib.parse import parse_qs, parse_qsl
 
 import msgspec
 
-from audit.chain import verify_run
-from audit.folder import as_record
 from contracts.answers import LogPart, StackState
 from contracts.dead_letters import DeadLetter, DeadLetters, DeadPrompt
 from contracts.events import (
@@ -29,6 +27,8 @@ from contracts.events import (
 from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
+from onbeat.audit.chain import verify_run
+from onbeat.audit.folder import as_record
 from tests.builders import job_spec
 
 KEY = "secret-key"

@@ -17,14 +17,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from audit.folder import read_spec
-from audit.weights import digest_of, digests_on_disk
 from consumer.model.checkpoint import read_checkpoint
 from consumer.model.policy import load_policy
 from contracts.run_folder import RunFolder
 from contracts.spec_tables.root import SpecRoot
-from process import child_process
-from process.waiting import Waiting
+from onbeat.audit.folder import read_spec
+from onbeat.audit.weights import digest_of, digests_on_disk
+from onbeat.process import child_process
+from onbeat.process.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 600.0

@@ -21,12 +21,12 @@ from broker.connection.probe import probe
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat.client.connection import client_settings
+from onbeat.process import child_process
+from onbeat.process.waiting import Waiting
 from onbeat.stack.access import StackFile, gateway_access, read_stack_file, write_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
-from process import child_process
-from process.waiting import Waiting
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 MODULES = {

@@ -19,8 +19,8 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.client import AsyncConsumer, AsyncProducer, PromptClaim, Sample
-from process.child_process import ChildProcess
-from process.waiting import Waiting
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.waiting import Waiting
 from tests.chaos.short_job import long_variant
 from tests.pipeline import REPOSITORY, Pipeline, wait_for_exit
 

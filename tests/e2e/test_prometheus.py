@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.ports import free_port
 from onbeat.stack.stack import EmbeddedStack
-from process.waiting import Waiting
 from tests.chaos.short_job import long_variant, short_job
 
 ROOT = Path(__file__).parents[2]

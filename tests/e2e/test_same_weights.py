@@ -15,7 +15,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
-from process.waiting import Waiting
+from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit

@@ -16,7 +16,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
-from process.waiting import Waiting
+from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.judge_server import JudgeServer, judge_server, says
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit

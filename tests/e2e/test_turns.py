@@ -16,7 +16,7 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.run_folder import RunFolder
 from gateway.run_files import iteration_metrics
-from process.child_process import ChildProcess
+from onbeat.process.child_process import ChildProcess
 from tests.chaos.short_job import (
     DEADLINE_S,
     assert_undisturbed,

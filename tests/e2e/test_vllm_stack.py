@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from audit.folder import verify_folder
 from contracts.errors import InvalidInput
 from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat.audit.folder import verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
+from onbeat.process import child_process
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.profile import load_profile
 from onbeat.stack.stack import EmbeddedStack
-from process import child_process
-from process.waiting import Waiting
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MIXED = REPOSITORY / "configs" / "stacks" / "mixed.toml"

@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 
 from contracts.settings import StackSettings
+from onbeat.process.child_process import ChildProcess
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import child_environment
-from process.child_process import ChildProcess
 from tests.pipeline import REPOSITORY, until_ready
 
 KEY = "fuzz-key"

@@ -14,10 +14,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from cage import kernel
-from cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
-from cage.syscall_numbers import ARCHITECTURES, NUMBERS
-from cage.syscall_rules import PROGRAM as PROGRAM_RULES
 from contracts.rewards import (
     FormatReward,
     PluginReward,
@@ -27,6 +23,10 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
+from onbeat.cage import kernel
+from onbeat.cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
+from onbeat.cage.syscall_numbers import ARCHITECTURES, NUMBERS
+from onbeat.cage.syscall_rules import PROGRAM as PROGRAM_RULES
 from reward_service.pool.pool import ScorerPool
 from tests.integration.kernel_calls import calls, numbers
 

@@ -17,7 +17,7 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import settings_from
-from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 
 broker = connect(settings_from(os.environ), patience_s=30.0)
 job_id = sys.argv[1]

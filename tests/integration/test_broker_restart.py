@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from audit.chain import AuditEntry, verify_run
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
@@ -22,7 +21,8 @@ from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from iterations.chain import rewind_record
+from onbeat.audit.chain import AuditEntry, verify_run
+from onbeat.loop.chain import rewind_record
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, manifest, record

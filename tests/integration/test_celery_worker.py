@@ -38,8 +38,8 @@ from contracts.errors import BrokerUnavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from onbeat.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
-from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.pipeline import refusals
 
@@ -47,7 +47,8 @@ ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.stand_in_trainer"
 WORKER = (
     "import os, sys; from consumer.supervisor.__main__ import run; from contracts.settings import settings_from; "
-    "from telemetry import logs; settings = settings_from(os.environ); logs.configure(settings, service='consumer'); "
+    "from onbeat.telemetry import logs; settings = settings_from(os.environ); "
+    "logs.configure(settings, service='consumer'); "
     f"sys.exit(run(settings, trainer_module={TRAINER!r}))"
 )
 

@@ -18,8 +18,6 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from audit.chain import AuditEntry, verify_run
-from audit.weights import digests_on_disk
 from broker.connection import client as connection
 from broker.connection.client import Broker, connect
 from broker.connection.roles import STAGE
@@ -33,6 +31,8 @@ from contracts.rewards import Scored
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.audit.chain import AuditEntry, verify_run
+from onbeat.audit.weights import digests_on_disk
 from onbeat.client import AsyncConsumer, AsyncStage, Consumer, MicroBatch, Producer, Sample, Stage
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, tiny_model_folder

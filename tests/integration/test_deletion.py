@@ -26,9 +26,9 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import EventStream
+from onbeat.process.tree_removal import hidden_name, remove_tree
 from onbeat.stack.redis import EmbeddedRedis
-from process.tree_removal import hidden_name, remove_tree
-from telemetry.metrics import WorkerMetrics
+from onbeat.telemetry.metrics import WorkerMetrics
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, job_of
 
@@ -153,7 +153,7 @@ def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
     jobs.remove(folder.job_id)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from consumer.supervisor.sweeper import Sweeper; from process import crash_points;"
+        "from consumer.supervisor.sweeper import Sweeper; from onbeat.process import crash_points;"
         "crash_points.arm('consumer.removing_files:2');"
         "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
     )

@@ -25,8 +25,8 @@ from contracts.environments.service import (
 )
 from contracts.errors import InvalidInput, Unavailable
 from environment_service.pool.pool import EnvironmentPool
-from process.child_process import descendants
-from process.waiting import Waiting
+from onbeat.process.child_process import descendants
+from onbeat.process.waiting import Waiting
 from tests.played import PLUGIN, SETTINGS, asked, new, played, reason_of, reply_of, request, said, text_of
 
 COSTS = {

@@ -19,9 +19,9 @@ import pytest
 from contracts.encoding.wire import encode, encode_json
 from contracts.environments.service import EnvironmentTable, Step, Task
 from contracts.errors import EnvironmentUnavailable, InvalidInput
-from environments.client import EnvironmentClient
-from process.child_process import descendants, living
-from process.waiting import Waiting
+from onbeat.environments.client import EnvironmentClient
+from onbeat.process.child_process import descendants, living
+from onbeat.process.waiting import Waiting
 from tests.played import KEY, PLUGIN, new, played, reason_of, reply_of, request, said, text_of
 
 ECHO = EnvironmentTable(name="echo")

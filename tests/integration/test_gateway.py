@@ -37,7 +37,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from gateway.app import create_app
 from gateway.services import Services
-from http_service.server import server_config
+from onbeat.http_service.server import server_config
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.contract.make_golden import iteration_metrics

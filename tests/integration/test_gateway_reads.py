@@ -23,8 +23,8 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from gateway import verification
 from gateway.services import Services
-from iterations.chain import rewind_record
-from process.waiting import Waiting
+from onbeat.loop.chain import rewind_record
+from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 

@@ -16,9 +16,9 @@ from broker.connection.client import connect
 from broker.presence import Presence
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
+from onbeat.process.child_process import ChildProcess
 from onbeat.stack.plan import child_environment
 from onbeat.stack.redis import EmbeddedRedis
-from process.child_process import ChildProcess
 
 FOR_EVER_S = 3600.0
 """A process that waited for its broker so long would outlast the test's deadline."""

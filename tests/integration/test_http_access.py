@@ -17,7 +17,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings
 from gateway.app import create_app as create_gateway
 from gateway.services import Services
-from http_service.access import OPEN_PATHS
+from onbeat.http_service.access import OPEN_PATHS
 from reward_service.app import create_app as create_reward_service
 from reward_service.scorers import refusals  # noqa: F401  (its errors are part of the tree)
 

@@ -26,7 +26,7 @@ from contracts.errors import (
 )
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
-from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from tests.builders import job_spec
 
 FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")

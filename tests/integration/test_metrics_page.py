@@ -15,8 +15,8 @@ from environment_service.metrics import EnvironmentMetrics
 from gateway.exposition.last_iterations import STAGE_GAUGES
 from gateway.exposition.requests import GatewayMetrics
 from gateway.exposition.stack_state import FAMILIES
+from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
 from reward_service.metrics import RewardMetrics
-from telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
 from tests.contract.make_golden import iteration_metrics
 
 ROOT = Path(__file__).parents[2]

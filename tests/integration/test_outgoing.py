@@ -23,10 +23,10 @@ from contracts.spec_tables.environment import EnvironmentSpec
 from gateway.submission.reward_plugins import check_plugins
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.completion import job_ids
+from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.stack import stack
 from producer.engine.server.requests import ServerRequests
-from prompts.opening_service import EnvironmentService
-from scoring.reward_client import RewardClient, reward_http
 from tests.builders import job_spec
 
 KEY = "a-key-that-no-proxy-may-see"

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
-import iterations.recording as recording
+import onbeat.loop.recording as recording
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
@@ -27,7 +27,7 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.recording import RecordingSpec
-from iterations.pieces import Pieces
+from onbeat.loop.pieces import Pieces
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 

@@ -16,8 +16,6 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
-from audit.chain import verify_run
-from audit.folder import read_audit, read_spec
 from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker, connect
 from broker.connection.roles import CELERY, GATEWAY, TRAINER
@@ -38,6 +36,8 @@ from contracts.versions import weights_digest
 from gateway.forgetting import forget_due
 from gateway.removal import remove_for_good
 from gateway.services import Services
+from onbeat.audit.chain import verify_run
+from onbeat.audit.folder import read_audit, read_spec
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
@@ -210,7 +210,7 @@ def test_a_sweep_that_is_killed_in_the_middle_is_finished_by_the_next(stack: Sta
         forget(stack, folder)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from consumer.supervisor.sweeper import Sweeper; from process import crash_points;"
+        "from consumer.supervisor.sweeper import Sweeper; from onbeat.process import crash_points;"
         f"crash_points.arm({point!r});"
         "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
     )

@@ -41,8 +41,8 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings
-from http_service.server import server_config
-from process.waiting import Waiting
+from onbeat.http_service.server import server_config
+from onbeat.process.waiting import Waiting
 from reward_service.app import create_app
 from reward_service.pool import lane as scorer_lane
 from reward_service.pool.pool import ScorerPool

@@ -13,10 +13,10 @@ import pytest
 from broker.connection.client import connect
 from broker.presence import StagePresence
 from contracts.settings import StackSettings
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import child_environment
 from onbeat.stack.redis import EmbeddedRedis
-from process.child_process import ChildProcess
-from process.waiting import Waiting
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -17,8 +17,8 @@ from contracts.errors import ContractViolation, FenceViolation, NotFound
 from contracts.jobs import JobState
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from iterations.chain import rewind_record
-from iterations.staged import staged_batch
+from onbeat.loop.chain import rewind_record
+from onbeat.loop.staged import staged_batch
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import manifest, weights_digest
 from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled

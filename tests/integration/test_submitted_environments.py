@@ -14,9 +14,9 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from gateway.submission.environment_check import check_environment
+from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.prompts.source import prompt_source
 from onbeat.stack.ports import free_port
-from prompts.opening_service import EnvironmentService
-from prompts.source import prompt_source
 from tests.builders import char_tokenizer, job_spec
 from tests.integration.test_environment_service import Service
 from tests.played import KEY

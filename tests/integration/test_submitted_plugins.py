@@ -15,7 +15,7 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, PluginReward
 from contracts.settings import StackSettings
 from gateway.submission.reward_plugins import check_plugins
-from http_service.server import server_config
+from onbeat.http_service.server import server_config
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from tests.builders import job_spec

@@ -24,7 +24,7 @@ from gateway import run_files
 from gateway.app import create_app
 from gateway.services import Services
 from tests.builders import job_spec
-from tests.unit.telemetry.timeline.test_critical_path import one_iteration
+from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration
 
 
 @pytest.fixture

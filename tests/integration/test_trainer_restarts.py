@@ -13,8 +13,6 @@ from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
 import tests.own_trainer as own_trainer
-from audit.chain import AuditEntry, verify_run
-from audit.weights import digests_on_disk
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
@@ -26,9 +24,11 @@ from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from iterations.lease_keeper import Cancelled
+from onbeat.audit.chain import AuditEntry, verify_run
+from onbeat.audit.weights import digests_on_disk
+from onbeat.loop.lease_keeper import Cancelled
+from onbeat.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
-from process.waiting import Waiting
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 

@@ -25,7 +25,7 @@ from tests.integration.test_gateway import audit_record, services, serving  # no
 from tests.integration.test_recorded_rollouts import record_of, recorded
 from tests.page.browsing import PHONE, chromium, opened
 from tests.trajectories import played
-from tests.unit.telemetry.timeline.test_critical_path import one_iteration
+from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, expect

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
+from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
-from process.waiting import Waiting
 from tests.chaos.short_job import DEADLINE_S, long_variant, short_job
 from tests.page.browsing import chromium, opened
 

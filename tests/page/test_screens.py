@@ -23,10 +23,10 @@ from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
-from http_service.server import server_config
+from onbeat.http_service.server import server_config
+from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
-from process.waiting import Waiting
 from tests.builders import job_spec
 from tests.contract.make_golden import iteration_metrics
 from tests.page.browsing import PHONE, chromium, opened

@@ -12,14 +12,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from process.own_packages import PACKAGES
+from onbeat.process.own_packages import PACKAGES
 from tests.unit.test_house import tracked
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ROOT / "onbeat_extras"
 WITH_EXTRAS = {
     "configs/models/make_secret_table.py": "the demo whose dialogues it trains on",
-    "process/own_packages.py": "the list of packages that are ours",
+    "onbeat/process/own_packages.py": "the list of packages that are ours",
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/mutants/kept.py": "guards that are left out, of extras too",
     "tests/mutants/sources.py": "the same",

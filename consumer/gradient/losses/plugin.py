@@ -13,7 +13,7 @@ from consumer.foreign_code import torch_kept
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
 from consumer.gradient.losses.normalisers import NORMALISERS
 from contracts.errors import InvalidInput
-from process.entry_points import load_entry_point
+from onbeat.process.entry_points import load_entry_point
 
 GROUP = "onbeat.losses"
 FIELD = "algorithm.loss.entry_point"

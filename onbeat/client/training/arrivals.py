@@ -26,13 +26,13 @@ from contracts.events import BatchDead, JobEvent
 from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, base_values
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from iterations.expected import ExpectedIteration
-from iterations.generator_watch import GeneratorWatch
-from iterations.stage_watch import StageWatch
-from iterations.staged import staged_batch
 from onbeat.client.rows import RowKey, Rows
 from onbeat.client.training.numbers import SampledNumbers
-from process.waiting import Waiting
+from onbeat.loop.expected import ExpectedIteration
+from onbeat.loop.generator_watch import GeneratorWatch
+from onbeat.loop.stage_watch import StageWatch
+from onbeat.loop.staged import staged_batch
+from onbeat.process.waiting import Waiting
 
 PREFETCHED = 2
 """Batches that wait in memory, decoded, for the trainer."""

@@ -16,7 +16,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.run_folder import VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
 from contracts.versions import PolicyVersion, WeightManifest
-from process.private_folders import make_private
+from onbeat.process.private_folders import make_private
 
 STAMP = "onbeat.json"
 KEPT_STATES = 2
@@ -53,7 +53,7 @@ class TrainerFiles:
 
     def save(self, made: WeightManifest, save: Callable[[Path], object]) -> None:
         """Calls `save` with an empty folder, and gives it its name once all of it is on disk. Raises OnbeatError."""
-        from weight_store.files.tensor_folder import write_folder
+        from onbeat.weights.files.tensor_folder import write_folder
 
         stamp = StateStamp(
             job_id=self._folder.job_id, policy_version=made.policy_version, weights_digest=made.weights_digest
@@ -67,7 +67,7 @@ class TrainerFiles:
 
     def set_aside_after(self, policy_version: int) -> None:
         """Puts the states of versions that this start can't go on from aside, and removes a killed process' scratch."""
-        from weight_store.files.tensor_folder import put_folders_aside, remove_scratch
+        from onbeat.weights.files.tensor_folder import put_folders_aside, remove_scratch
 
         states = numbered(self._folder.trainer_state, VERSION)
         later = [path for version, path in states if version > policy_version]
@@ -76,7 +76,7 @@ class TrainerFiles:
             remove_scratch(self._folder.trainer_state)
 
     def keep_newest(self) -> None:
-        from weight_store.files.tensor_folder import remove_folders
+        from onbeat.weights.files.tensor_folder import remove_folders
 
         remove_folders([path for _, path in numbered(self._folder.trainer_state, VERSION)[:-KEPT_STATES]])
 

@@ -19,11 +19,11 @@ from contracts.errors import InvalidInput, Unavailable, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from weight_store.layout import Layout, layout_of
-from weight_store.model_folder import empty_model, weight_tensors
-from weight_store.publication import WeightPublisher
-from weight_store.receiver import WeightReceiver
-from weight_store.transports import make_publisher
+from onbeat.weights.layout import Layout, layout_of
+from onbeat.weights.model_folder import empty_model, weight_tensors
+from onbeat.weights.publication import WeightPublisher
+from onbeat.weights.receiver import WeightReceiver
+from onbeat.weights.transports import make_publisher
 
 Weights = torch.nn.Module | Mapping[str, Tensor]
 

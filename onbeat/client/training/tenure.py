@@ -20,11 +20,11 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from iterations.generator_watch import GeneratorWatch
-from iterations.lease_keeper import Cancelled, LeaseKeeper, Stopped
-from iterations.stage_watch import StageWatch
 from onbeat.client.connection import JobConnection, job_ended, speaking_the_same
-from process.waiting import Waiting
+from onbeat.loop.generator_watch import GeneratorWatch
+from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from onbeat.loop.stage_watch import StageWatch
+from onbeat.process.waiting import Waiting
 
 LEASE_POLL_S = 0.25
 

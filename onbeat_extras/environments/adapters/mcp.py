@@ -15,7 +15,7 @@ from mcp_types import CallToolResult, TextContent
 from mcp_types import Tool as ServerTool
 
 from contracts.encoding.wire import decode
-from environments.author import BadTask, Environment, Message, NoAnswer, Opening, Reply, Tool, ToolCall
+from onbeat.environments.author import BadTask, Environment, Message, NoAnswer, Opening, Reply, Tool, ToolCall
 from onbeat_extras.environments.adapters.answers import READERS, are_equal
 from onbeat_extras.environments.mcp_servers import PARAM, VARIABLE, Offered
 from onbeat_extras.environments.tools.mcp_connection import Connection

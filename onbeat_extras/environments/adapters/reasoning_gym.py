@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, NOT_GENERATED, check_version, read_task_entry
-from environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 from onbeat_extras.environments.adapters.answers import last_tagged
 
 SEEDS = 2**31

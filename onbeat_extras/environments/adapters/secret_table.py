@@ -16,7 +16,7 @@ import random
 import string
 from typing import Any
 
-from environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 
 LETTERS = string.ascii_lowercase
 LARGEST = 49

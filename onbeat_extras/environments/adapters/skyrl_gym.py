@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 
 
 class SkyRLGym(Environment):

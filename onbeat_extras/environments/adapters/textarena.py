@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from environments.author import Environment, Message, Opening, Reply
+from onbeat.environments.author import Environment, Message, Opening, Reply
 
 SEEDS = 2**31
 _known: set[str] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 from onbeat_extras.environments.adapters.answers import READERS, are_equal
 from onbeat_extras.environments.tools.calculator import calculate
 from onbeat_extras.environments.tools.python import ProgramStuck, Python

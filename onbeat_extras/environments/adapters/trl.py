@@ -19,9 +19,9 @@ from typing import Any
 
 from contracts.encoding.wire import decode
 from contracts.errors import InvalidInput
-from environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point, names_in
 from onbeat_extras.environments.tools.toolbox import Toolbox
-from process.entry_points import UnknownEntryPoint, find_entry_point, names_in
 
 GROUP = "onbeat.trl_environments"
 VARIABLE = "ONBEAT_TRL_MODULES"

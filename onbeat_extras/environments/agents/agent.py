@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
-from environments.agents import Episode, Outcome
-from environments.author import Environment, NoAnswer, Opening, Reply, RewrittenHistory
+from onbeat.environments.agents import Episode, Outcome
+from onbeat.environments.author import Environment, NoAnswer, Opening, Reply, RewrittenHistory
+from onbeat.process.entry_points import find_entry_point
 from onbeat_extras.environments.agents.chat import MODEL
 from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended
 from onbeat_extras.environments.agents.door import STACK_BYTES, Guest, door
-from process.entry_points import find_entry_point
 
 GROUP = "onbeat.agents"
 FIELD = "environment.params.agent"

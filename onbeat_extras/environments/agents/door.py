@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from cage import kernel
 from contracts.environments.messages import Message
 from contracts.rollouts import SamplingParams
+from onbeat.cage import kernel
 from onbeat_extras.environments.agents.chat import MODEL, as_events, chat_answer, read_chat
 from onbeat_extras.environments.agents.conversation import Conversation, Request
 from onbeat_extras.environments.agents.refusal import Refusal

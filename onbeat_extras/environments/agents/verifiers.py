@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from environments.agents import Episode, Outcome
-from environments.author import BadTask
+from onbeat.environments.agents import Episode, Outcome
+from onbeat.environments.author import BadTask
 from onbeat_extras.environments.agents.agent import Agent, AgentEnvironment
 
 IN_PROCESS = "onbeat"

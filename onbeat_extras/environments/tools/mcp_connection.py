@@ -23,7 +23,7 @@ from mcp import Client, MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import CallToolResult, Tool, jsonrpc_message_adapter
 
-from environments.author import NoAnswer
+from onbeat.environments.author import NoAnswer
 from onbeat_extras.environments.mcp_servers import McpServer
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

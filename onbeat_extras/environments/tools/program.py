@@ -21,12 +21,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from cage import kernel
-from cage.file_rules import close_all_files, restrict_files
-from cage.frames import Frames, Gone
-from cage.syscall_filter import compiled, lock_syscalls
-from cage.syscall_rules import PROGRAM
 from contracts.encoding.wire import decode, encode
+from onbeat.cage import kernel
+from onbeat.cage.file_rules import close_all_files, restrict_files
+from onbeat.cage.frames import Frames, Gone
+from onbeat.cage.syscall_filter import compiled, lock_syscalls
+from onbeat.cage.syscall_rules import PROGRAM
 from onbeat_extras.environments.tools.python import Program, Ran
 
 MODULES = frozenset(

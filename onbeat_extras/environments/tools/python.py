@@ -18,9 +18,9 @@ import subprocess
 import sys
 import time
 
-from cage import kernel
-from cage.frames import Frames, Gone, Late
 from contracts.encoding.wire import Record, decode, encode
+from onbeat.cage import kernel
+from onbeat.cage.frames import Frames, Gone, Late
 
 MAX_CODE_CHARS = 65536
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -30,7 +30,7 @@ WAIT_S = 10.0
 START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from cage.kernel import keep_addresses
+from onbeat.cage.kernel import keep_addresses
 keep_addresses()
 from onbeat_extras.environments.tools.program import serve
 serve(int(sys.argv[1]))

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from environments.author import Message, Tool, ToolCall
+from onbeat.environments.author import Message, Tool, ToolCall
 
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 ARGUMENT = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")

@@ -25,10 +25,10 @@ from contracts.encoding.wire import encode_json
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
+from onbeat.weights.receiver import WeightReceiver
 from producer.engine.base import VerifiedWeights
 from producer.engine.batching import checked_completion, num_samples
 from producer.engine.server.requests import ServerRequests
-from weight_store.receiver import WeightReceiver
 
 
 class _TokenLogprobs(msgspec.Struct):

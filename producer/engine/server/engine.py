@@ -23,12 +23,12 @@ from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
+from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from onbeat.weights.model_path import model_folder
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.batching import BatchingEngine, all_or_none
 from producer.engine.server.dialects import Server, SglangServer, VllmServer
 from producer.engine.server.requests import ServerRequests
-from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
-from weight_store.model_path import model_folder
 
 
 class OpenaiEngine(BatchingEngine):

@@ -14,8 +14,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
-from http_service.outgoing import make_async_client, make_client, said
-from process.waiting import Waiting
+from onbeat.http_service.outgoing import make_async_client, make_client, said
+from onbeat.process.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

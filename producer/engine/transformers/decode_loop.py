@@ -20,7 +20,7 @@ import torch
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
-from process.crash_points import reach
+from onbeat.process.crash_points import reach
 from producer.engine.held_rows import GrowingBatch, not_finite
 
 TORCH_ERRORS = (RuntimeError, IndexError)

@@ -30,17 +30,17 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from process.host_memory import give_free_memory_back
-from process.launcher import check_threads_stand_still
+from onbeat.process.host_memory import give_free_memory_back
+from onbeat.process.launcher import check_threads_stand_still
+from onbeat.weights.held_versions import HeldVersions
+from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from onbeat.weights.model_path import model_folder
 from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request
 from producer.engine.transformers.decoding import LoneDecoding
 from producer.engine.transformers.row_steps import give_head_whole_inputs
 from producer.engine.transformers.shared_decoding import SharedDecoding
-from weight_store.held_versions import HeldVersions
-from weight_store.model_folder import empty_model, end_of_sequence_ids, weight_tensors
-from weight_store.model_path import model_folder
 
 STARTED_THREADS = torch.get_num_threads()
 """The launcher's number: torch gives every new thread the number that was set last, in whatever thread."""

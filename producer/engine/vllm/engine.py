@@ -32,13 +32,13 @@ from contracts.engines import VllmOptions, variable
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
+from onbeat.weights.model_folder import end_of_sequence_ids, model_config
+from onbeat.weights.model_path import FIELD, model_folder
+from onbeat.weights.redis.chunks import read_chunks
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
 from producer.engine.fingerprint import attention_backend
 from producer.engine.vllm import extension
-from weight_store.model_folder import end_of_sequence_ids, model_config
-from weight_store.model_path import FIELD, model_folder
-from weight_store.redis.chunks import read_chunks
 
 log = logging.getLogger(__name__)
 

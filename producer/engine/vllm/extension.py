@@ -7,8 +7,8 @@
 The digest is computed here, where the model is, over the tensors that vLLM's own loader is handed next (I2). Everything
 is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
 
-A server loads this module by `--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader`, with `contracts`,
-`process`, `producer` and `weight_store` of this repository on its path.
+A server loads this module by `--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader`, with this
+repository on its path.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import torch
 from contracts.encoding.wire import decode_json
 from contracts.errors import OnbeatError
 from contracts.versions import WeightManifest
-from process.launcher import PR_SET_PDEATHSIG
-from weight_store.model_folder import empty_model, weight_tensors
-from weight_store.receiver import WeightReceiver
-from weight_store.redis.chunks import CHUNK_BYTES
+from onbeat.process.launcher import PR_SET_PDEATHSIG
+from onbeat.weights.model_folder import empty_model, weight_tensors
+from onbeat.weights.receiver import WeightReceiver
+from onbeat.weights.redis.chunks import CHUNK_BYTES
 
 CLASS = f"{__name__}.VerifiedLoader"
 

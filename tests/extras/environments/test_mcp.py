@@ -23,7 +23,7 @@ from environment_service.app import create_app
 from environment_service.player.loading import Playable, load
 from environment_service.player.protocol import Loaded
 from environment_service.pool.pool import EnvironmentPool
-from environments.author import NoAnswer
+from onbeat.environments.author import NoAnswer
 from onbeat_extras.environments.mcp_servers import McpServer, Offered, offered, servers_from
 from onbeat_extras.environments.tools.mcp_connection import Connection, ServerGone
 from tests.chaos.short_job import long_variant

@@ -15,7 +15,7 @@ from contracts.rollouts import SamplingParams
 from onbeat_extras.environments.agents.chat import MODEL
 from onbeat_extras.environments.agents.conversation import Conversation, New
 from onbeat_extras.environments.agents.door import door
-from tests.unit.rendering.chat_models import CHATML, chat_tokenizer
+from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
 
 renderers = pytest.importorskip("renderers")
 SAMPLING = SamplingParams(max_new_tokens=64)

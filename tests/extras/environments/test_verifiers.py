@@ -25,7 +25,7 @@ from tests.chaos.short_job import assert_undisturbed, running, short_job
 from tests.e2e.test_turns import death_of, killed_again
 from tests.pipeline import Pipeline
 from tests.played import SETTINGS, Asked, reply_of, text_of
-from tests.unit.rendering.chat_models import CHATML, chat_tokenizer
+from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed: `make test-verifiers` runs this where it is")
 

@@ -17,9 +17,9 @@ from contracts.rollouts import Prompt, batch_digest
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from iterations import window as trainers
+from onbeat.loop import window as trainers
+from onbeat.prompts.plan import IterationPlan
 from onbeat_extras.planning.pipeline.window import Batch, Window
-from prompts.plan import IterationPlan
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, manifest, record
 

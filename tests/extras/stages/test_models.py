@@ -18,12 +18,12 @@ from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
+from onbeat.weights.hashing import tensors_digest
 from onbeat_extras.stages.compute_service import StageModel
 from onbeat_extras.stages.models import model_loader, services
 from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
 from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
 from tests.scorer_folder import scorer_folder
-from weight_store.hashing import tensors_digest
 
 REFERENCE = {"type": "reference"}
 TEACHER = {"type": "teacher", "model": "teachers/qwen3"}

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from contracts.events import TimelineSpan
 from contracts.settings import StackSettings
-from telemetry.correlation import ROOT, span_id_of, trace_id_of
-from telemetry.tracing import trace_export
+from onbeat.telemetry.correlation import ROOT, span_id_of, trace_id_of
+from onbeat.telemetry.tracing import trace_export
 from tests.integration.test_outgoing import assert_speaks_to_no_proxy
-from tests.unit.telemetry.timeline.test_critical_path import one_iteration, span
+from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration, span
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts.environments.service import EnvironmentTable
 from environment_service.registry import factory_of
-from environments.author import Message, Reply
+from onbeat.environments.author import Message, Reply
 
 SecretTable, _ = factory_of(EnvironmentTable(name="secret_table"))
 TENS = {"2": "twenty", "3": "thirty", "4": "forty", "5": "fifty", "6": "sixty", "7": "seventy", "8": "eighty"}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from environments.author import BadTask, Environment, Message, Opening, Reply
+from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 
 COUNTER = itertools.count()
 

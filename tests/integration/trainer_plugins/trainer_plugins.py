@@ -13,7 +13,7 @@ from torch import Tensor
 
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
 from consumer.gradient.losses.normalisers import RESPONSE_MEAN, Normaliser
-from prompts.datasets.examples import Example
+from onbeat.prompts.datasets.examples import Example
 
 TRIED = 20
 """More calls than the trial of a loss makes."""

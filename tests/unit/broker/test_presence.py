@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.presence import MISSES, REACHES, GeneratorInfo, compare, missed_by_all, services_info
 from contracts.errors import RewardUnavailable
-from process.dependency import REWARD_SERVICE, Dependency
+from onbeat.process.dependency import REWARD_SERVICE, Dependency
 
 AWAY = {MISSES: "reward service for 60.0 s at http://r: no answer: ConnectError", REACHES: ""}
 

@@ -13,7 +13,6 @@ import torch
 import zstandard
 from safetensors.torch import save_file
 
-from audit.weights import digests_on_disk
 from broker.keys import OpenKeys
 from consumer.model.checkpoint import CheckpointState, read_checkpoint
 from consumer.supervisor.trainer_process import TrainerProcess
@@ -23,13 +22,14 @@ from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRe
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest, WeightStep
 from contracts.weights import TensorDelta, WeightDelta, WeightShard
-from process.private_folders import make_missing, make_private
+from onbeat.audit.weights import digests_on_disk
+from onbeat.process.private_folders import make_missing, make_private
+from onbeat.weights.arrival import Arrival, EngineTensors
+from onbeat.weights.delta.codec import apply
+from onbeat.weights.delta.reader import DeltaReader
+from onbeat.weights.receiver import WeightReceiver
+from onbeat.weights.redis.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 from tests.builders import DIGEST, job_spec
-from weight_store.arrival import Arrival, EngineTensors
-from weight_store.delta.codec import apply
-from weight_store.delta.reader import DeltaReader
-from weight_store.receiver import WeightReceiver
-from weight_store.redis.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 
 BAD_IDS = ["../escape", "..", ".", "", "a/b", "a" * 65, "job\n", "job}:x", "/tmp/job", "jöb", "job\0"]
 BAD_PATHS = ["../x", "/etc/passwd", "job/../../x", "job/weights/..", "job//x", "", "job/w\n", "job/\x1b[2J", "a" * 2000]

@@ -14,8 +14,8 @@ from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from prompts.datasets.base import load_dataset
-from prompts.source import PromptSource
+from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.source import PromptSource
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted((ROOT / "configs").glob("*.toml"))

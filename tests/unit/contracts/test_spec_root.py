@@ -14,9 +14,9 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.datasets import JsonlDataset
 from contracts.spec_tables.root import SpecRoot
 from gateway.submission.requests import check_paths
-from prompts.datasets.base import load_dataset
+from onbeat.prompts.datasets.base import load_dataset
+from onbeat.weights.model_path import model_folder
 from tests.builders import job_spec
-from weight_store.model_path import model_folder
 
 LINE = '{"prompt": "1+1=", "reference": "2"}\n'
 

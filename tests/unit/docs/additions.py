@@ -72,7 +72,7 @@ def halved(rewards, epsilon):
     "a data set": Addition(
         files=(
             """
-from prompts.datasets.examples import Example, ExampleSets
+from onbeat.prompts.datasets.examples import Example, ExampleSets
 
 
 def load_novel(spec, request):
@@ -83,7 +83,7 @@ def load_novel(spec, request):
         edits=(
             Edit(
                 line="NovelDataset: load_novel, ",
-                imports="from prompts.datasets.novel import load_novel\n"
+                imports="from onbeat.prompts.datasets.novel import load_novel\n"
                 "from contracts.spec_tables.datasets import NovelDataset",
             ),
             Edit(
@@ -139,14 +139,14 @@ class NovelEngine:
     "a transport of weights": Addition(
         files=(
             """
-from weight_store.files.publisher import FilePublisher
+from onbeat.weights.files.publisher import FilePublisher
 
 
 class NovelPublisher(FilePublisher):
     pass
 """,
             """
-from weight_store.files.reader import FileReader
+from onbeat.weights.files.reader import FileReader
 
 
 class NovelReader(FileReader):
@@ -157,8 +157,8 @@ class NovelReader(FileReader):
             Edit(
                 line='"novel": Transport(publisher=lambda spec, of: NovelPublisher(of.folder, announce=of.announce, '
                 "wait_s=of.wait_s), reader=lambda root, chunks: NovelReader(root)), ",
-                imports="from weight_store.novel.publisher import NovelPublisher\n"
-                "from weight_store.novel.reader import NovelReader",
+                imports="from onbeat.weights.novel.publisher import NovelPublisher\n"
+                "from onbeat.weights.novel.reader import NovelReader",
             ),
             Edit(
                 line=" | NovelWeights",
@@ -193,7 +193,7 @@ def score(component, item):
     "an environment": Addition(
         files=(
             """
-from environments.author import Environment, Reply
+from onbeat.environments.author import Environment, Reply
 
 
 class Novel(Environment):

@@ -25,24 +25,15 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "where-to-change.md"
 COPIED = (
     "broker",
-    "cage",
     "consumer",
     "contracts",
     "docs",
     "environment_service",
-    "environments",
     "gateway",
-    "http_service",
-    "iterations",
     "onbeat",
     "onbeat_extras",
-    "process",
     "producer",
-    "prompts",
     "reward_service",
-    "scoring",
-    "telemetry",
-    "weight_store",
 )
 PATH = re.compile(r"`((?:[\w.<>-]+/)+[\w.<>-]+)`")
 PLACE = re.compile(r"`([\w.]+)`(?: and `([\w.]+)`)? in `((?:[\w.-]+/)+[\w.-]+)`")

@@ -56,7 +56,7 @@ def an_advantage():
 
 def a_data_set():
     from contracts.spec_tables.root import SpecRoot
-    from prompts.datasets.base import load_dataset
+    from onbeat.prompts.datasets.base import load_dataset
 
     spec = spec_of(dataset={"type": "novel", "question": "why?"})
     loaded = load_dataset(spec.dataset, num_evaluation=0, seed=3, model_root=SpecRoot(Path(".")))
@@ -94,7 +94,7 @@ def a_transport_of_weights():
     from contracts.encoding.wire import decode, encode
     from contracts.run_folder import RunFolder
     from contracts.versions import WeightFile, WeightManifest
-    from weight_store.transports import make_publisher, make_readers
+    from onbeat.weights.transports import make_publisher, make_readers
 
     publisher = make_publisher(
         spec_of(weights={"transport": "novel"}),

@@ -18,8 +18,8 @@ from environment_service.player.loading import Playable, load, warm_up
 from environment_service.player.protocol import Loaded
 
 MODULE = """
-from environments.author import Environment
-from environments.provisions import Provision
+from onbeat.environments.author import Environment
+from onbeat.environments.provisions import Provision
 
 MADE = []
 

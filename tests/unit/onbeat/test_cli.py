@@ -14,16 +14,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from audit.folder import write_audit
 from contracts.encoding.wire import encode_json
 from contracts.events import IterationCommitted, Rewound, StateChanged
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
+from onbeat.audit.folder import write_audit
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
+from onbeat.process.signals import ENDING
 from onbeat.terminal.job_view import event_line, iteration_line, panel
-from process.signals import ENDING
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, fake_gateway, metrics_of
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import onbeat.export as exporting
-from audit.weights import digest_of
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import adapter_state, save_state
 from consumer.model.adapters import base_name
@@ -26,12 +25,13 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat import cli
+from onbeat.audit.weights import digest_of
 from onbeat.export import Exported, export
+from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.transports import make_publisher
 from tests.builders import job_spec, tiny_model_folder
 from tests.e2e.stand_in_gateway import KEY, fake_gateway
 from tests.publishing import publish
-from weight_store.hashing import tensors_digest
-from weight_store.transports import make_publisher
 
 LORA = {"trainer__lora": {"rank": 4, "alpha": 8.0}}
 

@@ -7,8 +7,8 @@ import contextlib
 from pathlib import Path
 
 from contracts.errors import WeightsRejected
+from onbeat.telemetry.metrics import GeneratorMetrics
 from producer.activity import Activity
-from telemetry.metrics import GeneratorMetrics
 from tests.unit.producer.test_generator import Stack, drive
 
 

@@ -21,7 +21,7 @@ from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
-from process.dependency import REWARD_SERVICE, Dependency
+from onbeat.process.dependency import REWARD_SERVICE, Dependency
 from producer.active_jobs import ALONE_S, ASK_AGAIN_S, ActiveJobs
 from producer.broker_calls import BrokerCalls
 from producer.generator import MAX_FINISHING, Generator

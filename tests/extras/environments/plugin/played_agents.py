@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import openai
 
-from environments.agents import Episode, Outcome
-from environments.author import Message
+from onbeat.environments.agents import Episode, Outcome
+from onbeat.environments.author import Message
 from onbeat_extras.environments.adapters.secret_table import SecretTable
 
 

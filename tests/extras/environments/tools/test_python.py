@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cage.frames import Frames
+from onbeat.cage.frames import Frames
 from onbeat_extras.environments.tools import program
 from onbeat_extras.environments.tools.python import Program, Python
 

@@ -23,10 +23,10 @@ from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.weights.adapter.matrices import matrix_names
+from onbeat.weights.adapter.merge import CHUNK_ITEMS, merge_into
+from onbeat.weights.hashing import tensors_digest
 from tests.builders import rollout_batch, tiny_model_folder
-from weight_store.adapter.matrices import matrix_names
-from weight_store.adapter.merge import CHUNK_ITEMS, merge_into
-from weight_store.hashing import tensors_digest
 
 TARGETS = LoraSpec(rank=4, target_modules=("q_proj", "down_proj"))
 ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_proj"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import weight_store.files.tensor_folder as tensor_folder
+import onbeat.weights.files.tensor_folder as tensor_folder
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer, learning_rate_at
@@ -32,8 +32,8 @@ from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.spec_tables.root import SpecRoot
+from onbeat.weights.hashing import tensors_digest
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
-from weight_store.hashing import tensors_digest
 
 SPEC = job_spec(optimizer__learning_rate=1e-2, optimizer__schedule="cosine", optimizer__warmup_iterations=1)
 

@@ -17,13 +17,13 @@ from consumer.model.older_versions import PublishedVersions
 from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights
-from tests.unit.weight_store.adapter.test_adapters import Store as AdapterStore
-from tests.unit.weight_store.adapter.test_adapters import base, merged
-from tests.unit.weight_store.test_weight_store import Store as WeightStore
-from tests.unit.weight_store.test_weight_store import flip_a_bit, version
-from weight_store.files.tensor_folder import save_tensors
-from weight_store.hashing import tensors_digest
-from weight_store.layout import layout_of
+from onbeat.weights.files.tensor_folder import save_tensors
+from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.layout import layout_of
+from tests.unit.onbeat.weights.adapter.test_adapters import Store as AdapterStore
+from tests.unit.onbeat.weights.adapter.test_adapters import base, merged
+from tests.unit.onbeat.weights.test_weight_store import Store as WeightStore
+from tests.unit.onbeat.weights.test_weight_store import flip_a_bit, version
 
 Store = WeightStore | AdapterStore
 STORES: dict[str, Callable[[Path], Store]] = {

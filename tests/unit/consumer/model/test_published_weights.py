@@ -23,10 +23,10 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from onbeat.weights import publication
+from onbeat.weights.files.publisher import FilePublisher
 from tests.builders import job_spec, tiny_model_folder
 from tests.two_ranks import run_two_ranks
-from weight_store import publication
-from weight_store.files.publisher import FilePublisher
 
 DEADLINE_S = 120.0
 

@@ -23,10 +23,10 @@ from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
-from iterations.chain_file import ChainFile
-from iterations.recording import Recorder
-from iterations.window import AskedIteration, Window
-from prompts.plan import IterationPlan
+from onbeat.loop.chain_file import ChainFile
+from onbeat.loop.recording import Recorder
+from onbeat.loop.window import AskedIteration, Window
+from onbeat.prompts.plan import IterationPlan
 from tests.builders import DIGEST, job_spec
 from tests.contract.make_golden import iteration_metrics
 

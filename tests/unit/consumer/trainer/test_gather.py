@@ -25,9 +25,9 @@ from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
-from iterations.recording import Recorder
-from iterations.window import AskedIteration
-from process.waiting import Waiting
+from onbeat.loop.recording import Recorder
+from onbeat.loop.window import AskedIteration
+from onbeat.process.waiting import Waiting
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")

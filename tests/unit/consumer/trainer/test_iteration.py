@@ -15,7 +15,7 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import FenceViolation
 from contracts.events import TimelineSpan, TrajectoryMetrics
 from contracts.rollouts import BatchTimings, Prompt, PromptBatch, PromptTask, Rollout, RolloutBatch, batch_digest
-from iterations.window import AskedIteration
+from onbeat.loop.window import AskedIteration
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 from tests.trajectories import played
 

@@ -15,7 +15,7 @@ from consumer.trainer.report import RunLog, in_words, mismatch_alarm, sampled_sc
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
-from iterations.expected import evaluation_score
+from onbeat.loop.expected import evaluation_score
 from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch
 
 

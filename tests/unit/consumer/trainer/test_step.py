@@ -18,7 +18,7 @@ from consumer.trainer.schedule import Schedule
 from consumer.trainer.step import step
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import MismatchAlarm
-from iterations.window import AskedIteration, Window
+from onbeat.loop.window import AskedIteration, Window
 from tests.builders import DIGEST, job_spec, rollout_batch
 
 SETTLED = "the version that is committed"

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 
 from contracts.settings import StackSettings
 from gateway.page.files import STATIC, page_router, read_page
-from http_service.access import Access, AccessRules
-from http_service.problems import answer_with_problems
+from onbeat.http_service.access import Access, AccessRules
+from onbeat.http_service.problems import answer_with_problems
 
 ROOT = Path(__file__).parents[4]
 ERASED = "src/types.ts"

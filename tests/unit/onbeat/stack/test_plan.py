@@ -16,11 +16,11 @@ from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
 from onbeat.commands.stack import demo, up
+from onbeat.process.entry_points import all_of
+from onbeat.process.host_memory import TUNABLES
 from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
 from onbeat.stack.profile import GeneratorProfile, StackProfile, load_profile
 from onbeat.stack.stack import EmbeddedStack
-from process.entry_points import all_of
-from process.host_memory import TUNABLES
 from tests.builders import job_spec
 
 ROOT = Path(__file__).parents[4]

@@ -14,25 +14,25 @@ import httpx
 import pytest
 from rich.console import Group
 
-from audit.chain import Verdict
-from audit.folder import as_record
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import JobState, JobStatus
+from onbeat.audit.chain import Verdict
+from onbeat.audit.folder import as_record
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands import bench
 from onbeat.commands.jobs import _verdict_text
 from onbeat.commands.stack import summary_panel
 from onbeat.demo import DemoSummary
+from onbeat.process.waiting import Waiting
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_table import show_jobs
 from onbeat.terminal.job_view import PlainView, panel, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
 from onbeat.terminal.stream_report import cell, live_report, report_line, report_tables
 from onbeat.terminal.words import UNKNOWN
-from process.waiting import Waiting
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
 """Markup that is open and closed wrongly, what clears a screen, a line of its own, an emoji's name, a turned line."""

@@ -13,10 +13,10 @@ from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
+from onbeat.weights.redis.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer
 from producer.engine import factory
 from producer.engine.factory import make_engine, preload
-from weight_store.redis.chunks import ChunkReader
 
 
 def test_two_threads_never_import_the_library_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,15 +29,15 @@ from contracts.errors import BatchFailed, ContractViolation, EnvironmentUnavaila
 from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
+from onbeat.rendering.family import make_renderer
+from onbeat.rendering.text import TextRenderer
+from onbeat.scoring.groups import rollout_groups
+from onbeat.scoring.reward_client import RewardClient
 from producer.engine.sampling import completion_uniforms
 from producer.rollout import turns
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
 from producer.rollout.players import Players
 from producer.rollout.turns import Generate, TurnPlayer, calls_of
-from rendering.family import make_renderer
-from rendering.text import TextRenderer
-from scoring.groups import rollout_groups
-from scoring.reward_client import RewardClient
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 from tests.unit.producer.rollout.test_carrier import Carried
 

@@ -1,0 +1,261 @@
+"""Re-checks a job's audit chain and the weights that are still on disk: a function of values, and no trust.
+
+What it proves of a run whose records it is given, oldest first:
+
+- the chain: each record holds the digest of the one before (`previous`), and its own digest is the one recorded;
+- the ledger: each iteration was committed once, in order, with exactly its expected batches (I3); one that only
+  evaluated is the last, unless a job that was resumed with more iterations goes back to it and trains it;
+- the versions: iteration t trained version t with one digest, and what it made is what t + 1 trained (I2, I4);
+- the samplers: each trained batch is of one version that the schedule lets sample it, whose digest is that of the step
+  that made it (I2); in a job without a lag that is version t;
+- the trainers: epochs never decrease; a step back is a recorded rewind under a newer epoch, and a deterministic job
+  that replays an iteration makes the same weights again (I7);
+- the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
+- the environment: in a deterministic job all iterations were played by one version of it;
+- the rewards: a completion that couldn't be judged has a score only where the component, the environment or the stage
+  stated one;
+- the files: weights and checkpoints on disk have the digests that the chain says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+
+from contracts.encoding.wire import Record
+from contracts.events import AuditRecord, record_digest
+from contracts.spec import JobSpec
+from onbeat.audit.samplers import check_sampled, some
+
+
+class AuditEntry(Record, frozen=True, kw_only=True):
+    """A record with the digest that the broker stored for it."""
+
+    record: AuditRecord
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """`gaps` is empty for a run that holds."""
+
+    num_records: int
+    num_iterations: int
+    num_trained_batches: int
+    num_evaluation_batches: int
+    num_rewinds: int
+    num_versions_on_disk: int = 0
+    environments: tuple[str, ...] = ()
+    """Versions of the job's environment, in the order in which iterations were first committed with them."""
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def verified(self) -> bool:
+        return not self.gaps
+
+
+@dataclass
+class _Walk:
+    """What the records so far say."""
+
+    gaps: list[str] = field(default_factory=list)
+    next_iteration: int = 0
+    epoch: int = 0
+    previous: str = ""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Version → weights digest."""
+    made_by: dict[int, str] = field(default_factory=dict)
+    """Iteration → digest of the version that it made when it was first committed."""
+    rewinds: int = 0
+    environments: list[str] = field(default_factory=list)
+    only_evaluated: int | None = None
+    """The iteration of the last record, where it made no version: nothing but a rewind may follow."""
+
+
+def verify_run(
+    entries: Sequence[AuditEntry], spec: JobSpec, *, complete: bool, digests_on_disk: Mapping[str, tuple[int, str]]
+) -> Verdict:
+    """complete: the job succeeded, so that nothing may be missing at the end.
+
+    digests_on_disk: folder → (policy version, recomputed digest), from `stored_weights.digests_on_disk`.
+    """
+    walk = _Walk()
+    for position, entry in enumerate(entries):
+        _check_link(walk, entry, position)
+        _check_after_evaluation(walk, entry.record)
+        if entry.record.kind == "commit":
+            _check_commit(walk, entry.record, spec)
+        elif entry.record.kind == "rewind":
+            _check_rewind(walk, entry.record)
+        else:
+            walk.gaps.append(f"record {position}: unknown kind `{entry.record.kind}`")
+    if complete:
+        _check_end(walk, spec)
+    _check_files(walk, digests_on_disk)
+    final = {entry.record.iteration: entry.record for entry in entries if entry.record.kind == "commit"}
+    return Verdict(
+        num_records=len(entries),
+        num_iterations=sum(1 for iteration in final if iteration < spec.iterations),
+        num_trained_batches=sum("/train/" in batch for record in final.values() for batch in record.batches),
+        num_evaluation_batches=sum("/evaluation/" in batch for record in final.values() for batch in record.batches),
+        num_rewinds=walk.rewinds,
+        num_versions_on_disk=len(digests_on_disk),
+        environments=tuple(walk.environments),
+        gaps=tuple(walk.gaps),
+    )
+
+
+def expected_batches(spec: JobSpec, iteration: int) -> frozenset[str]:
+    """Training batches of an iteration; none after the last one, which only evaluates."""
+    if iteration >= spec.iterations:
+        return frozenset()
+    return frozenset(f"{iteration}/train/{index}" for index in range(spec.rollout.batches_per_iteration))
+
+
+def _check_link(walk: _Walk, entry: AuditEntry, position: int) -> None:
+    actual = record_digest(entry.record)
+    name = f"record {position} ({entry.record.kind} of iteration {entry.record.iteration})"
+    if entry.digest != actual:
+        walk.gaps.append(f"{name}: its digest is {actual[:12]}, recorded is {entry.digest[:12]}: it was changed")
+    if entry.record.previous != walk.previous:
+        walk.gaps.append(
+            f"{name}: it follows {entry.record.previous[:12] or 'nothing'}, "
+            f"the record before is {walk.previous[:12] or 'none'}: one is missing or out of order"
+        )
+    walk.previous = actual
+
+
+def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
+    name = f"iteration {record.iteration}"
+    if record.iteration != walk.next_iteration:
+        walk.gaps.append(f"{name} was committed where iteration {walk.next_iteration} was due")
+    if record.policy_version != record.iteration:
+        walk.gaps.append(f"{name} trained version {record.policy_version}")
+    _check_epoch(walk, record, name)
+    _check_version(walk, record.policy_version, record.weights_digest, name)
+    _check_batches(walk, record, spec, name)
+    check_sampled(record, spec, walk.digests, walk.gaps)
+    _check_unscorable(walk, record, name)
+    _check_columns(walk, record, spec, name)
+    _check_environment(walk, record, spec, name)
+    if record.next_weights_digest:
+        _check_made(walk, record, spec, name)
+    else:
+        walk.only_evaluated = record.iteration
+    walk.next_iteration = record.iteration + 1
+
+
+def _check_after_evaluation(walk: _Walk, record: AuditRecord) -> None:
+    if walk.only_evaluated is not None and (record.kind != "rewind" or record.iteration > walk.only_evaluated):
+        walk.gaps.append(f"iteration {walk.only_evaluated} made no version")
+    walk.only_evaluated = None
+
+
+def _check_rewind(walk: _Walk, record: AuditRecord) -> None:
+    name = f"rewind to iteration {record.iteration}"
+    walk.rewinds += 1
+    if record.iteration > walk.next_iteration:
+        walk.gaps.append(f"{name}: only {walk.next_iteration} iterations were committed before it")
+    if record.trainer_epoch <= walk.epoch:
+        walk.gaps.append(f"{name}: epoch {record.trainer_epoch} is not above {walk.epoch}, of the trainer before")
+    if record.sampled:
+        walk.gaps.append(f"{name}: it names versions that sampled batches, and trained none")
+    if record.columns:
+        walk.gaps.append(f"{name}: it names columns of batches, and trained none")
+    _check_epoch(walk, record, name)
+    _check_version(walk, record.iteration, record.weights_digest, name)
+    # What the abandoned future made is no longer a version of this run.
+    walk.digests = {version: digest for version, digest in walk.digests.items() if version <= record.iteration}
+    walk.next_iteration = record.iteration
+
+
+def _check_epoch(walk: _Walk, record: AuditRecord, name: str) -> None:
+    if record.trainer_epoch < walk.epoch:
+        walk.gaps.append(f"{name}: trainer epoch fell from {walk.epoch} to {record.trainer_epoch}")
+    walk.epoch = max(walk.epoch, record.trainer_epoch)
+
+
+def _check_version(walk: _Walk, version: int, digest: str, name: str) -> None:
+    known = walk.digests.setdefault(version, digest)
+    if known != digest:
+        walk.gaps.append(f"{name}: version {version} has digest {digest[:12]}, the step that made it says {known[:12]}")
+
+
+def _check_made(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    first = walk.made_by.setdefault(record.iteration, record.next_weights_digest)
+    if spec.deterministic and first != record.next_weights_digest:
+        made = f"{record.next_weights_digest[:12]} when it was replayed, {first[:12]} before"
+        walk.gaps.append(f"{name}: it made {made}, although the job is deterministic")
+    walk.digests[record.policy_version + 1] = record.next_weights_digest
+
+
+def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    accounted = set(record.batches) | set(record.abandoned)
+    if both := sorted(set(record.batches) & set(record.abandoned)):
+        walk.gaps.append(f"{name}: {some(both)} are counted both as used and as abandoned")
+    if record.abandoned and spec.rollout.on_failed_batch == "fail":
+        walk.gaps.append(f"{name}: {some(sorted(record.abandoned))} were abandoned, which this job does not allow")
+    if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
+        walk.gaps.append(f"{name}: {some(undigested)} have no digest")
+    # The last iteration of a job that was resumed with more: it evaluated, and trained nothing.
+    trained = expected_batches(spec, record.iteration) if record.next_weights_digest else frozenset()
+    expected = set(trained)
+    if not record.next_weights_digest or spec.evaluates(record.iteration):
+        expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
+    if missing := sorted(expected - accounted):
+        walk.gaps.append(f"{name}: {some(missing)} are missing")
+    if extra := sorted(accounted - expected):
+        walk.gaps.append(f"{name}: {some(extra)} were not expected")
+
+
+def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
+    """Each stand-in for a score must be in a batch that was used, and of what states such a score."""
+    stated = set(record.on_unscorable or ())
+    counts = record.unscorable or {}
+    if strange := sorted(counts.keys() - record.batches.keys()):
+        walk.gaps.append(f"{name}: {some(strange)} have unscorable completions, and were not used")
+    judges = {reason.partition(": ")[0] for of_batch in counts.values() for reason in of_batch}
+    if unstated := sorted(judges - stated):
+        walk.gaps.append(f"{name}: {some(unstated)} could not judge completions, and states no score for that")
+
+
+def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    if record.environment is UNSET:
+        return
+    if spec.deterministic and walk.environments and record.environment != walk.environments[-1]:
+        walk.gaps.append(f"{name} was played by {record.environment}, the iterations before by {walk.environments[-1]}")
+    if record.environment not in walk.environments:
+        walk.environments.append(record.environment)
+
+
+def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    columns = record.columns or {}
+    trained = {batch for batch in record.batches if "/train/" in batch} if spec.stages else set()
+    if lacking := sorted(trained - columns.keys()):
+        walk.gaps.append(f"{name}: {some(lacking)} were trained without columns, the job has stages")
+    if strange := sorted(columns.keys() - trained):
+        of_job = "no stage made any" if spec.stages else "the job has no stages"
+        walk.gaps.append(f"{name}: {some(strange)} have columns, {of_job}")
+    if undigested := sorted(batch for batch, digest in columns.items() if not digest):
+        walk.gaps.append(f"{name}: the columns of {some(undigested)} have no digest")
+
+
+def _check_end(walk: _Walk, spec: JobSpec) -> None:
+    last = spec.last_iteration
+    if walk.only_evaluated is not None and walk.only_evaluated < spec.iterations:
+        walk.gaps.append(f"iteration {walk.only_evaluated} made no version")
+    if walk.next_iteration <= last:
+        walk.gaps.append(f"the job succeeded, but iteration {walk.next_iteration} of 0 to {last} was never committed")
+
+
+def _check_files(walk: _Walk, digests_on_disk: Mapping[str, tuple[int, str]]) -> None:
+    for folder, (version, digest) in sorted(digests_on_disk.items()):
+        known = walk.digests.get(version)
+        if known is None:
+            # The version that a running trainer has just made, or one that a rewind took back, is in no record.
+            if version <= max(walk.digests, default=-1):
+                walk.gaps.append(f"{folder}: version {version} is in no record")
+        elif known != digest:
+            walk.gaps.append(f"{folder}: the files have digest {digest[:12]}, version {version} is {known[:12]}")

@@ -1,0 +1,209 @@
+"""Digests of the weights that a run folder still holds, recomputed from the bytes: no torch, no copy but of deltas.
+
+A safetensors file is an 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and
+the tensors' little-endian bytes (https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts.encoding.wire import decode
+from contracts.errors import ContractViolation, WeightsRejected
+from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
+from contracts.versions import weights_digest
+from contracts.weights import WeightDelta
+from onbeat.weights.delta.codec import DELTA_PREFIX, apply
+from onbeat.weights.dtypes import ITEM_BYTES, TORCH_NAMES
+
+OLDER = re.compile(r"older-v(\d{6,})\.safetensors", re.ASCII)
+"""A version before a checkpoint's own, which its job's batches may still be sampled with."""
+ADAPTER_END = ".lora_A.weight"
+MAX_HEADER_BYTES = 100_000_000
+Tensor = tuple[str, str, tuple[int, ...], memoryview]
+
+
+def digests_on_disk(folder: RunFolder) -> dict[str, tuple[int, str]]:
+    """Folder below the run root → (policy version, digest of its tensors).
+
+    A checkpoint after iteration t holds version t + 1, and under a lag versions before it, a file each, found by its
+    path. One of adapters says which version they make of the base, and only they are hashed. Published adapters say no
+    such thing: generators check what they make. Folders that a writer has not finished have other names.
+    Raises ContractViolation that names a damaged file.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for path, version, files in _versions(folder):
+        try:
+            if path.parent == folder.checkpoints and len(files) > 1:
+                digest = digest_of_rows(files)
+            else:
+                digest = _digest_of_files(path, files) if files else _digest_of_delta(folder, path)
+        except ContractViolation:
+            if path.exists():
+                raise
+            # A running trainer has just removed this old version.
+            continue
+        if digest:
+            found[folder.relative(path)] = (version, digest)
+    return found
+
+
+def _digest_of_delta(folder: RunFolder, path: Path) -> str:
+    """The digest of what the delta in `path` makes of the version below it; "" where that one is gone."""
+    tensors = tensors_of_delta(folder, path).items()
+    return weights_digest((name, dtype, shape, data.data) for name, (dtype, shape, data) in tensors) if tensors else ""
+
+
+def tensors_of_delta(folder: RunFolder, path: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
+    """Name → (torch dtype name, shape, bytes) of the version whose delta is in `path`, made from the whole one that it
+    stands on; {} where that is gone."""
+    deltas: list[WeightDelta] = []
+    while not (shards := sorted(path.glob("*.safetensors"))):
+        deltas += (step := _read_step(path))
+        if step[-1].base_version >= int(path.name[1:]):
+            raise ContractViolation("stands on itself, or on a later version", field=str(path))
+        path = folder.weights_of(step[-1].base_version)
+        if not path.is_dir():
+            return {}
+    tensors = {
+        name: (dtype, shape, np.array(data)) for file in shards for name, dtype, shape, data in read_tensors(file)
+    }
+    for changed in (changed for delta in reversed(deltas) for changed in delta.tensors):
+        if changed.name not in tensors:
+            raise ContractViolation(f"a delta changes {changed.name}, which is not there", field=str(path))
+        dtype, _, data = tensors[changed.name]
+        try:
+            apply(changed, data, item_bytes=ITEM_BYTES[dtype])
+        except (WeightsRejected, ValueError) as error:  # ValueError: bytes that are no whole number of elements
+            raise ContractViolation(str(error), field=str(path)) from error
+    return tensors
+
+
+def _read_step(path: Path) -> list[WeightDelta]:
+    """Reads the delta files of one folder, each of which holds other tensors."""
+    files = sorted(path.glob(f"{DELTA_PREFIX}*"))
+    if not files:
+        raise ContractViolation("holds neither weights nor a delta", field=str(path))
+    try:
+        return [decode(_regular(file).read_bytes(), WeightDelta) for file in files]
+    except OSError as error:
+        raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
+
+
+def _versions(folder: RunFolder) -> Iterator[tuple[Path, int, list[Path]]]:
+    for version, path in numbered(folder.weights, VERSION):
+        yield path, version, sorted(path.glob("*.safetensors"))
+    for iteration, path in numbered(folder.checkpoints, CHECKPOINT):
+        parts = sorted(path.glob("model-*-of-*.safetensors"))
+        yield path, iteration + 1, parts or [path / "model.safetensors"]
+        for file in sorted(path.glob("older-v*.safetensors")):
+            if version := OLDER.fullmatch(file.name):
+                yield file, int(version[1]), [file]
+
+
+def _digest_of_files(path: Path, files: list[Path]) -> str:
+    """The version's digest; "" where the files hold adapters, and nothing says what they make of their base.
+
+    path: the folder, or the file of an older version in a checkpoint.
+    """
+    found = digest_of(files)
+    if not any(name.endswith(ADAPTER_END) for file in files for name, *_ in read_tensors(file)):
+        return found
+    folder = path.parent if OLDER.fullmatch(path.name) else path
+    try:
+        state = json.loads((folder / "state.json").read_bytes())
+        if folder == path:
+            adapters_digest, version_digest = state["adapters"]["adapters_digest"], state["weights_digest"]
+        else:
+            older = next(one for one in state["older"] if one["file"] == path.name)
+            adapters_digest, version_digest = older["tensors_digest"], older["weights_digest"]
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise ContractViolation("is damaged", field=str(folder / "state.json")) from error
+    if adapters_digest != found:
+        raise ContractViolation("holds other adapters than it says", field=str(path))
+    return version_digest
+
+
+def digest_of(paths: list[Path]) -> str:
+    """`contracts.versions.weights_digest` over the tensors of all files."""
+    return weights_digest(tensor for path in paths for tensor in read_tensors(path))
+
+
+def digest_of_rows(paths: list[Path]) -> str:
+    """`digest_of` for files that hold the rows of each tensor one after another: the checkpoint of several ranks."""
+    dtypes: dict[str, str] = {}
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for path in paths:
+        for name, dtype, shape, _ in read_tensors(path):
+            dtypes[name] = dtype
+            shapes.setdefault(name, []).append(shape)
+
+    def joined(name: str) -> Tensor:
+        data = b"".join(bytes(view) for path in paths for found, _, _, view in read_tensors(path) if found == name)
+        first = shapes[name][0]
+        shape = (sum(part[0] for part in shapes[name]), *first[1:]) if first else ()
+        return name, dtypes[name], shape, memoryview(data)
+
+    return weights_digest(joined(name) for name in dtypes)
+
+
+def read_tensors(path: Path) -> Iterator[Tensor]:
+    """(name, torch dtype name, shape, bytes) of each tensor; the bytes are a view that ends with the iteration."""
+    try:
+        with _regular(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield from _tensors(path, memoryview(mapped))
+    except (OSError, ValueError) as error:
+        raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
+
+
+def _regular(path: Path) -> Path:
+    """Raises ContractViolation for a link, which may lead anywhere, and for a pipe, which may never end.
+
+    A run folder may be a stranger's.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ContractViolation("is no plain file", field=str(path))
+    return path
+
+
+def _tensors(path: Path, data: memoryview) -> Iterator[Tensor]:
+    with data:
+        header, start = _header(path, data)
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            try:
+                dtype, shape = TORCH_NAMES[entry["dtype"]], tuple(entry["shape"])
+                first, last = entry["data_offsets"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise ContractViolation(f"tensor {name} has a damaged header", field=str(path)) from error
+            if not start <= start + first <= start + last <= len(data):
+                raise ContractViolation(f"tensor {name} lies outside the file", field=str(path))
+            with data[start + first : start + last] as view:
+                yield name, dtype, shape, view
+
+
+def _header(path: Path, data: memoryview) -> tuple[dict[str, Any], int]:
+    """Returns the header, and where the tensors' bytes start."""
+    if len(data) < 8:
+        raise ContractViolation("is too short to be safetensors", field=str(path))
+    (num_bytes,) = struct.unpack("<Q", data[:8])
+    header = None
+    if num_bytes <= min(MAX_HEADER_BYTES, len(data) - 8):
+        with suppress(ValueError):
+            header = json.loads(bytes(data[8 : 8 + num_bytes]))
+    if not isinstance(header, dict):
+        raise ContractViolation("has a damaged header", field=str(path))
+    return header, 8 + num_bytes

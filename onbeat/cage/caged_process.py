@@ -1,0 +1,183 @@
+"""The service's side of one cage: start it, have a fresh child forked, end it, and say what it died of."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from contracts.encoding.wire import decode, encode, encode_json
+from onbeat.cage.cage import CageRules
+from onbeat.cage.frames import Frames, Gone, Late
+from onbeat.cage.nursery import Order, Report
+
+REAP_TIMEOUT_S = 5.0
+"""A killed process that is still not gone is stuck in the kernel; its owner goes on without it."""
+MAX_REPORT_BYTES = 64 * 1024
+START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from {module} import main
+main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+class ChildLate(Exception):
+    """No answer by the deadline; the child may still be busy and must be ended."""
+
+
+class ChildDied(Exception):
+    """The child is gone, or what it sends is no answer; it must be ended."""
+
+
+class CagedProcess:
+    """Used by one thread. After ChildLate or ChildDied only `end` may follow, or `fresh_child` where `is_alive`.
+
+    The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
+    """
+
+    def __init__(
+        self,
+        rules: CageRules,
+        *,
+        module: str,
+        noun: str,
+        start_timeout_s: float,
+        hash_seed: int | None = None,
+        on_empty: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Returns as soon as the process exists; the first order waits for its start.
+
+        module: its `main(control, rules)` runs `onbeat.cage.nursery.main`. noun: what a message calls the child: "the
+        scorer's process". hash_seed: with it the texts of all such processes have equal hashes. on_empty: called by
+        `end`, where nothing is left in the cage.
+        """
+        ours, theirs = socket.socketpair()
+        code = START.format(module=module)
+        alone = ["-I"] if hash_seed is None else ["-s", "-P"]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *alone, "-c", code, str(theirs.fileno()), encode_json(rules).decode(), _import_path()],
+                # From the first instruction on: what a process was started with stays readable in /proc.
+                env={} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)},
+                cwd=rules.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.noun = noun
+        self._on_empty = on_empty
+        self._orders = Frames(ours, max_bytes=MAX_REPORT_BYTES)
+        self._start_timeout_s = start_timeout_s
+        self.missing: tuple[str, ...] | None = None
+        """Locks that this cage doesn't have; None before its start was waited for."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def prepare(self, payload: bytes, *, deadline_s: float, doing: str) -> bytes:
+        """Has the nursery do its slow imports; doing: what took too long, in a message."""
+        self.wait_for_start()
+        return self._order(Order(what="prepare", payload=payload), deadline_s, doing).payload
+
+    def fresh_child(self, *, max_bytes: int) -> Frames:
+        """Ends the child, if there is one, and has the next forked; returns the socket to it. Raises ChildDied.
+
+        max_bytes: the longest answer that is received.
+        """
+        self.wait_for_start()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._orders.send_handle(encode(Order(what="child")), theirs.fileno())
+            except Gone as error:
+                ours.close()
+                raise self.death() from error
+        return Frames(ours, max_bytes=max_bytes)
+
+    def end_child(self) -> int | None:
+        """Kills the child with all that it started, and waits for it; its exit code, None if unknown."""
+        try:
+            doing = "ending a child"
+            return self._order(Order(what="end_child"), time.monotonic() + REAP_TIMEOUT_S, doing).exit_code
+        except (ChildDied, ChildLate):
+            self.kill()
+            return None
+
+    def child_death(self) -> ChildDied:
+        """Ends the child whose socket is closed, and says what it died of."""
+        code = self.end_child()
+        return self.death() if code is None else ChildDied(self._of_what(code))
+
+    def death(self) -> ChildDied:
+        """Says what the whole cage died of."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAP_TIMEOUT_S)
+        code = self._process.returncode
+        return ChildDied(f"{self.noun}'s process closed its socket" if code is None else self._of_what(code))
+
+    def kill(self) -> None:
+        """Has the keeper end the whole cage; does not wait."""
+        self._process.terminate()
+
+    def end(self) -> None:
+        """Ends the cage, and reaps it."""
+        if self.is_alive and self.missing is not None:
+            self.end_child()
+        self.kill()
+        try:
+            self._process.wait(REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(REAP_TIMEOUT_S)
+        self._orders.close()
+        if self._process.returncode not in (None, -signal.SIGKILL):  # else its keeper didn't end what it kept
+            self._on_empty()
+
+    def wait_for_start(self) -> None:
+        """Raises ChildLate, ChildDied."""
+        if self.missing is None:
+            deadline_s = time.monotonic() + self._start_timeout_s
+            self.missing = self._report(deadline_s, f"its start took more than {self._start_timeout_s:g} s").missing
+
+    def _order(self, order: Order, deadline_s: float, doing: str) -> Report:
+        try:
+            self._orders.send(encode(order), deadline_s=deadline_s)
+        except Gone as error:
+            raise self.death() from error
+        except Late as error:
+            raise ChildLate(f"{self.noun}'s process doesn't read; it was killed") from error
+        return self._report(deadline_s, doing)
+
+    def _report(self, deadline_s: float, doing: str) -> Report:
+        try:
+            return decode(self._orders.receive(deadline_s=deadline_s), Report)
+        except Late as error:
+            raise ChildLate(f"{doing}; its process was killed") from error
+        except Gone as error:
+            raise self.death() from error
+
+    def _of_what(self, code: int) -> str:
+        if code < 0:
+            known = {one.value: one.name for one in signal.Signals}
+            return f"{self.noun}'s process died of {known.get(-code, f'signal {-code}')}"
+        return f"{self.noun}'s process ended with exit code {code}"
+
+
+def _import_path() -> str:
+    """What this process imports from: with an empty environment, and alone, Python wouldn't find it."""
+    return json.dumps([os.path.abspath(entry) for entry in sys.path])

@@ -1,0 +1,108 @@
+"""What the author of an environment imports, and nothing else of Onbeat.
+
+    from onbeat.environments.author import Environment, Opening, Reply
+
+    class GuessTheNumber(Environment):
+        def __init__(self, *, largest: int = 100) -> None:
+            self.largest = largest
+
+        def reset(self, task: dict, seed: int) -> Opening:
+            self.number = seed % self.largest
+            return Opening(f"Guess my number, from 0 to {self.largest - 1}.")
+
+        def step(self, message: Message, turn: int) -> Reply:
+            if message.content.strip() == str(self.number):
+                return Reply("Yes.", reward=1.0, done=True)
+            return Reply("No.", done=turn == 9)
+
+    [project.entry-points."onbeat.environments"]
+    guess = "my_package:GuessTheNumber"
+
+docs/environments.md says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from contracts.environments.messages import Message, Tool, ToolCall
+from contracts.rollouts import SamplingParams
+
+__all__ = ["BadTask", "Environment", "Message", "Opening", "Reply", "Tool", "ToolCall"]
+
+Said = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
+"""A text of the user's, or one message or several, as records or as dicts with `role` and `content`."""
+
+
+class BadTask(Exception):
+    """Raised by `reset` for a task that is none of this environment: the data set is wrong, and no retry mends it."""
+
+
+class NoAnswer(Exception):
+    """What an environment returned is no opening, or no reply; no retry mends it."""
+
+
+class RewrittenHistory(Exception):
+    """Raised for an agent whose conversation no trajectory can hold; no retry mends it."""
+
+
+@dataclass(slots=True)
+class Opening:
+    """What the model sees before its first turn."""
+
+    messages: Said
+    tools: Sequence[Tool | Mapping[str, Any]] = ()
+    """What the model may call: records, or dicts with `name`, `description` and `parameters` (JSON schema)."""
+    asks_for_tokens: bool = False
+    """Whether the model's messages are to come with their tokens, as `Message.sampled`."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the model sees after its turn. `reward` is that turn's own, not a running sum."""
+
+    messages: Said = ()
+    reward: float = 0.0
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for people, of the whole trajectory so far."""
+
+
+class Environment:
+    """Base of environments: one instance is one session, made with the parameters that the job's spec gives.
+
+    What follows is said by the class, or by an instance for its parameters.
+
+    `reset` comes once and first, `step` once for each message of the model. Any of the three may be `async`.
+    """
+
+    deterministic: bool = True
+    """Whether equal tasks, seeds and messages have equal replies. What isn't can't be played again: a job
+    with it is neither hedged nor repeatable."""
+    version: str = ""
+    """"" takes the version of the distribution that it is installed from."""
+    global_random: bool = False
+    """Whether its code draws from Python's or NumPy's global generator. Each session then has a state of its own,
+    which `reset`'s seed begins; otherwise sessions of one process would share the state."""
+    takes_sampling: ClassVar[bool] = False
+    """Whether `sampling` is set before `reset`."""
+    sampling: SamplingParams | None = None
+    """How the model's turns are drawn; None where only an opening is asked for."""
+    threads: bool = False
+    """Whether it may leave threads running between two calls; it is refused for it otherwise."""
+
+    def reset(self, task: dict[str, Any], seed: int) -> Opening | Said | Awaitable[Opening | Said]:
+        """Begins. The opening is a function of task and seed, also where `deterministic` is False.
+
+        task: {"question", "reference", "entry"} of an example, or {"split", "index"} of a job without a data set.
+        """
+        raise NotImplementedError
+
+    def step(self, message: Message, turn: int) -> Reply | Awaitable[Reply]:
+        """Answers one message of the model's; turn 0 is its first."""
+        raise NotImplementedError
+
+    def close(self) -> Awaitable[None] | None:
+        """Lets go of what the session holds. It may not be called where the process was killed."""

@@ -1,0 +1,127 @@
+"""The audit chain as a trainer reads and writes it: where it may go on, and the record of what it did."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from msgspec import UNSET
+
+from broker.fence import FenceState
+from contracts.errors import FenceViolation, InvalidInput
+from contracts.events import AuditRecord, IterationMetrics
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from onbeat.loop.expected import ExpectedIteration
+
+log = logging.getLogger(__name__)
+
+
+def commit_record(
+    iteration: ExpectedIteration,
+    spec: JobSpec,
+    *,
+    made: WeightManifest | None,
+    numbers: IterationMetrics | None,
+    trainer_epoch: int,
+    previous: str,
+    environment: str = "",
+) -> AuditRecord:
+    """previous: digest of the record before; made, numbers: None where the iteration only evaluated. environment: its
+    version; "" in a job without one."""
+    return AuditRecord(
+        kind="commit",
+        iteration=iteration.number,
+        policy_version=iteration.policy_version,
+        weights_digest=iteration.weights_digest,
+        next_weights_digest=made.weights_digest if made else "",
+        trainer_epoch=trainer_epoch,
+        batches=iteration.digests,
+        abandoned=iteration.abandoned,
+        loss=numbers.loss if numbers else 0.0,
+        grad_norm=numbers.grad_norm if numbers else 0.0,
+        reward_mean=numbers.reward_mean if numbers else 0.0,
+        on_unscorable=spec.stated_scores or UNSET,
+        unscorable=dict(sorted(iteration.unscorable.items())) or UNSET,
+        sampled=iteration.sampled or UNSET,
+        columns=dict(sorted(iteration.columns.items())) or UNSET,
+        environment=environment or UNSET,
+        previous=previous,
+    )
+
+
+def first_version(chain: list[AuditRecord]) -> dict[int, str]:
+    """0 → the digest of the model as the job found it, which no commit has made; {} before the first commit."""
+    firsts = [record.weights_digest for record in chain if record.kind == "commit" and record.policy_version == 0]
+    return {0: firsts[-1]} if firsts else {}
+
+
+def furthest_commit(chain: list[AuditRecord]) -> int:
+    """`Started.furthest`."""
+    return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
+
+
+def needs_rewind(fence: FenceState, first: int, digests: Mapping[int, str]) -> bool:
+    """Whether the fence is ahead of what the trainer starts with, at iteration `first`: what came after is done again.
+
+    digests: version → digest, as the trainer has them. Open iterations whose versions have other digests stand on
+    weights that are gone.
+    """
+    if fence.committed >= first:
+        return True
+    stands = {version: digest for version, digest in fence.versions.items() if digests.get(version) != digest}
+    return bool(fence.window) and (fence.window[0].iteration != first or bool(stands))
+
+
+def rewind_record(previous: str, manifest: WeightManifest, *, trainer_epoch: int) -> AuditRecord:
+    """The record that says from where the run is replayed. previous: digest of the newest record."""
+    return AuditRecord(
+        kind="rewind",
+        iteration=manifest.policy_version,
+        policy_version=manifest.policy_version,
+        weights_digest=manifest.weights_digest,
+        next_weights_digest="",
+        trainer_epoch=trainer_epoch,
+        batches={},
+        abandoned={},
+        previous=previous,
+    )
+
+
+def check_same_run(chain: list[AuditRecord], manifest: WeightManifest, spec: JobSpec) -> None:
+    """Raises FenceViolation where a deterministic run would go on with weights that its own chain contradicts, and
+    InvalidInput where any run would start again with another model."""
+    for record in reversed(chain):
+        if record.kind == "commit" and record.policy_version == manifest.policy_version == 0:
+            if record.weights_digest != manifest.weights_digest:
+                raise InvalidInput(
+                    f"version 0 is {manifest.weights_digest[:12]}, the audit chain says {record.weights_digest[:12]}",
+                    field="model.path",
+                    cure="put the folder back that the job was started with",
+                )
+            return
+        if record.kind != "commit" or record.policy_version + 1 != manifest.policy_version:
+            continue
+        if spec.deterministic and record.next_weights_digest != manifest.weights_digest:
+            raise FenceViolation(
+                f"version {manifest.policy_version} is {manifest.weights_digest[:12]}, "
+                f"the audit chain says {record.next_weights_digest[:12]}",
+                field="weights_digest",
+            )
+        return
+
+
+def check_same_environment(chain: list[AuditRecord], version: str, spec: JobSpec) -> None:
+    """Raises InvalidInput where a deterministic run would go on with another version of its environment, and says so in
+    the log where any other run does."""
+    recorded = [record.environment for record in chain if record.environment is not UNSET]
+    if not recorded or recorded[-1] == version:
+        return
+    problem = f"the environment is {version or 'of no version'}, the audit chain says {recorded[-1]}"
+    if spec.deterministic:
+        raise InvalidInput(
+            problem,
+            field="environment.name",
+            cure="install that version again where the environment service runs, or submit the job anew",
+        )
+    log.warning("%s: the job goes on with the new one, as its next records say", problem)

@@ -1,0 +1,188 @@
+"""One open iteration as its trainer sees it: what was expected, what has come, and whether that is what was asked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import UNSET
+
+from broker.trainer_side import Arrived
+from contracts.errors import FenceViolation
+from contracts.events import SampledBy
+from contracts.jobs import EvaluationScore
+from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, trajectory_problem
+from onbeat.loop.played import PlayedTrajectories
+from onbeat.loop.window import AskedIteration
+
+
+class ExpectedIteration:
+    """Takes each expected batch once, in any order."""
+
+    def __init__(self, asked: AskedIteration) -> None:
+        self.number = self.policy_version = asked.number
+        self.weights_digest = asked.weights_digest
+        self._asked = asked
+        self._sampler: dict[str, int] = {}
+        """Training batch that was taken → the version that sampled it."""
+        self.expected: dict[str, PromptBatch] = {batch.batch_id: batch for batch in asked.batches}
+        self._missing = dict(self.expected)
+        self.digests: dict[str, str] = {}
+        """Batch id → digest of every batch that was taken."""
+        self.columns: dict[str, str] = {}
+        """Training batch id → digest of the columns that it is trained with; empty in a job without stages."""
+        self.abandoned: dict[str, str] = {}
+        """Batch id → reason."""
+        self.evaluation: dict[str, RolloutBatch] = {}
+        self.unscorable: dict[str, dict[str, int]] = {}
+        """Batch id → "name: reason" → completions that got a score which the spec states for what can't be judged."""
+        self._num_unscorable: dict[str, int] = {}
+        self.played = PlayedTrajectories()
+        """The trained trajectories of a job with an environment."""
+
+    @property
+    def missing(self) -> list[PromptBatch]:
+        """Neither taken nor abandoned, in the order of dispatch."""
+        return list(self._missing.values())
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    @property
+    def missing_in_words(self) -> str:
+        """`3 of 9 batches of iteration 4 (4/train/1, 4/train/2, …)`"""
+        some = ", ".join(itertools.islice(self._missing, 3)) + (", …" if len(self._missing) > 3 else "")
+        return f"{len(self._missing)} of {len(self.expected)} batches of iteration {self.number} ({some})"
+
+    def take(self, arrived: Arrived) -> bool:
+        """Returns whether it is the first copy of this batch. Raises FenceViolation for one of another iteration.
+
+        The fence checked the same at publication; before a gradient it is checked again (I2, I3).
+        """
+        batch = arrived.batch
+        self._check(batch)
+        known = self.digests.get(batch.batch_id)
+        if known is not None and known != arrived.digest:
+            raise FenceViolation(f"batch {batch.batch_id} came twice, with different content", field="digest")
+        if known is not None or batch.batch_id in self.abandoned:
+            return False
+        self.digests[batch.batch_id] = arrived.digest
+        del self._missing[batch.batch_id]
+        self._mark(batch)
+        if batch.purpose == "evaluation":
+            self.evaluation[batch.batch_id] = batch
+        else:
+            self._sampler[batch.batch_id] = batch.policy_version
+            self.played.add(batch)
+        return True
+
+    def put_columns(self, as_trained: RolloutBatch, digest: str) -> None:
+        """Records what stages have made of a batch that was taken. digest: of its columns."""
+        self.columns[as_trained.batch_id] = digest
+        self._mark(as_trained)
+
+    @property
+    def num_unscorable(self) -> int:
+        """Trained completions that got a stated score, of whatever."""
+        return sum(self._num_unscorable.values())
+
+    @property
+    def sampled(self) -> tuple[SampledBy, ...]:
+        """The training batches that older versions sampled, oldest version first."""
+        older = sorted(set(self._sampler.values()) - {self.number})
+        return tuple(
+            SampledBy(
+                policy_version=version,
+                weights_digest=self._asked.samplers[version],
+                batches=tuple(sorted(batch_id for batch_id, by in self._sampler.items() if by == version)),
+            )
+            for version in older
+        )
+
+    def abandon(self, dead: Mapping[str, str]) -> dict[str, str]:
+        """Gives up dead batches, and returns those that it did not know to be dead."""
+        new = {batch_id: reason for batch_id, reason in dead.items() if batch_id not in self.abandoned}
+        self.abandoned |= new
+        for batch_id in new:
+            self._missing.pop(batch_id, None)
+        return new
+
+    def _check(self, batch: RolloutBatch) -> None:
+        expected = self.expected.get(batch.batch_id)
+        if expected is None:
+            raise FenceViolation(f"batch {batch.batch_id} is not of iteration {self.number}", field="batch_id")
+        allowed = self._asked.samplers if expected.purpose == "train" else {self.number: self.weights_digest}
+        if allowed.get(batch.policy_version) != batch.weights_digest:
+            may = ", ".join(f"{version} ({digest[:12]})" for version, digest in sorted(allowed.items()))
+            raise FenceViolation(
+                f"batch {batch.batch_id} was sampled with version {batch.policy_version} "
+                f"({batch.weights_digest[:12]}), what samples it is version {may}",
+                field="policy_version",
+            )
+        asked_for = (expected.purpose, expected.group_size, len(expected.prompts))
+        if (batch.purpose, batch.group_size, len(batch.groups)) != asked_for:
+            raise FenceViolation(f"batch {batch.batch_id} has another shape than it was asked for", field="groups")
+        for place, group in enumerate(batch.groups):
+            _check_group(group, place, expected)
+
+    def _mark(self, batch: RolloutBatch) -> None:
+        """Counts the completions that have stated scores; again once stages have added theirs."""
+        replaced = [rollout.unscorable for group in batch.groups for rollout in group.rollouts if rollout.unscorable]
+        if not replaced:
+            return
+        counts = Counter(f"{name}: {reason}" for one in replaced for name, reason in one.items())
+        self.unscorable[batch.batch_id] = dict(sorted(counts.items()))
+        if batch.purpose == "train":
+            self._num_unscorable[batch.batch_id] = len(replaced)
+
+
+def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:
+    """Raises FenceViolation unless the place holds its prompt after so many resamples, and was due no further one."""
+    asked = expected.prompt_at(place, num_resamples=group.num_resamples)
+    answered = (group.prompt_id, group.prompt_index, group.prompt_token_ids)
+    if asked is None or answered != (asked.prompt_id, asked.index, asked.token_ids):
+        raise FenceViolation(
+            f"batch {expected.batch_id} answers {group.prompt_id} at place {place} after {group.num_resamples} "
+            f"resamples, it was asked {asked.prompt_id if asked else 'nothing'} there",
+            field="groups",
+        )
+    if group.has_equal_rewards and group.num_resamples < len(expected.reserves):
+        raise FenceViolation(
+            f"batch {expected.batch_id} kept the equal rewards of {group.prompt_id}, though place {place} was due "
+            "another prompt",
+            field="groups",
+        )
+    if asked.environment is UNSET and all(one.completion.trajectory is UNSET for one in group.rollouts):
+        return
+    for rollout in group.rollouts:
+        if problem := trajectory_problem(rollout.completion, asked, expected.sampling):
+            raise FenceViolation(
+                f"batch {expected.batch_id} answers {group.prompt_id} with a completion that {problem}", field="groups"
+            )
+
+
+def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
+    """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
+
+    expected: the iteration's batches; arrived: its evaluation batches, where an abandoned one is not in the mean.
+    """
+    sampled = [arrived[b.batch_id] for b in expected if b.sampling.temperature > 0.0 and b.batch_id in arrived]
+    greedy = [arrived[b.batch_id] for b in expected if b.sampling.temperature == 0.0 and b.batch_id in arrived]
+    if not sampled:
+        return None
+    return EvaluationScore(
+        iteration=sampled[0].iteration,
+        policy_version=sampled[0].policy_version,
+        sampled=_mean_reward(sampled),
+        greedy=_mean_reward(greedy) if greedy else None,
+        num_prompts=sum(len(batch.groups) for batch in sampled),
+    )
+
+
+def _mean_reward(batches: Sequence[RolloutBatch]) -> float:
+    rewards = [rollout.reward for batch in batches for group in batch.groups for rollout in group.rollouts]
+    # fsum rounds once: the mean doesn't depend on the order in which the batches came (I7).
+    return math.fsum(rewards) / len(rewards)

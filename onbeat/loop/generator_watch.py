@@ -1,0 +1,184 @@
+"""Notices a job that no generator serves, and weights that a generator cannot load."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from broker.presence import (
+    AWAKE_FOR,
+    ENGINE,
+    LOADING_WEIGHTS,
+    NOT_REPRODUCIBLE,
+    REJECTED_WEIGHTS,
+    WRONG_ENGINE,
+    GeneratorInfo,
+    Presence,
+    missed_by_all,
+)
+from contracts.run_folder import VERSION, number_of
+from contracts.spec import JobSpec
+from onbeat.process.dependency import services_of
+from onbeat.process.waiting import Waiting
+
+LOOK_EVERY_S = 2.0
+LONGEST_PAUSE_S = 64.0
+"""Between two looks at the files of a version that a generator goes on refusing."""
+TURN_PATIENCE_S = 5.0
+"""Two signs of life and more: a generator that died in its turn has none."""
+TURN_POLL_S = 0.005
+LOADS_FOR_S = 600.0
+"""So long a version that no open iteration is sampled by stays for generators that say they load it: what they write
+there is theirs, and could keep each version for ever. One that was still at it refuses it, and claims anew."""
+CURE = (
+    "start one with `python -m producer`, raise timeouts.no_generator_s, or let any engine serve the job: "
+    "deterministic = false"
+)
+CURE_OF_SERVICE = "start it, or raise timeouts.dependency_s; `onbeat resume` goes on from the newest checkpoint"
+
+log = logging.getLogger(__name__)
+
+
+class GeneratorWatch:
+    """What a trainer knows of the live generators; it calls `check` while it waits."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        *,
+        job_id: str,
+        deadline_s: float,
+        deterministic: bool,
+        services: Sequence[str] = (),
+        dependency_s: float = math.inf,
+        kind: Callable[[], str] = lambda: "",
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """deterministic: as the job's spec has it; generators that leave such a job alone count as absent (I7). kind:
+        asks which kind of engine samples it. services: what its batches need, which may be away for dependency_s."""
+        self._job_id = job_id
+        self._kind = kind
+        self._presence = presence
+        self._deterministic = deterministic
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._sleep = sleep
+        self._looked_s = float("-inf")
+        self._passed: dict[str, float] = {}
+        """Folder of a version that the window has left and that is still loaded → when that was seen first."""
+        self._waiting: Waiting | None = None
+        self._services = services
+        self._dependency_s = dependency_s
+        self._missing: Waiting | None = None
+        self._told: dict[str, tuple[float, float]] = {}
+        """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
+
+    @classmethod
+    def of(cls, presence: Presence, spec: JobSpec, *, job_id: str, kind: Callable[[], str]) -> GeneratorWatch:
+        """The watch of a job as its spec has it."""
+        return cls(
+            presence,
+            job_id=job_id,
+            deadline_s=spec.timeouts.no_generator_s,
+            deterministic=spec.deterministic,
+            services=services_of(spec),
+            dependency_s=spec.timeouts.dependency_s,
+            kind=kind,
+        )
+
+    def loading(self, *, before: int) -> frozenset[str]:
+        """Returns the folders of the versions before this one that live generators load, as their manifests name them.
+
+        before: the oldest version that is still needed. One is named for LOADS_FOR_S at most.
+        """
+        named = {
+            directory
+            for generator in self._presence.live()
+            for directory in generator.info.get(LOADING_WEIGHTS, "").split()
+            if (number := number_of(directory, VERSION)) is not None and number < before
+        }
+        now_s = self._clock()
+        self._passed = {directory: self._passed.get(directory, now_s) for directory in named}
+        loading = frozenset(one for one in named if now_s - self._passed[one] < LOADS_FOR_S)
+        if loading != named:
+            log.warning("removes %s, which a generator has loaded for too long", ", ".join(sorted(named - loading)))
+        return loading
+
+    def wait_for_turn(self, job_id: str, check: Callable[[], object]) -> None:
+        """Returns when no live generator is awake for this colocated job, or has not let go of its turn for too long.
+
+        A generator that hangs, in a copy of a batch that another one has published, must not hold the job up. check: is
+        called meanwhile; an error that it raises ends the wait.
+        """
+        began_s = self._clock()
+        while awake := [one.generator_id for one in self._presence.live() if one.info.get(AWAKE_FOR) == job_id]:
+            if self._clock() - began_s >= TURN_PATIENCE_S:
+                log.warning("trains while %s may still hold memory", ", ".join(awake))
+                return
+            check()
+            self._sleep(TURN_POLL_S)
+
+    def check(self) -> frozenset[str]:
+        """Returns, every 2 s, the folders of the weights that generators refuse now.
+
+        Raises DeadlineExceeded after deadline_s without a live generator that serves this job, and after dependency_s
+        with a service that none of them reaches.
+        """
+        if self._clock() - self._looked_s < LOOK_EVERY_S:
+            return frozenset()
+        self._looked_s = self._clock()
+        live = self._presence.live()
+        able = [one for one in live if self._is_able(one)]
+        if able:
+            self._waiting = None
+        else:
+            if self._waiting is None:
+                self._waiting = Waiting("a live generator", deadline_s=self._deadline_s, cure=CURE, clock=self._clock)
+            self._waiting.poke(self._awaited(live))
+        self._check_services(able)
+        return self._refused(live)
+
+    def _check_services(self, able: list[GeneratorInfo]) -> None:
+        missed = missed_by_all(able, self._services)
+        if not missed:
+            self._missing = None
+            return
+        if self._missing is None:
+            self._missing = Waiting(missed, deadline_s=self._dependency_s, cure=CURE_OF_SERVICE, clock=self._clock)
+        self._missing.poke(missed)
+
+    def _refused(self, live: list[GeneratorInfo]) -> frozenset[str]:
+        """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""
+        refused = {one.info.get(REJECTED_WEIGHTS, "") for one in live} - {""}
+        self._told = {folder: told for folder, told in self._told.items() if folder in refused}
+        now_s, due = self._clock(), set[str]()
+        for folder in refused:
+            told_s, pause_s = self._told.get(folder, (-math.inf, LOOK_EVERY_S / 2))
+            if now_s - told_s >= pause_s:
+                self._told[folder] = now_s, min(LONGEST_PAUSE_S, 2 * pause_s)
+                due.add(folder)
+        return frozenset(due)
+
+    def _is_able(self, one: GeneratorInfo) -> bool:
+        if one.reason(self._job_id):
+            return False
+        is_of_kind = not one.info.get(NOT_REPRODUCIBLE) and self._job_id not in one.info.get(WRONG_ENGINE, "").split()
+        return is_of_kind or not self._deterministic
+
+    def _awaited(self, live: list[GeneratorInfo]) -> str:
+        """What is waited for, where no live generator serves the job."""
+        if not live:
+            return "a live generator"
+        for one in live:
+            if why := one.reason(self._job_id):
+                return f"a live generator that can serve the job; {one.generator_id} leaves it alone: {why}"
+        others = {one.info.get(ENGINE, "") for one in live if self._job_id in one.info.get(WRONG_ENGINE, "").split()}
+        if not others:
+            return "a live generator for a deterministic job"
+        return (
+            f"a live generator of the kind of engine that samples this job ({self._kind()}); those that live have "
+            f"({') and ('.join(sorted(others))})"
+        )

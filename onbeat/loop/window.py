@@ -1,0 +1,113 @@
+"""The window as its trainer knows it: what the open iterations ask, and the versions that may answer.
+
+iteration       t is trained    t+1, … t+K are sampled ahead    t+K+1 is opened by the commit of t
+evaluation of   version t       waits for its version: out with the commit of the iteration before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from broker.openings import Opening
+from contracts.rollouts import PromptBatch
+from contracts.schedule import Schedule
+from contracts.versions import WeightManifest
+from onbeat.prompts.plan import IterationPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedIteration:
+    """An iteration that is trained next: all that it expects, and who may answer it."""
+
+    number: int
+    """It trains the version of the same number."""
+    weights_digest: str
+    """Digest of that version, which alone samples its evaluation batches."""
+    batches: tuple[PromptBatch, ...]
+    """Training batches first, so that the trainer has work while the held-out prompts are sampled."""
+    samplers: Mapping[int, str]
+    """Version → digest, of those that may sample its training batches."""
+
+
+class Window:
+    """Grows by an iteration with each opening; each turn forgets one, and the versions that only it needed."""
+
+    def __init__(self, schedule: Schedule, plan: IterationPlan, *, last_iteration: int) -> None:
+        self._schedule = schedule
+        self._plan = plan
+        self._last_iteration = last_iteration
+        self._manifests: dict[int, WeightManifest] = {}
+        self._training: dict[int, tuple[PromptBatch, ...]] = {}
+        """Open iteration → its training batches."""
+
+    @property
+    def environment(self) -> str:
+        """The version of what plays the job's tasks; "" in a job without an environment."""
+        return self._plan.environment
+
+    @property
+    def manifests(self) -> list[WeightManifest]:
+        """The versions that batches of the window may be sampled with, oldest first; the newest is the policy's."""
+        return [self._manifests[version] for version in sorted(self._manifests)]
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """Version → digest, of `manifests`."""
+        return {one.policy_version: one.weights_digest for one in self.manifests}
+
+    def add(self, manifest: WeightManifest) -> None:
+        """Takes up a version that was published, or was published anew."""
+        self._manifests[manifest.policy_version] = manifest
+
+    def older_than(self, policy_version: int) -> range:
+        """Returns the versions before this one that a window needs which begins with it."""
+        return range(self.oldest_version(policy_version), policy_version)
+
+    def oldest_version(self, iteration: int) -> int:
+        """Returns the oldest version that is needed while this iteration is open."""
+        return self._schedule.versions_of(iteration)[0]
+
+    def begin(self, first: int) -> list[Opening]:
+        """Plans every iteration of the window that a trainer starts with, oldest first."""
+        newest = min(self._schedule.opened_by(first - 1), self._last_iteration)
+        return [self._opening(number) for number in range(first, newest + 1)]
+
+    def opened_by(self, committed: int) -> Opening | None:
+        """Plans the iteration that a commit opens; None where the job has no more."""
+        number = self._schedule.opened_by(committed)
+        return self._opening(number) if number <= self._last_iteration else None
+
+    def turn_to(self, iteration: int) -> AskedIteration:
+        """Returns what is trained next; what came before it is forgotten."""
+        oldest, newest = self._schedule.versions_of(iteration)
+        self._training = {number: batches for number, batches in self._training.items() if number >= iteration}
+        self._manifests = {version: one for version, one in self._manifests.items() if version >= oldest}
+        digests = self.digests
+        return AskedIteration(
+            number=iteration,
+            weights_digest=digests[iteration],
+            batches=(*self._training[iteration], *self.evaluation(iteration)),
+            samplers={version: digests[version] for version in range(oldest, newest + 1)},
+        )
+
+    def evaluation(self, iteration: int) -> tuple[PromptBatch, ...]:
+        """Returns the batches that evaluate the version of an open iteration; () where nothing does, or not yet."""
+        manifest = self._manifests.get(self._schedule.evaluation_version_of(iteration))
+        return self._plan.evaluation(iteration, manifest) if manifest else ()
+
+    def ahead_of(self, iteration: int) -> Iterable[tuple[int, tuple[PromptBatch, ...]]]:
+        """Returns the iterations that are open beyond this one, with the batches that went out."""
+        return [(number, batches) for number, batches in self._training.items() if number > iteration]
+
+    def _opening(self, iteration: int) -> Opening:
+        oldest, newest = self._schedule.versions_of(iteration)
+        self._training[iteration] = self._plan.training(iteration, self._manifests[oldest])
+        evaluation = self.evaluation(iteration)
+        return Opening(
+            iteration=iteration,
+            oldest_version=oldest,
+            newest_version=newest,
+            batches=(*self._training[iteration], *evaluation),
+            num_later=self._plan.num_evaluation(iteration) - len(evaluation),
+        )

@@ -1,0 +1,115 @@
+"""The environment service, as a process without an event loop asks it: a trainer at a job's start, a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import httpx
+
+from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure, Opening, Task
+from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
+from contracts.settings import StackSettings
+from contracts.spec_tables.environment import EnvironmentSpec
+from onbeat.environments.client import EnvironmentClient
+from onbeat.http_service.outgoing import make_async_client
+from onbeat.process.dependency import ENVIRONMENT_SERVICE, Dependency
+
+T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 2**30
+"""As many sessions as a call may have, with a reply of 64 KiB each."""
+PROBE_S = 3.0
+"""Deadline of a probe."""
+
+
+class EnvironmentService:
+    """An OpeningService over HTTP; each call has an event loop and a connection of its own."""
+
+    def __init__(
+        self, settings: StackSettings, *, job_id: str = "", deadline_s: float | None = None, outlasts: bool = False
+    ) -> None:
+        """deadline_s: for one call with its repeats; None gives it twice environment.request_timeout_s. outlasts:
+        whether a service that is away is waited for up to that deadline, and DeadlineExceeded raised past it."""
+        self._settings = settings
+        self._job_id = job_id
+        self._deadline_s = deadline_s
+        self._outlasts = outlasts
+
+    def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
+        return self._ask(environment, lambda client: client.facts(table_of(environment)))
+
+    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[Opening | Failure]:
+        return self._ask(
+            environment,
+            lambda client: client.openings(
+                table_of(environment), tasks, step_timeout_s=environment.step_timeout_s, job_id=self._job_id
+            ),
+        )
+
+    def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
+        return self._ask(
+            environment,
+            lambda client: client.canary(table_of(environment), tasks, step_timeout_s=environment.step_timeout_s),
+        )
+
+    def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            async with environment_http(self._settings) as http:
+                service = dependency_of(http, self._settings) if self._outlasts else None
+                client = client_for(http, environment, self._settings, deadline_s=self._deadline_s, service=service)
+                try:
+                    return await call(client)
+                except EnvironmentUnavailable as problem:
+                    if service is None or problem.is_doubtful:
+                        raise
+                    raise DeadlineExceeded(
+                        f"waited {self._deadline_s:g} s for the {service.name} {service.why}",
+                        cure="start it, or raise timeouts.dependency_s",
+                    ) from problem
+
+        # The caller may have an event loop of its own in this thread.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="openings") as thread:
+            return thread.submit(asyncio.run, ask()).result()
+
+
+def environment_http(settings: StackSettings) -> httpx.AsyncClient:
+    """Connections to the environment service; each request says how long it may take."""
+    return make_async_client(settings.environment_url, max_answer_bytes=MAX_ANSWER_BYTES)
+
+
+def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
+    """The environment as its service is told of it."""
+    return EnvironmentTable(name=environment.name, params=environment.params)
+
+
+def client_for(
+    http: httpx.AsyncClient,
+    environment: EnvironmentSpec,
+    settings: StackSettings,
+    *,
+    deadline_s: float | None = None,
+    service: Dependency | None = None,
+) -> EnvironmentClient:
+    """A client with a job's own deadlines: a request that hangs may be made once more, and no oftener.
+
+    service: whose absence a call outlasts, up to deadline_s.
+    """
+    return EnvironmentClient(
+        http,
+        key=settings.environment_key,
+        request_timeout_s=environment.request_timeout_s,
+        deadline_s=2 * environment.request_timeout_s if deadline_s is None else deadline_s,
+        service=service,
+    )
+
+
+def dependency_of(http: httpx.AsyncClient, settings: StackSettings) -> Dependency:
+    """The environment service as the process that has this client meets it."""
+
+    async def look() -> None:
+        await EnvironmentClient(http, key=settings.environment_key, request_timeout_s=PROBE_S, max_attempts=1).names()
+
+    return Dependency(ENVIRONMENT_SERVICE, settings.environment_url.rstrip("/"), probe=look)

@@ -1,0 +1,91 @@
+"""Which batches an iteration expects: a pure function of the job's spec, the iteration and its version (I7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from contracts.rollouts import Prompt, PromptBatch
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest
+from onbeat.prompts.source import PromptSource
+
+
+class IterationPlan:
+    """What the iterations of one job ask."""
+
+    def __init__(self, job_id: str, spec: JobSpec, source: PromptSource) -> None:
+        self._job_id = job_id
+        self._spec = spec
+        self._source = source
+
+    @property
+    def environment(self) -> str:
+        """The version of what plays the job's tasks; "" in a job without an environment."""
+        return self._source.environment
+
+    def training(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
+        """The training batches; () where the iteration only evaluates.
+
+        manifest: of the version that samples them; of the oldest one, where several may.
+        """
+        if iteration >= self._spec.iterations:
+            return ()
+        rollout, batch = self._spec.rollout, self._batch(iteration, manifest)
+        chunks = _chunks(self._source.training_prompts(iteration), rollout.prompts_per_batch)
+        reserves = [_chunks(prompts, rollout.prompts_per_batch) for prompts in self._source.reserve_prompts(iteration)]
+        return tuple(
+            batch(
+                batch_id=f"{iteration}/train/{index}",
+                purpose="train",
+                group_size=rollout.group_size,
+                sampling=rollout.sampling,
+                prompts=chunk,
+                reserves=tuple(of_resample[index] for of_resample in reserves),
+            )
+            for index, chunk in enumerate(chunks)
+        )
+
+    def num_evaluation(self, iteration: int) -> int:
+        """The number of evaluation batches, which doesn't depend on the version."""
+        return self._spec.evaluation.num_batches if self._spec.evaluates(iteration) else 0
+
+    def evaluation(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
+        """The held-out prompts with the job's sampling, then greedily; () where the version is not evaluated.
+
+        manifest: of the version that is evaluated.
+        """
+        if not self._spec.evaluates(iteration):
+            return ()
+        evaluation, batch = self._spec.evaluation, self._batch(iteration, manifest)
+        samplings = [self._spec.rollout.sampling]
+        if evaluation.greedy:
+            samplings.append(msgspec.structs.replace(samplings[0], temperature=0.0, top_p=1.0, top_k=0))
+        chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
+        work = [(sampling, chunk) for sampling in samplings for chunk in chunks]
+        return tuple(
+            batch(
+                batch_id=f"{iteration}/evaluation/{index}",
+                purpose="evaluation",
+                group_size=1,
+                sampling=sampling,
+                prompts=chunk,
+            )
+            for index, (sampling, chunk) in enumerate(work)
+        )
+
+    def _batch(self, iteration: int, manifest: WeightManifest) -> Callable[..., PromptBatch]:
+        return partial(
+            PromptBatch,
+            job_id=self._job_id,
+            iteration=iteration,
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            seed=self._spec.seed,
+        )
+
+
+def _chunks(prompts: Sequence[Prompt], size: int) -> list[tuple[Prompt, ...]]:
+    return [tuple(prompts[start : start + size]) for start in range(0, len(prompts), size)]

@@ -1,0 +1,231 @@
+"""Chooses an iteration's prompts by a pure function of the job's spec and the iteration, also after a resume (I7)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from contracts.encoding.arrays import pack_int32
+from contracts.errors import InvalidInput
+from contracts.rollouts import Prompt
+from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import ChatSpec
+from contracts.spec_tables.root import SpecRoot
+from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.datasets.examples import Example, ExampleSets
+from onbeat.prompts.openings import OpenedPrompts, OpeningService
+from onbeat.rendering import chat_template
+from onbeat.rendering.text import first_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENIZED_AT_ONCE = 1024
+
+
+class PromptSource:
+    """Tokenises both sets once, and hands out each iteration's prompts.
+
+    Raises InvalidInput that names the field if a prompt is empty or too long, or if the model's context
+    (`context_tokens`) cannot hold a prompt and its answer.
+    """
+
+    def __init__(
+        self,
+        dataset: ExampleSets,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        spec: JobSpec,
+        context_tokens: int,
+        environments: OpeningService | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        """environments, end_ids: as of `prompt_source`."""
+        self._spec = spec
+        self._context_tokens = context_tokens
+        self._tokenizer = tokenizer
+        self._chat = spec.dataset.chat
+        self.environment = ""
+        """Package and version of the job's environment, as its service names them; "" in a job without one."""
+        if spec.environment is None:
+            self._train = self._tokenize(dataset.train)
+            self._evaluation = self._tokenize(dataset.evaluation)
+        else:
+            opened = OpenedPrompts(
+                spec, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
+            )
+            self.environment = opened.version
+            self._train = opened(dataset.train, held_out=False)
+            self._evaluation = opened(dataset.evaluation, held_out=True)
+        num_prompts = spec.rollout.prompts_per_iteration
+        if spec.rollout.max_resamples and len(self._train) <= num_prompts:
+            raise InvalidInput(
+                f"an iteration takes {num_prompts} prompts, and the data set has {len(self._train)}: none is left to "
+                "resample",
+                field="rollout.max_resamples",
+                cure="set it to 0, take fewer prompts an iteration, or a larger data set",
+            )
+
+    def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
+        """Returns the next `rollout.prompts_per_iteration` prompts of the shuffled passes through the training pool."""
+        return _numbered([self._train[place] for place in self._training_places(iteration)])
+
+    def reserve_prompts(self, iteration: int) -> tuple[tuple[Prompt, ...], ...]:
+        """Returns [rollout.max_resamples][rollout.prompts_per_iteration]: what takes the places of `training_prompts`.
+
+        None of them is among those, and none comes twice as long as the training pool has others.
+        """
+        rollout = self._spec.rollout
+        num_prompts = rollout.prompts_per_iteration
+        places = reserve_places(
+            len(self._train),
+            taken=frozenset(self._training_places(iteration)) if rollout.max_resamples else frozenset(),
+            num_reserves=rollout.max_resamples * num_prompts,
+            seed=self._spec.seed,
+            iteration=iteration,
+        )
+        reserves = _numbered([self._train[place] for place in places], first=num_prompts)
+        return tuple(reserves[start : start + num_prompts] for start in range(0, len(reserves), num_prompts))
+
+    def evaluation_prompts(self) -> tuple[Prompt, ...]:
+        """Returns all held-out prompts, the same at every evaluation; () where evaluation is off."""
+        return _numbered(self._evaluation)
+
+    def _training_places(self, iteration: int) -> list[int]:
+        """Returns the places of an iteration's prompts in the training pool."""
+        size, num_prompts = len(self._train), self._spec.rollout.prompts_per_iteration
+        # Iterations walk through an endless sequence of passes, each in an order of its own.
+        positions = range(iteration * num_prompts, (iteration + 1) * num_prompts)
+        return [pass_order(size, self._spec.seed, position // size)[position % size] for position in positions]
+
+    def _tokenize(self, examples: Sequence[Example]) -> list[Prompt]:
+        prompts = []
+        prefix = self._prefix_ids()
+        for start in range(0, len(examples), TOKENIZED_AT_ONCE):
+            chunk = examples[start : start + TOKENIZED_AT_ONCE]
+            texts = [
+                render_chat(self._tokenizer, example.question, self._chat) if self._chat else example.question
+                for example in chunk
+            ]
+            token_rows = self._tokenizer(texts, add_special_tokens=False).input_ids
+            for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
+                whole = [*prefix, *token_ids]
+                self._check_length(example, len(whole))
+                prompts.append(
+                    Prompt(
+                        prompt_id=example.example_id,
+                        index=0,
+                        token_ids=pack_int32(whole),
+                        text=text,
+                        reference=example.reference,
+                        task_entry=example.task_entry,
+                    )
+                )
+        return prompts
+
+    def _prefix_ids(self) -> list[int]:
+        """Returns what the tokenizer itself puts before plain text; a chat template writes its own."""
+        return [] if self._chat is not None else first_ids(self._tokenizer)
+
+    def _check_length(self, example: Example, num_tokens: int) -> None:
+        rollout = self._spec.rollout
+        if num_tokens == 0:
+            raise InvalidInput(f"prompt {example.example_id} is empty", field="dataset", cure="remove it")
+        if num_tokens > rollout.max_prompt_tokens:
+            raise InvalidInput(
+                f"prompt {example.example_id} has {num_tokens} tokens, the limit is {rollout.max_prompt_tokens}",
+                field="rollout.max_prompt_tokens",
+                cure="raise the limit, or shorten the prompt",
+            )
+        longest = self._spec.max_completion_tokens
+        if num_tokens + longest > self._context_tokens:
+            raise InvalidInput(
+                f"prompt {example.example_id} with its answer takes up to {num_tokens} + {longest} tokens, "
+                f"the model's context holds {self._context_tokens}",
+                field=self._spec.completion_bound,
+                cure="lower it, shorten the prompt, or choose a model with a longer context",
+            )
+
+
+def prompt_source(
+    spec: JobSpec,
+    *,
+    root: SpecRoot,
+    tokenizer: PreTrainedTokenizerBase,
+    context_tokens: int,
+    environments: OpeningService | None = None,
+    end_ids: Sequence[int] = (),
+) -> PromptSource:
+    """Loads a job's data set and tokenises it, or has an environment open it. Raises as `load_dataset`, `PromptSource`.
+
+    environments: the environment service, for a job that has an environment. end_ids: the tokens that end what its
+    model samples.
+    """
+    dataset = load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=root,
+        components=spec.reward.components,
+    )
+    return PromptSource(
+        dataset,
+        tokenizer=tokenizer,
+        spec=spec,
+        context_tokens=context_tokens,
+        environments=environments,
+        end_ids=end_ids,
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def pass_order(num_examples: int, seed: int, pass_number: int) -> Sequence[int]:
+    """Permutes the training pool for one pass, from (seed, pass) alone."""
+    digest = hashlib.blake2b(f"{seed}/{pass_number}".encode(), digest_size=8).digest()
+    order = list(range(num_examples))
+    random.Random(int.from_bytes(digest, "big")).shuffle(order)
+    return order
+
+
+def reserve_places(
+    num_examples: int, *, taken: Collection[int], num_reserves: int, seed: int, iteration: int
+) -> list[int]:
+    """Draws places in the training pool for an iteration's reserves, from (seed, iteration) and what it took.
+
+    They are drawn without replacement, and again in another order once all have been; at least one place is not taken.
+    """
+    digest = hashlib.blake2b(f"{seed}/reserve/{iteration}".encode(), digest_size=8).digest()
+    draw = random.Random(int.from_bytes(digest, "big"))
+    drawn = draw.sample(range(num_examples), min(num_examples, len(taken) + num_reserves))
+    fresh = [place for place in drawn if place not in taken]
+    places: list[int] = []
+    while len(places) < num_reserves:
+        places += fresh
+        draw.shuffle(fresh)
+    return places[:num_reserves]
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec) -> str:
+    """Writes the system turn where there is one, the question as the user's turn, and the assistant's opening."""
+    if not tokenizer.chat_template:
+        raise InvalidInput(
+            "the model's tokenizer has no chat template", field="dataset.chat", cure="leave dataset.chat out"
+        )
+    system = [{"role": "system", "content": chat.system_prompt}] if chat.system_prompt else []
+    messages = [*system, {"role": "user", "content": question}]
+    try:
+        return chat_template.write(tokenizer, messages, opens_turn=True)
+    except chat_template.REFUSALS as error:
+        raise InvalidInput(
+            f"the model's chat template refuses the messages: {error}", field="model.path", cure="use another template"
+        ) from error
+
+
+def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:
+    """Numbers each prompt by its position, which seeds its samples (I7)."""
+    return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts, first))

@@ -1,0 +1,69 @@
+"""What a spec names → Renderer: the one door to every kind of renderer, and what is checked of it at a job's start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from contracts.environments.messages import Message, Tool
+from contracts.errors import InvalidInput, PrefixBroken
+from contracts.spec_tables.environment import RendererKind
+from onbeat.rendering.base import Renderer
+from onbeat.rendering.given import GivenTokens, has_tokens
+from onbeat.rendering.package import BRIDGE_CURE, FIELD, PackageRenderer
+from onbeat.rendering.proof import REPLY, TOOL_REPLIES, prove
+from onbeat.rendering.template import TemplateRenderer
+from onbeat.rendering.text import TextRenderer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def make_renderer(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format: str) -> Renderer:
+    """Makes the renderer that a job's spec names: environment.renderer, and environment.chat_format or "".
+
+    Raises InvalidInput that names the field of the spec.
+    """
+    return GivenTokens(_by_kind(tokenizer, kind, chat_format), tokenizer)
+
+
+def _by_kind(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format: str) -> Renderer:
+    if kind == "text":
+        return TextRenderer(tokenizer)
+    if chat_format:
+        return PackageRenderer(tokenizer, chat_format)
+    return TemplateRenderer(tokenizer)
+
+
+def check_renderer(
+    renderer: Renderer,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    end_ids: Sequence[int],
+) -> None:
+    """Tries the renderer on a conversation that begins as the job's do. Raises InvalidInput that names the field.
+
+    end_ids: the tokens that end what the model samples.
+    """
+    if has_tokens(messages):
+        return
+    renderer = renderer.renderer if isinstance(renderer, GivenTokens) else renderer
+    if isinstance(renderer, TemplateRenderer):
+        prove(renderer, tokenizer, messages=messages, tools=tools, end_ids=end_ids)
+    if not isinstance(renderer, PackageRenderer):
+        return
+    ends = [token for token in renderer.end_ids if token in end_ids]
+    if not ends:
+        raise InvalidInput(
+            "none of the format's ends of a turn is an end-of-sequence token of the model",
+            field=FIELD,
+            cure="set eos_token_id in generation_config.json, or choose the model's own format",
+        )
+    prompt = renderer.open(messages, tools)
+    turn = [*tokenizer("Let me see.", add_special_tokens=False).input_ids, ends[0]]
+    try:
+        renderer.go_on(prompt, turn, TOOL_REPLIES if tools else (REPLY,), tools)
+    except PrefixBroken as error:
+        raise InvalidInput(error.problem, field=FIELD, cure=BRIDGE_CURE) from error

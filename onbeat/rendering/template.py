@@ -1,0 +1,137 @@
+"""Renderer `chat` by the model's own chat template, for every template that leaves what was said as it is.
+
+The opening is what the template writes. An observation is what it writes after the model's turn: it is given a
+conversation of one question, one answer of its own making and the reply, and what follows the answer's end is taken.
+Whether that is what the template would write in a real conversation, proof.py finds out when the job starts.
+
+A template that knows no tools has them described in the system message, and their answers in a user's message.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from contracts.environments.messages import Message, Tool
+from contracts.errors import InvalidInput, PrefixBroken
+from onbeat.rendering import chat_template, tool_calls
+from onbeat.rendering.base import plain, plain_tools
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANSWER = "An answer\u2063 of the model."
+"""Stands for what was sampled; its invisible character keeps it apart from what a template says by itself."""
+FORMAT_CURE = "name a renderer of the package `renderers` as environment.chat_format, or use another chat template"
+
+
+class TemplateRenderer:
+    """A Renderer over the template of a tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises InvalidInput that names model.path where the tokenizer has no chat template."""
+        if not tokenizer.chat_template:
+            raise InvalidInput(
+                "the model's tokenizer has no chat template",
+                field="model.path",
+                cure='choose a chat model, or set environment.renderer = "text"',
+            )
+        self._tokenizer = tokenizer
+        self.knows_tools = self._shows_tools()
+        self.end = self._end_of_turn()
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        text = self.text(plain(self._tokenizer, messages), tools)
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
+        text = self._tokenizer.decode(list(turn), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return tool_calls.read(str(text)) if tools else Message(role="assistant", content=str(text))
+
+    def go_on(
+        self, prompt: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int]:
+        question, answer = Message(role="user", content="?"), Message(role="assistant", content=ANSWER)
+        whole = self.text([question, answer, *plain(self._tokenizer, messages)], ())
+        _, found, after = whole.partition(ANSWER)
+        if not found or not after.startswith(self.end):
+            raise PrefixBroken("the model's chat template changes an answer once it is answered", cure=FORMAT_CURE)
+        ended = self._tokenizer.convert_tokens_to_ids(self.end)
+        # A turn that ended by another token of the model's keeps it, and is closed as the template closes turns.
+        follows = after.removeprefix(self.end) if turn and turn[-1] == ended else after
+        return list(self._tokenizer(follows, add_special_tokens=False).input_ids)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool = True) -> str:
+        """Writes a conversation as the template does. Raises InvalidInput that names model.path where it refuses."""
+        tools = plain_tools(self._tokenizer, tools)
+        shown: list[Any] | None = (
+            None if not tools or not self.knows_tools else [tool_calls.as_function(tool) for tool in tools]
+        )
+        if tools and not self.knows_tools:
+            messages = _described(messages, tools)
+        rows = [_as_template(message) for message in messages]
+        if not self.knows_tools:
+            rows = list(_without_tool_role(rows))
+        try:
+            return chat_template.write(self._tokenizer, rows, tools=shown, opens_turn=opens_turn)
+        except chat_template.REFUSALS as error:
+            raise InvalidInput(
+                f"the model's chat template refuses the messages: {error}", field="model.path", cure=FORMAT_CURE
+            ) from error
+
+    def _shows_tools(self) -> bool:
+        """Whether the template writes tools, and has their calls written as `tool_calls` reads them."""
+        tool, question = Tool(name="look_up", description="Looks a word up."), {"role": "user", "content": "?"}
+        try:
+            functions = [tool_calls.as_function(tool)]
+            written = chat_template.write(self._tokenizer, [question], tools=functions, opens_turn=True)
+        except chat_template.TemplateTakesLong as error:
+            raise InvalidInput(f"the model's chat template is ended: {error}", field="model.path") from error
+        except chat_template.REFUSALS:
+            return False
+        return tool.name in written and tool_calls.OPEN in written
+
+    def _end_of_turn(self) -> str:
+        """The token that the template ends an answer with, which the model has to end its turn with."""
+        question, answer = Message(role="user", content="?"), Message(role="assistant", content=ANSWER)
+        written = self.text([question, answer], (), opens_turn=False)
+        _, _, after = written.partition(ANSWER)
+        for token in sorted(self._tokenizer.all_special_tokens, key=len, reverse=True):
+            if after.startswith(token):
+                return token
+        raise InvalidInput(
+            f"the model's chat template ends an answer with {after[:40]!r}, which is no special token",
+            field="model.path",
+            cure=FORMAT_CURE,
+        )
+
+
+def _as_template(message: Message) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        written = "\n".join(map(tool_calls.write, message.tool_calls))
+        row["content"] = f"{message.content}\n{written}" if message.content else written
+    if message.name:
+        row["name"] = message.name
+    return row
+
+
+def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """The messages with a system message that describes the tools, behind what it says already."""
+    system, rest = "", list(messages)
+    if rest and rest[0].role == "system":
+        system = rest.pop(0).content + "\n\n"
+    return [Message(role="system", content=system + tool_calls.describe(tools)), *rest]
+
+
+def _without_tool_role(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools' messages that follow each other become one user's message."""
+    written: list[dict[str, Any]] = []
+    for is_tool, group in itertools.groupby(rows, key=lambda row: row["role"] == "tool"):
+        if not is_tool:
+            written += group
+            continue
+        answers = [f"<tool_response>\n{row['content']}\n</tool_response>" for row in group]
+        written.append({"role": "user", "content": "\n".join(answers)})
+    return written

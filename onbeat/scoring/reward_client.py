@@ -1,0 +1,208 @@
+"""Asks the reward service to score a batch's completions, and insists on a real score for each (I6).
+
+    completions ─ POST {reward_url}/v1/score (MessagePack) ─▶ Scored ───────────────────────▶ reward
+                          ▲                                ├▶ Unscorable timeout, crashed ─┐
+                          │                                └▶ Unscorable, any other ───────┼─▶ BatchFailed
+                          ├── back-off with full jitter ◀── broken off, 500 ◀──────────────┘ (after max_attempts)
+                          └── until timeouts.dependency_s ◀─ away, or it refuses this process
+
+A completion that could not be scored fails its batch, with the reason. It never counts as 0. Where its component states
+a score for that case (`on_unscorable`), the service gives that one: at once where the same completion can never be
+scored; where another try might score it, in a last request, after it could not be scored in each one before. An answer
+that never came is no such request.
+
+Only where the service answers others can a batch be the cause of no answer: what a probe reaches, and what broke off or
+hung on this request, counts against reward.max_attempts. A service that is away costs no attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import httpx
+
+from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
+from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
+from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec, RewardSpec
+from onbeat.http_service.answered import check_status, in_doubt, unanswered
+from onbeat.http_service.outgoing import make_async_client, said
+from onbeat.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.telemetry.correlation import trace_headers
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/msgpack"
+MAX_ITEMS = 1024
+"""Items of one request; the contract allows 4096."""
+BACKOFF_BASE_S = 1.0
+BACKOFF_CAP_S = 30.0
+WORTH_RETRYING = frozenset({"timeout", "crashed"})
+"""Reasons that another try may cure: a loaded machine, a killed process. The others are in the item itself."""
+MAY_BE_STATED = frozenset({"raised", "not_finite"})
+"""Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
+
+PROBE_S = 3.0
+"""Deadline of a probe."""
+
+Results = tuple[Scored | Unscorable, ...]
+Post = Callable[[RewardRequest], Awaitable[Results]]
+
+
+def reward_http(settings: StackSettings) -> httpx.AsyncClient:
+    """Connections to the reward service; each request says how long it may take."""
+    return make_async_client(settings.reward_url)
+
+
+def tries_of(spec: JobSpec) -> int:
+    """Returns how often a completion has to fail before a time-out or a crash gets the score that is stated for it.
+
+    Such a failure is luck, not a function of the completion: in a deterministic job (I7) it has to happen as often as
+    all attempts of a batch would ask. Sampling the batch again would give the same completions.
+    """
+    attempts = spec.rollout.max_attempts if spec.deterministic else 1
+    return min(MAX_ATTEMPTS, spec.reward.max_attempts * attempts)
+
+
+class RewardClient:
+    """The reward service, as a generator asks it: `score` once a round of a batch, over one HTTP client."""
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        *,
+        key: str,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """`http` has the reward service as its base URL, `key` is its bearer key; `jitter` gives numbers in [0, 1)."""
+        self._http = http
+        self.service = Dependency(REWARD_SERVICE, str(http.base_url).rstrip("/"), probe=self._look, jitter=jitter)
+        self._headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {key}"}
+        self._sleep = sleep
+        self._jitter = jitter
+
+    async def score(
+        self,
+        reward: RewardSpec,
+        items: Sequence[RewardItem],
+        *,
+        job_id: str,
+        tries: int,
+        dependency_s: float,
+        is_needed: Callable[[], bool] = lambda: True,
+    ) -> list[Scored]:
+        """Answers one Scored for each item, in order; 0.0 without a request where the rubric has no component, since an
+        environment alone rewards. tries: `tries_of` the job. dependency_s: how long the service may be away.
+
+        Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: in doubt where
+        a service that answers others gave no answer to reward.max_attempts requests, else for one that was away for all
+        too long, or that only others reach, or once `is_needed` says no.
+        """
+        post = partial(self._reached, timeout_s=reward.request_timeout_s, deadline_s=dependency_s, is_needed=is_needed)
+        if not reward.components:
+            return [Scored(reward=0.0, breakdown={}) for _ in items]
+        scored: list[Scored] = []
+        for start in range(0, len(items), MAX_ITEMS):
+            part = items[start : start + MAX_ITEMS]
+            scored += await self._score_request(reward, part, job_id=job_id, tries=tries, post=post)
+        return scored
+
+    async def _score_request(
+        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, tries: int, post: Post
+    ) -> list[Scored]:
+        scored: dict[int, Scored] = {}
+        num_failures, num_unanswered = 0, 0
+        while True:
+            waiting = [position for position in range(len(items)) if position not in scored]
+            problem: BatchFailed | RewardUnavailable
+            try:
+                request = RewardRequest(
+                    components=reward.components,
+                    items=tuple(items[position] for position in waiting),
+                    item_timeout_s=reward.item_timeout_s,
+                    job_id=job_id,
+                    # What waits could not be scored in any answer so far: those that it was no part of don't exist.
+                    settles=num_failures + 1 == tries,
+                )
+                results = await post(request)
+            except RewardUnavailable as error:
+                if not error.is_doubtful:
+                    raise
+                problem = error
+                num_unanswered += 1
+                is_last = num_unanswered == reward.max_attempts
+            else:
+                unscorable = [result for result in results if isinstance(result, Unscorable)]
+                scored |= {p: r for p, r in zip(waiting, results, strict=True) if isinstance(r, Scored)}
+                if not unscorable:
+                    return [scored[position] for position in range(len(items))]
+                problem = _failed(unscorable)
+                num_failures += 1
+                is_last = num_failures >= min(_most_tries(result, reward, tries) for result in unscorable)
+            if is_last:
+                raise problem
+            num_requests = num_failures + num_unanswered
+            delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (num_requests - 1))
+            log.warning("scoring, request %d: %s; again in %.1f s", num_requests, problem, delay_s)
+            await self._sleep(delay_s)
+
+    async def _reached(
+        self, request: RewardRequest, *, timeout_s: float, deadline_s: float, is_needed: Callable[[], bool]
+    ) -> Results:
+        ask = partial(self._post, request, timeout_s=timeout_s)
+        return await self.service.outlast(ask, deadline_s=deadline_s, is_needed=is_needed)
+
+    async def _post(self, request: RewardRequest, *, timeout_s: float) -> Results:
+        """Makes one request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
+        try:
+            answer = await self._http.post(
+                "/v1/score",
+                content=encode(request),
+                headers=self._headers | trace_headers(),
+                timeout=timeout_s,
+            )
+        except httpx.RequestError as error:
+            raise unanswered(error, RewardUnavailable) from error
+        if not check_status(answer, RewardUnavailable, of="the reward service"):
+            raise BatchFailed(f"the reward service refused the request with {answer.status_code}: {said(answer)}")
+        try:
+            results = decode(answer.content, RewardResponse).results
+        except ContractViolation as error:
+            raise in_doubt(RewardUnavailable(f"the reward service's answer does not decode: {error}")) from error
+        if len(results) != len(request.items):
+            raise in_doubt(
+                RewardUnavailable(f"the reward service answered {len(results)} results for {len(request.items)} items")
+            )
+        return results
+
+    async def _look(self) -> None:
+        """Asks what needs the key and no scorer. Raises RewardUnavailable."""
+        try:
+            answer = await self._http.get("/v1/plugins", headers=self._headers, timeout=PROBE_S)
+        except httpx.RequestError as error:
+            raise unanswered(error, RewardUnavailable) from error
+        check_status(answer, RewardUnavailable, of="the reward service")
+
+
+def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
+    """How often an item is asked for that can't be scored: up to the last request where a stated score may come."""
+    stated = stated_scores(reward.components)
+    if result.reason in WORTH_RETRYING:
+        # Of several components the service doesn't know which one it was, before the last request asks each by itself.
+        return tries if result.component in stated or (stated and not result.component) else reward.max_attempts
+    return tries if result.component in stated and result.reason in MAY_BE_STATED else 1
+
+
+def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:
+    """The failure, which names the first item that no retry can cure, else the first item."""
+    first = min(unscorable, key=lambda result: result.reason in WORTH_RETRYING)
+    component = f" in component {first.component}" if first.component else ""
+    return BatchFailed(
+        f"{len(unscorable)} completions could not be scored, the first: {first.reason}{component}: {first.detail}"
+    )

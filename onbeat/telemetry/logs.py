@@ -1,0 +1,98 @@
+"""Log lines of a process: human one-liners or one JSON object a line, on stderr. Payloads are never logged.
+
+    12:03:44 trainer    info   iteration 7 committed: reward 0.61, 1.9 s
+    {"at_s": 1763.2, "service": "trainer", "level": "info", "logger": "consumer.loop", "message": "..."}
+
+What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a
+line of its own or moves a terminal's cursor.
+
+Structured facts ride along as `extra={"facts": {...}}`, and those of a batch or a request by themselves
+(correlation.py); the JSON form shows them as fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import TextIO
+
+from contracts.settings import StackSettings
+from onbeat.telemetry.correlation import current_facts
+
+QUIET_LOGGERS = ("httpx", "httpcore", "urllib3", "matplotlib", "filelock", "asyncio")
+"""Libraries whose info lines repeat every request: they would bury ours."""
+
+
+UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Controls of both sets, line breaks, marks that are invisible or turn the direction of writing, and half characters,
+which no stream can encode."""
+
+
+def configure(settings: StackSettings, *, service: str, stream: TextIO | None = None) -> None:
+    """Makes the root logger write in `settings.log_format`; called once, first thing in a process.
+
+    A second call replaces the first, so that a test or a forked process may call it again.
+    """
+    handler = logging.StreamHandler(stream) if stream else StderrHandler()
+    handler.setFormatter(JsonLines(service) if settings.log_format == "json" else HumanLines(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    for name in QUIET_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` is at the moment: a live display puts itself there to keep its panel whole."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return sys.stderr
+
+
+class ServiceFormatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+
+class HumanLines(ServiceFormatter):
+    """`12:03:44 service    info   message`; an exception follows on its own lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {self.service:<10} {record.levelname.lower():<7} {shown(record.getMessage())}"
+        if not record.exc_info:
+            return line
+        # Its lines are indented as Python does it: a line break in an error's own text can't pass for a log line.
+        trace = "\n".join(f"  | {shown(one)}" for one in self.formatException(record.exc_info).split("\n"))
+        return f"{line}\n{trace}"
+
+
+class JsonLines(ServiceFormatter):
+    """One object a line; the exception text is a field, so that a line stays a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {**current_facts(), **getattr(record, "facts", {})}
+        fields.update(
+            at_s=round(record.created, 3),
+            service=self.service,
+            level=record.levelname.lower(),
+            logger=record.name,
+            message=record.getMessage(),
+        )
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        line = json.dumps(fields, default=str, ensure_ascii=False)
+        return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)  # JSON itself leaves these as they are
+
+
+def shown(text: str) -> str:
+    """One line that a terminal shows as it is: what UNSHOWN has as `\\x1b`, `\\n` and the like."""
+    return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

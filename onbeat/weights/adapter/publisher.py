@@ -1,0 +1,137 @@
+"""Versions as adapters: their base is written once, and each version after it is some percent of the weights.
+
+    weights/base/weights-00001-of-00003.safetensors
+    weights/v000003/weights-00001-of-00001.safetensors     A and B of version 3
+
+The digest of a version is that of the merged weights, as if they had been published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from contracts.run_folder import RunFolder
+from contracts.versions import AdapterVersion, WeightManifest, WeightStep
+from onbeat.weights.adapter.matrices import AdapterSource, matrices_of
+from onbeat.weights.files.publisher import FileSink
+from onbeat.weights.files.tensor_folder import remove_folders, remove_scratch
+from onbeat.weights.layout import Layout, PlannedVersion, layout_of, published_dtype
+from onbeat.weights.publication import Publication, StoredVersion, WeightPublisher
+
+BASE_NAME = "base"
+
+
+class AdapterPublisher:
+    """A WeightPublisher; another one carries the matrices."""
+
+    def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder, *, wait_s: float) -> None:
+        """wait_s: as for a FilePublisher."""
+        self._carrier = carrier
+        self._source = source
+        self._folder = folder
+        self._wait_s = wait_s
+        self._directory = folder.weights / BASE_NAME
+        self._base: WeightStep | None = None
+        """None until this trainer has seen that it is there, whole."""
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Begins a version.
+
+        layout: that of the merged weights, which is the base's too. They are hashed and go nowhere; with each goes its
+        layer's matrices, as they are then.
+        """
+        base = self._publish_base(layout) if self._base is None or is_again else self._base
+        matrices = self._source.matrices()
+        carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
+        sink = AdapterSink(
+            layout=layout, carrier=carrier, matrices=dict(matrices), scaling=self._source.scaling, base=base
+        )
+        return Publication(layout, sink, wait_s=self._wait_s)
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes matrices that are stored. Nothing is merged for it: the digest of the merged weights is known, and
+        a receiver checks what it makes of them."""
+        base = self._base or self._publish_base(layout)
+        carried = self._carrier.publish_stored(stored, layout_of(self._source.matrices()))
+        return _as_adapters(
+            carried, base=base, scaling=self._source.scaling, layout=layout, weights_digest=stored.weights_digest
+        )
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        self._carrier.remove_before(policy_version, in_use=in_use)
+
+    def remove_after(self, policy_version: int) -> None:
+        self._carrier.remove_after(policy_version)
+
+    def clear_scratch(self) -> None:
+        """Clears the base's, too, which is in a folder whatever the carrier."""
+        self._carrier.clear_scratch()
+        remove_scratch(self._folder.weights)
+
+    def remove_all(self) -> None:
+        """Removes the base as a FilePublisher does its versions."""
+        self._carrier.remove_all()
+        if self._folder.weight_root != self._folder.run_root and self._directory.is_dir():
+            remove_folders([self._directory])
+
+    def _publish_base(self, layout: Layout) -> WeightStep:
+        """Compares what is there already, and writes it again if it is damaged. Each tensor is asked for once, as ranks
+        that share the base gather it."""
+        directory = self._folder.relative(self._directory)
+        plan = PlannedVersion(policy_version=0, layout=layout, directory=directory)
+        sink = FileSink(plan, self._folder.weight_root, announce=lambda shard: None)
+        base = self._source.base()
+        with Publication(layout, sink, wait_s=self._wait_s) as publication:
+            for name in base:
+                publication.make_room(layout[name].num_bytes)
+                publication.add(name, base[name])
+            self._base = publication.finish().steps[-1]
+        return self._base
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSink:
+    """A VersionSink that sends the matrices of a merged weight instead of the weight."""
+
+    layout: Layout
+    carrier: Publication
+    matrices: dict[str, Tensor]
+    """Those that were not sent yet."""
+    scaling: float
+    base: WeightStep
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        for matrix in matrices_of(name):
+            if matrix in self.matrices:
+                self.carrier.add(matrix, self.matrices.pop(matrix))
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        # What is left belongs to layers that the model lacks: a receiver says what is wrong with them.
+        for matrix, tensor in self.matrices.items():
+            self.carrier.add(matrix, tensor)
+        return _as_adapters(
+            self.carrier.finish(),
+            base=self.base,
+            scaling=self.scaling,
+            layout=self.layout,
+            weights_digest=weights_digest,
+        )
+
+    def discard(self) -> None:
+        self.carrier.abandon()
+
+
+def _as_adapters(
+    carried: WeightManifest, *, base: WeightStep, scaling: float, layout: Layout, weights_digest: str
+) -> WeightManifest:
+    """Makes the manifest of the merged weights of that of their matrices, `carried`. layout: of the merged weights."""
+    return replace(
+        carried,
+        weights_digest=weights_digest,
+        dtype=published_dtype(layout),
+        adapter=AdapterVersion(scaling=scaling, adapter_digest=carried.weights_digest, base=base),
+    )

@@ -1,0 +1,74 @@
+"""Versions as adapters: matrices that any transport carries, merged into a base that is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from contracts.errors import WeightsRejected
+from contracts.versions import AdapterVersion, WeightManifest, WeightStep
+from onbeat.weights.adapter.matrices import layers_of
+from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.arrival import Arrival, EngineTensors, Identity, VersionReader, fill_and_check, identity
+from onbeat.weights.hashing import tensors_digest
+
+
+class AdapterReader:
+    """It fills an engine as a VersionReader does, and keeps the base: each version is merged into it anew."""
+
+    def __init__(self, readers: Mapping[str, VersionReader]) -> None:
+        """readers: of each transport; the manifest's carries the matrices, that of files the base."""
+        self._readers = readers
+        self._base: dict[str, Tensor] = {}
+        """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
+        self._base_digest = ""
+        self._made: WeakKeyDictionary[EngineTensors, Identity] = WeakKeyDictionary()
+        """Memory → the version that was merged there last: while it holds that one, its tensors without adapters are
+        the base's."""
+
+    def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
+        adapter = manifest.adapter
+        assert adapter is not None
+        layers = layers_of(self._matrices(manifest, adapter), weights=engine.tensors)
+        is_merged = arrival.base is not None and arrival.base == self._made.get(engine)
+        held, needed = (self._base_digest, self._base.keys()), (adapter.base.weights_digest, layers.keys())
+        if not is_merged or held != needed:
+            self._read_base(adapter.base, engine, names=layers, dtype=manifest.dtype)
+        arrival.hashing.add((name, tensor) for name, tensor in engine.tensors.items() if name not in layers)
+        for name, layer in layers.items():
+            target, weight = engine.tensors[name], self._base[name]
+            merge_into(target, weight, lora_a=layer.lora_a, lora_b=layer.lora_b, scaling=adapter.scaling)
+            arrival.hashing.add([(name, target)])
+        self._made[engine] = identity(manifest)
+
+    def _matrices(self, manifest: WeightManifest, adapter: AdapterVersion) -> dict[str, Tensor]:
+        matrices: dict[str, Tensor] = {}
+        for tensors in self._readers[manifest.transport].shards(manifest):
+            matrices |= tensors
+        if (found := tensors_digest(matrices)) != adapter.adapter_digest:
+            raise WeightsRejected(
+                f"the adapters of version {manifest.policy_version} have digest {found}, their manifest says "
+                f"{adapter.adapter_digest}"
+            )
+        return matrices
+
+    def _read_base(self, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str) -> None:
+        whole = WeightManifest(
+            policy_version=step.policy_version,
+            weights_digest=step.weights_digest,
+            dtype=dtype,
+            directory=step.directory,
+            files=step.files,
+        )
+        arrival = Arrival(policy_version=step.policy_version)
+        found = fill_and_check(self._readers["file"].fill, whole, engine, arrival)
+        if (self._base_digest, self._base.keys()) != (found, set(names)):
+            # Other memory holds merges into another base, or of other weights.
+            self._made.clear()
+            self._base = {name: torch.empty_like(engine.tensors[name]) for name in names}
+        self._base_digest = found
+        for name, kept in self._base.items():
+            kept.copy_(engine.tensors[name])

@@ -1,0 +1,232 @@
+"""One version on its way in: an engine's tensors, what they hold, and what a reader of a transport does to them.
+
+shard, announced early ─▶ reader.load_ahead ─┬─▶ EngineTensors ─▶ hashed by threads ─▶ digest
+manifest ───────────────▶ reader.fill ───────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from contracts.errors import WeightsRejected
+from contracts.versions import WeightFile, WeightManifest, WeightStep
+from contracts.weights import WeightShard
+from onbeat.process.crash_points import reach
+from onbeat.weights.hashing import HashingThreads
+from onbeat.weights.layout import dtype_name
+from onbeat.weights.version_files import check_digest, check_names
+
+Identity = tuple[int, str]
+"""Version and digest."""
+LOADING = "producer.loading_weights"
+"""The crash point of a version that a batch waits for."""
+
+
+def identity(step: WeightStep | WeightManifest) -> Identity:
+    return step.policy_version, step.weights_digest
+
+
+@dataclass(kw_only=True)
+class Arrival:
+    """A version that is being put in place of another one, some of its files perhaps before its manifest came."""
+
+    policy_version: int
+    base: Identity | None = None
+    """What the tensors held before, and hold where nothing has changed them; None once that can't be told apart."""
+    files: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+    """Name of a file that is in place → its bytes, and the tensors that it held or changed."""
+    hashing: HashingThreads = field(default_factory=HashingThreads)
+
+    def known(self, files: tuple[WeightFile, ...]) -> dict[str, list[str]]:
+        """Finds those of `files` that are in place: name → tensors."""
+        found = ((file, self.files.get(file.name)) for file in files)
+        return {file.name: one[1] for file, one in found if one is not None and one[0] == file.num_bytes}
+
+    def took(self, shard: WeightShard, tensors: Mapping[str, Tensor]) -> None:
+        """The shard is in place: its tensors, which are the engine's now, are hashed already."""
+        self.files[shard.name] = shard.num_bytes, list(tensors)
+        self.hashing.add(tensors.items())
+
+    def is_shortcut_to(self, manifest: WeightManifest) -> bool:
+        """Whether not all of the version is to be read: where the result is wrong, the whole may still be right."""
+        return bool(self.files) or self.base in {identity(step) for step in manifest.base}
+
+
+class EngineTensors:
+    """Memory that versions are put into: the engine's own, or as much beside it. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        targets: Mapping[str, Tensor],
+        *,
+        is_beside: bool = False,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """targets: the engine's tensors. is_beside: versions go into other memory than theirs, until `use`.
+
+        is_given_up: whether the version that is on its way is not needed any more; asked before each
+        tensor that is copied in.
+        """
+        self._targets = dict(targets)
+        self._is_given_up = is_given_up
+        self.tensors = {name: _memory_for(tensor, is_beside=is_beside) for name, tensor in targets.items()}
+        """Contiguous, on the CPU: the memory of the targets themselves, or other memory of the same shapes."""
+        self._held: Identity | None = None
+        """The version that the tensors hold, whole and verified."""
+        self._ahead: Arrival | None = None
+        """A version of which some files are in place, and no manifest came yet; then nothing is held."""
+
+    def base_of(self, policy_version: int) -> Identity | None:
+        """What a delta that leads to this version would change now; None where that is nothing whole."""
+        if self._ahead is None:
+            return self._held
+        return self._ahead.base if self._ahead.policy_version == policy_version else None
+
+    def arriving(self, policy_version: int) -> Arrival:
+        """Goes on with a version, or begins it: from here on the tensors hold nothing whole."""
+        held, self._held = self._held, None
+        if self._ahead is None or self._ahead.policy_version != policy_version:
+            if self._ahead is not None:
+                self._ahead.hashing.close()
+            self._ahead = Arrival(policy_version=policy_version, base=held)
+        return self._ahead
+
+    def take(self, policy_version: int) -> Arrival:
+        """`arriving`, for a version whose manifest is there: it ends with `hold`, or counts for nothing."""
+        arrival = self.arriving(policy_version)
+        self._ahead = None
+        return arrival
+
+    @property
+    def held(self) -> Identity | None:
+        """The version that the tensors hold, whole and verified; None while there is none."""
+        return self._held
+
+    def hold(self, manifest: WeightManifest) -> None:
+        """The tensors are this version, by its digest."""
+        self._held = identity(manifest)
+
+    def use(self) -> None:
+        """Lets the engine sample from these tensors: on the CPU from their very memory, elsewhere from a copy (I2)."""
+        for name, target in self._targets.items():
+            memory = self.tensors[name]
+            if target.is_meta or target.data_ptr() == memory.data_ptr():
+                continue
+            if target.device.type == "cpu" and target.is_contiguous():
+                target.data = memory
+            else:
+                target.copy_(memory)
+
+    def begin_at(self, other: EngineTensors, policy_version: int) -> None:
+        """Begins a version at a copy of what other memory holds: nothing is held here before that version is."""
+        base = other.held
+        self.forget()
+        for name, tensor in other.tensors.items():
+            self.tensors[name].copy_(tensor)
+        self._ahead = Arrival(policy_version=policy_version, base=base)
+
+    def forget(self) -> None:
+        """Holds nothing from now on, and awaits nothing."""
+        self._held = None
+        if self._ahead is not None:
+            self._ahead.hashing.close()
+            self._ahead = None
+
+    @property
+    def awaits(self) -> int | None:
+        """Number of the version that was begun here, while it is not taken."""
+        return None if self._ahead is None else self._ahead.policy_version
+
+    def place(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        """Copies values in. Raises WeightsRejected as `check` does, before anything is changed."""
+        self.check(tensors, policy_version)
+        for name, source in tensors.items():
+            if self._is_given_up():
+                raise WeightsRejected(f"version {policy_version} was given up while it was read")
+            self.tensors[name].copy_(source)
+
+    def place_all(
+        self,
+        shards: Iterable[dict[str, Tensor]],
+        policy_version: int,
+        *,
+        hashing: HashingThreads | None = None,
+        in_place: Iterable[list[str]] = (),
+    ) -> None:
+        """Copies a whole version in. Raises WeightsRejected unless all tensors of the model came.
+
+        hashing: hashes a shard while the next one is read. in_place: the tensors of files that are there already.
+        """
+        placed = [name for names in in_place for name in names]
+        for tensors in shards:
+            self.place(tensors, policy_version)
+            placed += tensors
+            if hashing is not None:
+                hashing.add((name, self.tensors[name]) for name in tensors)
+        check_names(policy_version, expected=self.tensors, found=placed)
+
+    def check(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+        """Raises WeightsRejected for what is no tensor of the model."""
+        check_names(policy_version, expected=self.tensors, found=self.tensors.keys() | tensors.keys())
+        for name, source in tensors.items():
+            target = self.tensors[name]
+            if source.shape != target.shape or source.dtype != target.dtype:
+                raise WeightsRejected(
+                    f"{name} of version {policy_version} is {_shown(source)}, the model needs {_shown(target)}"
+                )
+
+
+class VersionReader(Protocol):
+    """The receiving side of one transport."""
+
+    def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
+        """Puts the version in place, and has each of its tensors hashed, but for those that were ahead of it.
+
+        Raises WeightsRejected for what is missing, damaged, or not the engine's model.
+        """
+
+    def shards(self, step: WeightManifest, known: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
+        """The tensors of a whole version, file by file, without the files that are `known`. Raises WeightsRejected."""
+        ...
+
+    def load_ahead(self, shard: WeightShard, engine: EngineTensors) -> None:
+        """Puts a shard of a version that is not whole yet in place, if it is one of this transport's.
+
+        Raises WeightsRejected, or changes nothing, where that can't be done now.
+        """
+
+
+Fill = Callable[[WeightManifest, EngineTensors, Arrival], None]
+"""`VersionReader.fill`, or the one of adapters."""
+
+
+def fill_and_check(
+    fill: Fill, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival, *, crash_point: str = LOADING
+) -> str:
+    """Puts a version in place by `fill`; answers its digest, computed over the memory that the tensors are in (I2).
+
+    Raises WeightsRejected as `fill` does, and where the digest is another than the manifest's.
+    """
+    with arrival.hashing as hashing:
+        fill(manifest, engine, arrival)
+        reach(crash_point)
+        found = hashing.digest()
+    check_digest(manifest, found)
+    return found
+
+
+def _memory_for(target: Tensor, *, is_beside: bool) -> Tensor:
+    """Memory where a delta can be applied and a hash computed: the target's own if that is contiguous on the CPU."""
+    if target.device.type == "cpu" and target.is_contiguous() and not is_beside:
+        # Not the target itself, which `use` gives other memory.
+        return target.data
+    return torch.empty(target.shape, dtype=target.dtype)
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor)}{list(tensor.shape)}"

@@ -1,0 +1,188 @@
+"""Deltas on the version before, in folders, and whole versions between them.
+
+    v000010/weights-00001-of-00001.safetensors ◀─ v000011/delta-00001-of-00001.msgpack ◀─ v000012/… ◀─ manifest of 12
+
+A manifest names the whole chain, so that a receiver needs nothing else to find its way. Large versions have several
+delta files, each with some of the tensors, which are announced as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contracts.encoding.wire import encode
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightManifest, WeightStep
+from contracts.weights import DeltaWeights, TensorDelta, WeightDelta
+from onbeat.process.crash_points import reach
+from onbeat.weights.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
+from onbeat.weights.files.publisher import Announce, FilePublisher, FileSink
+from onbeat.weights.files.tensor_folder import files_of
+from onbeat.weights.hashing import bytes_of
+from onbeat.weights.layout import Layout, PlannedVersion, layout_of, planned, split_into_shards, total_bytes
+from onbeat.weights.publication import Publication
+
+DeltaBase = dict[str, Tensor]
+"""A copy of one version, as large as the weights. It becomes the next version tensor by tensor."""
+Published = Callable[[WeightManifest], None]
+
+
+class DeltaPublisher(FilePublisher):
+    """A WeightPublisher of deltas, and of whole versions between them.
+
+    It holds a copy of the last version: as much memory as the weights.
+    """
+
+    def __init__(
+        self,
+        spec: DeltaWeights,
+        folder: RunFolder,
+        *,
+        announce: Announce,
+        wait_s: float,
+        shard_bytes: int = DELTA_SHARD_BYTES,
+    ) -> None:
+        """announce, wait_s: as for a FilePublisher. shard_bytes: bytes of the tensors that one delta file is about."""
+        super().__init__(folder, announce=announce, wait_s=wait_s)
+        self._spec = spec
+        self._delta_shard_bytes = shard_bytes
+        self._base: DeltaBase | None = None
+        """None before the first version, while one is being published, and after a publication that failed."""
+        self._chain: tuple[WeightStep, ...] = ()
+        """The steps from a whole version to the one that `_base` holds."""
+        self._needed: dict[int, frozenset[str]] = {}
+        """Version → the folders that its manifest names."""
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Begins a delta. Whole is the first version of a trainer, one in every so many, one that is there whole
+        already, and one whose delta would not be smaller.
+
+        is_again: a whole version takes the delta's place; receivers look for one before they follow the chain.
+        """
+        plan, root = planned(self._folder, layout, policy_version=policy_version), self._folder.weight_root
+        sink: FileSink
+        if is_again:
+            sink = WholeSink(plan, root, base={}, announce=self._announce, published=self._mended)
+            return Publication(layout, sink, wait_s=self._wait_s)
+        base, self._base = self._base or {}, None
+        fits = layout_of(base) == dict(layout) and all(one.num_items <= MAX_ELEMENTS for one in layout.values())
+        if not fits:
+            # It holds nothing until each tensor was replaced.
+            base = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
+
+        def published(manifest: WeightManifest) -> None:
+            self._base, self._chain = base, manifest.steps
+            self._needed[policy_version] = frozenset(step.directory for step in manifest.steps)
+
+        # The manifest that it was announced by before, and each later one on it, list the files of a whole version.
+        is_there_whole = any((root / plan.directory).glob("*.safetensors"))
+        if fits and len(self._chain) < self._spec.snapshot_every_versions and not is_there_whole:
+            sink = DeltaSink(
+                plan,
+                root,
+                base=base,
+                chain=self._chain,
+                shard_bytes=self._delta_shard_bytes,
+                announce=self._announce,
+                published=published,
+            )
+        else:
+            sink = WholeSink(plan, root, base=base, announce=self._announce, published=published)
+        return Publication(layout, sink, wait_s=self._wait_s)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        self._needed = {version: names for version, names in self._needed.items() if version >= policy_version}
+        super().remove_before(policy_version, in_use=frozenset(in_use).union(*self._needed.values()))
+
+    def _mended(self, manifest: WeightManifest) -> None:
+        if self._chain and self._chain[-1].policy_version == manifest.policy_version:
+            self._chain = manifest.steps
+
+
+class WholeSink(FileSink):
+    """A VersionSink: a whole version that the base follows, so that the next one can be a delta on it."""
+
+    def __init__(
+        self, plan: PlannedVersion, root: Path, *, base: DeltaBase, announce: Announce, published: Published
+    ) -> None:
+        """base: {} where none follows."""
+        super().__init__(plan, root, announce=announce)
+        self._base = base
+        self._published = published
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if name in self._base:
+            self._base[name].copy_(tensor)
+        super().put(name, tensor)
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        manifest = super().close(weights_digest)
+        self._published(manifest)
+        return manifest
+
+
+class DeltaSink(FileSink):
+    """A VersionSink: what changed since `base`, which is the new version afterwards; whole, if that is not larger."""
+
+    def __init__(
+        self,
+        plan: PlannedVersion,
+        root: Path,
+        *,
+        base: DeltaBase,
+        chain: tuple[WeightStep, ...],
+        shard_bytes: int,
+        announce: Announce,
+        published: Published,
+    ) -> None:
+        """chain: leads up to the version that `base` holds."""
+        super().__init__(plan, root, announce=announce)
+        self._base = base
+        self._chain = chain
+        self._published = published
+        self._shards = [set(shard) for shard in split_into_shards(plan.layout, shard_bytes=shard_bytes)]
+        """Names that are missing, for each file."""
+        self._shard_of = {name: number for number, shard in enumerate(self._shards) for name in shard}
+        self._changed: list[list[TensorDelta]] = [[] for _ in self._shards]
+        self._num_bytes = 0
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        number = self._shard_of[name]
+        old, new = (np.frombuffer(bytes_of(one), dtype=np.uint8) for one in (self._base[name], tensor))
+        if (changed := advance(name, old, new, item_bytes=tensor.element_size())) is not None:
+            self._changed[number].append(changed)
+        self._shards[number].discard(name)
+        if not self._shards[number]:
+            self._write_delta(number)
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        if self._num_bytes < total_bytes(self._plan.layout):
+            self._scratch.put_in_place(durable=False)
+            files = files_of(self._scratch.target)
+            manifest = self._plan.manifest(weights_digest, transport="delta", files=files, base=self._chain)
+        else:
+            self._scratch.remove()
+            # The base holds the version by now.
+            for name in self._plan.layout:
+                super().put(name, self._base[name])
+            manifest = super().close(weights_digest)
+        self._published(manifest)
+        return manifest
+
+    def _write_delta(self, number: int) -> None:
+        last = self._chain[-1]
+        changed, self._changed[number] = tuple(self._changed[number]), []
+        data = encode(WeightDelta(base_version=last.policy_version, base_digest=last.weights_digest, tensors=changed))
+        path = self._scratch.path / DELTA_NAME.format(number=number + 1, count=len(self._shards))
+        self._scratch.create()
+        with self._scratch.errors():
+            path.write_bytes(data)
+        reach("consumer.writing_weights")
+        self._num_bytes += len(data)
+        if any(self._shards):
+            self._tell(path, num_bytes=len(data))

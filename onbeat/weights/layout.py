@@ -1,0 +1,137 @@
+"""What a version will hold, known before any of its values: a writer needs it to give each tensor its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.errors import OnbeatError
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
+from onbeat.weights.dtypes import STORED_NAMES
+
+HEADER_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorLayout:
+    """One tensor, without its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_items * self.dtype.itemsize
+
+
+Layout = Mapping[str, TensorLayout]
+"""Tensors in the order in which they are expected: those that come together share a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedVersion:
+    """A version that is about to be published: its names, and what it will hold."""
+
+    policy_version: int
+    layout: Layout
+    directory: str
+    """The version's folder below the weight root, as its manifest names it; also where no folder is written."""
+
+    def manifest(
+        self,
+        weights_digest: str,
+        *,
+        transport: WeightTransport,
+        files: tuple[WeightFile, ...],
+        base: tuple[WeightStep, ...] = (),
+    ) -> WeightManifest:
+        return WeightManifest(
+            policy_version=self.policy_version,
+            weights_digest=weights_digest,
+            dtype=published_dtype(self.layout),
+            transport=transport,
+            directory=self.directory,
+            files=files,
+            base=base,
+        )
+
+
+def planned(folder: RunFolder, layout: Layout, *, policy_version: int) -> PlannedVersion:
+    """The version in the folder that its number names."""
+    directory = folder.relative(folder.weights_of(policy_version))
+    return PlannedVersion(policy_version=policy_version, layout=layout, directory=directory)
+
+
+class FilePlan:
+    """Where each tensor lies in one safetensors file, so that they can be written in any order.
+
+    An 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and the tensors'
+    little-endian bytes (https://github.com/huggingface/safetensors#format).
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        entries: dict[str, dict[str, Any]] = {}
+        end = 0
+        # Tensors of wide elements come first, so that each begins at a multiple of its element's width.
+        for name, one in sorted(layout.items(), key=lambda item: -item[1].dtype.itemsize):
+            place = [end, end + one.num_bytes]
+            entries[name] = {"dtype": STORED_NAMES[dtype_name(one)], "shape": list(one.shape), "data_offsets": place}
+            end += one.num_bytes
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        # data_offsets count from the header's end, so blanks make its length a multiple of 8: a reader that maps the
+        # file can use what is aligned among the tensors in place only where the tensors begin at such a multiple.
+        text += b" " * (-len(text) % HEADER_ALIGNMENT)
+        self.header = struct.pack("<Q", len(text)) + text
+        self.num_bytes = len(self.header) + end
+        self._starts = {name: len(self.header) + entry["data_offsets"][0] for name, entry in entries.items()}
+
+    def start_of(self, name: str) -> int:
+        """Position of a tensor's first byte, from the beginning of the file."""
+        return self._starts[name]
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
+    """Takes the shapes of tensors that are at hand; a sharded tensor has that of the whole."""
+    return {name: TensorLayout(dtype=t.dtype, shape=tuple(t.shape)) for name, t in tensors.items()}
+
+
+def total_bytes(layout: Layout) -> int:
+    return sum(one.num_bytes for one in layout.values())
+
+
+def published_dtype(layout: Layout) -> str:
+    """The parameters' dtype as a manifest names it; buffers may have others."""
+    for one in layout.values():
+        if one.dtype.is_floating_point:
+            return dtype_name(one)
+    raise OnbeatError("a policy without floating-point tensors", field="weights")
+
+
+def dtype_name(tensor: Tensor | TensorLayout) -> str:
+    """The dtype as a manifest names it, e.g. "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def split_into_shards(layout: Layout, *, shard_bytes: int) -> list[dict[str, TensorLayout]]:
+    """Tensors in order, a new shard where the next one would not fit; a larger tensor has a shard of its own."""
+    shards: list[dict[str, TensorLayout]] = [{}]
+    used = 0
+    for name, one in layout.items():
+        if shards[-1] and used + one.num_bytes > shard_bytes:
+            shards.append({})
+            used = 0
+        shards[-1][name] = one
+        used += one.num_bytes
+    return shards

@@ -1,0 +1,109 @@
+"""A model folder gives the config and the end-of-sequence tokens, and a model the set of tensors that versions hold.
+
+Neither weights nor code are read from the folder here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+
+from contracts.errors import InvalidInput
+from onbeat.weights.model_path import FIELD
+
+UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
+"""Context of an architecture without a position limit (ALiBi, state-space models)."""
+
+
+def model_config(folder: Path) -> PreTrainedConfig:
+    """config.json. Raises InvalidInput that names model.path where it isn't one that transformers itself implements."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
+
+
+def context_tokens(config: PreTrainedConfig) -> int:
+    """Returns the longest sequence of an architecture; UNLIMITED_CONTEXT_TOKENS without a limit of positions."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer. Raises InvalidInput that names model.path where there is none, or none that ends a text."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+    if tokenizer.eos_token_id is None:
+        raise InvalidInput(
+            f"the tokenizer of {folder} has no end-of-sequence token",
+            field=FIELD,
+            cure="set eos_token in tokenizer_config.json",
+        )
+    return tokenizer
+
+
+def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+    """The architecture of config.json with uninitialised weights: a strict load fills every one of them.
+
+    On the device "meta" it takes no memory, and says which tensors a version of this model has.
+    Raises InvalidInput that names model.path where the folder is not a causal LM that transformers itself implements.
+    """
+    config = model_config(folder)
+    try:
+        with torch.device(device), no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise InvalidInput(f"{folder} is not a causal language model: {error}", field=FIELD) from error
+    model.tie_weights()
+    return model.eval().requires_grad_(False)
+
+
+def weight_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The published set, on which every digest of a version rests, in the order in which it is published.
+
+    Each parameter once, a tied one under its first name, and then the buffers that `state_dict` saves: a buffer that
+    the architecture computes itself, as the frequencies of a rotary embedding, is in no version.
+    """
+    yield from model.named_parameters(remove_duplicate=True)
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers(remove_duplicate=True):
+        if name in persistent:
+            yield name, buffer
+
+
+def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
+    """Ids that end a completion: those of generation_config.json (else config.json), and the tokenizer's own.
+
+    Chat models end a turn with the tokenizer's token, which their generation_config may leave out.
+    Raises InvalidInput that names model.path where there is none.
+    """
+    if (folder / "generation_config.json").is_file():
+        declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    else:
+        declared = getattr(config, "eos_token_id", None)
+    found = set(declared) if isinstance(declared, list) else {declared}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+    ids = frozenset(token for token in (*found, tokenizer.eos_token_id) if token is not None)
+    if not ids:
+        raise InvalidInput(
+            f"{folder} has no end-of-sequence token",
+            field=FIELD,
+            cure="set eos_token_id in generation_config.json, or eos_token in tokenizer_config.json",
+        )
+    return ids

@@ -1,0 +1,236 @@
+"""One version on its way out: tensors come one by one, and are hashed and written by threads beside the caller.
+
+    add(name, tensor) ─┬─▶ hashed ──────────────────────┬─▶ finish() ─▶ WeightManifest ─▶ announced by the trainer
+                       └─▶ sink: files, delta, chunks,  ┘
+                           adapters
+
+    with publisher.begin(layout, policy_version=4) as publication:
+        for name, tensor in ...: publication.add(name, tensor)
+        manifest = publication.finish()
+
+A publication that ends without `finish` takes everything back, and no generator is told of a version.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from contracts.errors import ContractViolation, WeightsRejected
+from contracts.versions import WeightManifest
+from onbeat.process.waiting import Waiting
+from onbeat.weights.hashing import HashingThreads
+from onbeat.weights.layout import Layout, TensorLayout
+from onbeat.weights.version_files import check_names
+
+PASSING_BYTES = 64 * 1024**2
+"""Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""
+POKE_S = 1.0
+
+
+class TensorSink(Protocol):
+    """What takes a version's tensors one by one: a Publication, or a rank that only keeps step."""
+
+    def make_room(self, num_bytes: int) -> None:
+        """Returns when a tensor that lives for the publication alone may be made."""
+
+    def add(self, name: str, tensor: Tensor) -> None: ...
+
+
+class VersionSink(Protocol):
+    """What a transport makes of a version's tensors. One thread at a time calls it."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """tensor: contiguous, on the CPU; it may be gone after the call."""
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        """All tensors were put: the version becomes loadable, complete or not at all."""
+        ...
+
+    def discard(self) -> None:
+        """Takes back what was written of a version that will not be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredVersion:
+    """A version that was published once, as what its files held then."""
+
+    policy_version: int
+    weights_digest: str
+    tensors: Mapping[str, Tensor]
+    """The weights, or the matrices where the job publishes adapters alone; each is read when it is asked for."""
+    tensors_digest: str
+    """Digest of `tensors`: of weights it is weights_digest."""
+
+
+class WeightPublisher(Protocol):
+    """One trainer's versions. tests/unit/onbeat/weights/test_weight_store.py runs over every implementation."""
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Takes a version's tensors from now on; finished, it makes it loadable by its manifest, complete or not at
+        all. Safe to repeat.
+
+        is_again: the version was published, and receivers refuse it: it is written again if it is damaged, so that the
+        manifest it was published under holds.
+        """
+        ...
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes a version again that the policy has moved on from. layout: as for `begin`.
+
+        Raises as `begin` and `Publication.finish` do, and WeightsRejected where the tensors are not the version.
+        """
+        ...
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        """Removes older versions, but for those that kept ones stand on.
+
+        in_use: directories of versions that generators are loading, as manifests name them; they stay.
+        """
+
+    def remove_after(self, policy_version: int) -> None:
+        """Removes the versions of a future that a rewind took back. Chunks in Redis are written over."""
+
+    def clear_scratch(self) -> None:
+        """Removes what killed publishers left, before anything is published."""
+
+    def remove_all(self) -> None:
+        """Removes everything that the end of the job would leave where no reader looks for it."""
+
+
+class Publication:
+    """A TensorSink, used by one thread as a context manager."""
+
+    def __init__(self, layout: Layout, sink: VersionSink, *, wait_s: float) -> None:
+        """wait_s: the longest that the storage may take for one tensor."""
+        self._layout = layout
+        self._sink = sink
+        self._wait_s = wait_s
+        self._missing = set(layout)
+        self._hashing = HashingThreads()
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
+        self._puts: list[Future[None]] = []
+        self._waiting_bytes = 0
+        self._moved = threading.Condition()
+        self._given_up = False
+        self._is_over = False
+
+    def __enter__(self) -> Publication:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abandon()
+
+    def make_room(self, num_bytes: int) -> None:
+        """Returns when what waits, and a tensor of num_bytes, are PASSING_BYTES at most, or nothing waits.
+
+        Raises DeadlineExceeded where the storage takes nothing any more.
+        """
+        waiting = self._wait("room for the next tensor of a version")
+        with self._moved:
+            while self._waiting_bytes and self._waiting_bytes + num_bytes > PASSING_BYTES:
+                waiting.poke()
+                self._moved.wait(POKE_S)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Hands a tensor to the threads: it must not change until `finish` has returned. One that nothing else holds
+        is let go when it is written.
+
+        Raises ContractViolation for a tensor that the layout does not have, or that was added before; what goes wrong
+        in the threads is raised by `finish`, so that ranks that add tensors together stay in step.
+        """
+        announced = self._layout.get(name)
+        if announced != TensorLayout(dtype=tensor.dtype, shape=tuple(tensor.shape)):
+            raise ContractViolation(f"{tensor.dtype} {list(tensor.shape)} was not announced: {announced}", field=name)
+        if name not in self._missing:
+            raise ContractViolation("was added twice", field=name)
+        self._missing.discard(name)
+        data = tensor.detach().cpu().contiguous()
+        with self._moved:
+            self._waiting_bytes += data.nbytes
+        hashed = self._hashing.add_one(name, data)
+        self._puts.append(self._writer.submit(self._put, name, [data], hashed))
+
+    def finish(self) -> WeightManifest:
+        """Waits for the threads, and makes the version loadable.
+
+        Raises ContractViolation while tensors are missing, and what ended the writing (OnbeatError that names a folder,
+        FencedOff, BrokerUnavailable, DeadlineExceeded); then nothing of the version is left.
+        """
+        try:
+            if self._missing:
+                raise ContractViolation(f"{len(self._missing)} tensors are missing", field=min(self._missing))
+            waiting = self._wait("a version to be written")
+            for put in self._puts:
+                self._result_of(put, waiting)
+                waiting.progress()
+            manifest = self._sink.close(self._hashing.digest())
+            self._is_over = True
+            return manifest
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Ends the threads; where `finish` has not returned, nothing is left of the version. Safe to repeat."""
+        self._given_up = True
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._hashing.close()
+        if not self._is_over:
+            self._is_over = True
+            self._sink.discard()
+
+    def _put(self, name: str, held: list[Tensor], hashed: Future[str]) -> None:
+        """held: the tensor, alone in its list; it is taken out, so that it is gone before `make_room` learns of it."""
+        data = held.pop()
+        num_bytes = data.nbytes
+        try:
+            # After a failure the tensors that follow are only let go.
+            if not self._given_up:
+                self._sink.put(name, data)
+                hashed.result()
+        except BaseException:
+            self._given_up = True
+            raise
+        finally:
+            # The tensor goes first: `make_room` would let the next one be made while this one is still in memory.
+            del data
+            with self._moved:
+                self._waiting_bytes -= num_bytes
+                self._moved.notify_all()
+
+    def _result_of(self, put: Future[None], waiting: Waiting) -> None:
+        while True:
+            try:
+                return put.result(timeout=POKE_S)
+            except NotYet:
+                waiting.poke()
+            except CancelledError:
+                raise ContractViolation("a publication that was abandoned cannot be finished") from None
+
+    def _wait(self, what: str) -> Waiting:
+        return Waiting(what, deadline_s=self._wait_s, cure="is the storage of the weights there, and has it room?")
+
+
+def publish_all(publisher: WeightPublisher, stored: StoredVersion, layout: Layout) -> WeightManifest:
+    """Publishes a version tensor by tensor as it is stored, without a second copy in memory.
+
+    layout: of the stored tensors. Raises as `WeightPublisher.publish_stored` does.
+    """
+    check_names(stored.policy_version, expected=layout, found=stored.tensors)
+    with publisher.begin(layout, policy_version=stored.policy_version) as publication:
+        for name, one in layout.items():
+            publication.make_room(one.num_bytes)
+            publication.add(name, stored.tensors[name])
+        manifest = publication.finish()
+    if manifest.weights_digest != stored.tensors_digest:
+        raise WeightsRejected(
+            f"what is stored of version {stored.policy_version} has digest {manifest.weights_digest}, it was published "
+            f"with {stored.tensors_digest}"
+        )
+    return manifest

@@ -1,0 +1,126 @@
+"""A generator's side: from a manifest to tensors in an engine's memory, and the digest of what that memory holds.
+
+    manifest ─┬─ delta/    held version, or a whole one, + deltas ─┐
+              ├─ files/    shards                                  ├─▶ tensors in place ─▶ hashed ─▶ digest = the
+              ├─ redis/    chunks                                  │                                 manifest's?
+              └─ adapter/  held base, or one in files/, + adapters ┘
+
+The fastest way comes first; where its result is not the version, the whole version is read once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from contracts.errors import WeightsRejected
+from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
+from onbeat.weights.adapter.reader import AdapterReader
+from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, fill_and_check
+from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat.weights.layout import Layout
+from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.weights.transports import make_readers
+from onbeat.weights.version_files import weight_files
+
+log = logging.getLogger(__name__)
+
+
+class VersionLoader:
+    """Reads versions into any memory of one engine. Used by one thread at a time; blocks while it reads."""
+
+    def __init__(self, *, root: Path, chunks: Callable[[str], ChunkReader] | None = None) -> None:
+        """root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis."""
+        self._readers = make_readers(root, chunks)
+        self._adapters = AdapterReader(self._readers)
+
+    def load(self, manifest: WeightManifest, memory: EngineTensors, *, crash_point: str = LOADING) -> str:
+        """Puts the version in place; answers its digest, computed over the memory that the tensors are in.
+
+        Raises WeightsRejected: a missing, shortened or damaged file or chunk, missing or unexpected tensors, another
+        shape or dtype, another digest. Then the tensors hold nothing whole.
+        """
+        arrival = memory.take(manifest.policy_version)
+        is_shortcut = arrival.is_shortcut_to(manifest)
+        try:
+            return self._load(manifest, memory, arrival, crash_point)
+        except WeightsRejected as error:
+            if not is_shortcut:
+                raise
+            log.warning("%s; reading the whole version", error)
+        return self._load(manifest, memory, Arrival(policy_version=manifest.policy_version), crash_point)
+
+    def load_ahead(self, shard: WeightShard, memory: EngineTensors) -> None:
+        """Puts a shard in place whose version is not whole yet; the memory holds no version until `load`.
+
+        A shard that cannot be read any more, or changes a version that is not held, is left for `load`, which finds the
+        whole version or says what is wrong.
+        """
+        try:
+            for reader in self._readers.values():
+                reader.load_ahead(shard, memory)
+        except WeightsRejected as error:
+            log.debug("%s", error)
+
+    def _load(self, manifest: WeightManifest, memory: EngineTensors, arrival: Arrival, crash_point: str) -> str:
+        if not manifest.adapter:
+            # The copy of a base is let go.
+            self._adapters = AdapterReader(self._readers)
+        fill = (self._adapters if manifest.adapter else self._readers[manifest.transport]).fill
+        digest = fill_and_check(fill, manifest, memory, arrival, crash_point=crash_point)
+        memory.hold(manifest)
+        return digest
+
+
+class WeightReceiver:
+    """Fills one engine's tensors. Used by one thread; blocks while it reads."""
+
+    def __init__(
+        self, targets: Mapping[str, Tensor], *, root: Path, chunks: Callable[[str], ChunkReader] | None = None
+    ) -> None:
+        """targets: the engine's tensors, by published name; on the meta device, only what they must be.
+
+        root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis.
+        """
+        self._memory = EngineTensors(targets)
+        self._loader = VersionLoader(root=root, chunks=chunks)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The engine's tensors on the CPU: in the memory of the targets, or copies where those are elsewhere."""
+        return self._memory.tensors
+
+    def load(self, manifest: WeightManifest) -> str:
+        """`VersionLoader.load` into the engine's tensors."""
+        digest = self._loader.load(manifest, self._memory)
+        self._memory.use()
+        return digest
+
+    def load_ahead(self, shard: WeightShard) -> None:
+        """`VersionLoader.load_ahead` into the engine's tensors."""
+        self._loader.load_ahead(shard, self._memory)
+
+
+def read_back(
+    manifest: WeightManifest, layout: Layout, *, root: Path, chunks: Callable[[str], ChunkReader]
+) -> Mapping[str, Tensor]:
+    """Reads what a published version holds: the weights, or the matrices of adapters. Files are read tensor by tensor,
+    as they are asked for; a delta, and what comes through Redis, is made in memory.
+
+    layout: of the weights. Raises WeightsRejected for what is missing, and ContractViolation for a file that is none,
+    also as it is read; the caller checks the digest of what it gets.
+    """
+    if manifest.transport == "file":
+        return StoredTensors(weight_files(root, manifest))
+    if manifest.adapter:
+        shards = make_readers(root, chunks)[manifest.transport].shards(manifest)
+        return {name: tensor for shard in shards for name, tensor in shard.items()}
+    targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
+    receiver = WeightReceiver(targets, root=root, chunks=chunks)
+    receiver.load(manifest)
+    return receiver.tensors

@@ -1,0 +1,287 @@
+"""`onbeat verify` names every kind of gap in a chain of audit records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from contracts.events import AuditRecord, record_digest
+from contracts.spec import JobSpec
+from onbeat.audit.chain import AuditEntry, Verdict, expected_batches, verify_run
+from tests.builders import job_spec
+
+ITERATIONS = 3
+
+
+def weights(version: int, branch: str = "") -> str:
+    return f"{branch}{version:x}".rjust(64, "0")
+
+
+def spec(**changes: object) -> JobSpec:
+    evaluation = {"evaluation__num_prompts": 3, "evaluation__prompts_per_batch": 2, "evaluation__greedy": False}
+    return job_spec(iterations=ITERATIONS, rollout__batches_per_iteration=2, **(evaluation | changes))
+
+
+def commit(iteration: int, *, epoch: int = 1, **changes: object) -> AuditRecord:
+    trains = iteration < ITERATIONS
+    batches = {f"{iteration}/train/{index}": f"batch {index}" for index in range(2)} if trains else {}
+    if iteration in (0, ITERATIONS):
+        batches |= {f"{iteration}/evaluation/{index}": f"evaluation {index}" for index in range(2)}
+    fields: dict[str, object] = {
+        "kind": "commit",
+        "iteration": iteration,
+        "policy_version": iteration,
+        "weights_digest": weights(iteration),
+        "next_weights_digest": weights(iteration + 1) if trains else "",
+        "trainer_epoch": epoch,
+        "batches": batches,
+        "abandoned": {},
+        "previous": "",
+    }
+    return AuditRecord(**(fields | changes))  # pyright: ignore[reportArgumentType]
+
+
+def rewind(iteration: int, *, epoch: int, **changes: object) -> AuditRecord:
+    return commit(iteration, epoch=epoch, **({"kind": "rewind", "next_weights_digest": "", "batches": {}} | changes))
+
+
+def chain(records: Sequence[AuditRecord]) -> list[AuditEntry]:
+    """Links the records as a broker does."""
+    entries: list[AuditEntry] = []
+    for record in records:
+        linked = msgspec.structs.replace(record, previous=entries[-1].digest if entries else "")
+        entries.append(AuditEntry(record=linked, digest=record_digest(linked)))
+    return entries
+
+
+def whole_run() -> list[AuditRecord]:
+    return [commit(iteration) for iteration in range(ITERATIONS + 1)]
+
+
+def verdict_of(records: Sequence[AuditRecord], *, complete: bool = True, **changes: object) -> Verdict:
+    return verify_run(chain(records), spec(**changes), complete=complete, digests_on_disk={})
+
+
+def changed(position: int, **changes: object) -> list[AuditRecord]:
+    records = whole_run()
+    records[position] = msgspec.structs.replace(records[position], **changes)
+    return records
+
+
+def test_an_undisturbed_run_is_verified_and_counted() -> None:
+    verdict = verdict_of(whole_run())
+    assert verdict.gaps == ()
+    assert verdict.verified
+    assert (verdict.num_iterations, verdict.num_trained_batches, verdict.num_evaluation_batches) == (3, 6, 4)
+
+
+def test_a_run_that_is_under_way_needs_no_end() -> None:
+    assert verdict_of(whole_run()[:2], complete=False).verified
+    assert "never committed" in verdict_of(whole_run()[:2]).gaps[0]
+
+
+def test_a_job_without_evaluation_ends_with_its_last_training_iteration() -> None:
+    records = [commit(i, batches={f"{i}/train/{n}": "digest" for n in range(2)}) for i in range(ITERATIONS)]
+    assert verdict_of(records, evaluation__num_prompts=0).verified
+
+
+@pytest.mark.parametrize(
+    ("records", "gap"),
+    [
+        (changed(1, batches={"1/train/0": "digest"}), "iteration 1: 1/train/1 are missing"),
+        (changed(1, batches=commit(1).batches | {"1/train/2": "d"}), "iteration 1: 1/train/2 were not expected"),
+        (changed(1, batches=commit(1).batches | {"0/train/1": "d"}), "iteration 1: 0/train/1 were not expected"),
+        (changed(1, batches={"1/train/0": "d", "1/train/1": ""}), "iteration 1: 1/train/1 have no digest"),
+        (changed(3, batches={}), "iteration 3: 3/evaluation/0, 3/evaluation/1 are missing"),
+        (changed(1, abandoned={"1/train/1": "timeout"}), "counted both as used and as abandoned"),
+        (changed(1, policy_version=0), "iteration 1 trained version 0"),
+        (changed(2, weights_digest=weights(9)), "iteration 2: version 2 has digest"),
+        (changed(1, next_weights_digest=""), "iteration 1 made no version"),
+        (changed(2, trainer_epoch=0), "iteration 2: trainer epoch fell from 1 to 0"),
+        (changed(2, kind="guess"), "record 2: unknown kind `guess`"),
+        ([commit(0), commit(2), commit(3)], "iteration 2 was committed where iteration 1 was due"),
+        (
+            [commit(0), commit(1), commit(1), commit(2), commit(3)],
+            "iteration 1 was committed where iteration 2 was due",
+        ),
+        ([commit(1), commit(0)], "iteration 1 was committed where iteration 0 was due"),
+    ],
+)
+def test_a_gap_is_named(records: list[AuditRecord], gap: str) -> None:
+    verdict = verdict_of(records)
+    assert not verdict.verified
+    assert any(gap in found for found in verdict.gaps), verdict.gaps
+
+
+def test_a_batch_may_be_abandoned_only_where_the_spec_allows_it() -> None:
+    records = changed(1, batches={"1/train/0": "digest"}, abandoned={"1/train/1": "timeout"})
+    assert any("which this job does not allow" in gap for gap in verdict_of(records).gaps)
+    assert verdict_of(records, rollout__on_failed_batch="abandon").verified
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entries: entries.pop(1),
+        lambda entries: entries.reverse(),
+        lambda entries: entries.insert(1, entries[0]),
+    ],
+    ids=["removed", "reversed", "repeated"],
+)
+def test_a_chain_with_a_removed_or_moved_record_is_broken(damage: Callable[[list[AuditEntry]], object]) -> None:
+    entries = chain(whole_run())
+    damage(entries)
+    gaps = verify_run(entries, spec(), complete=True, digests_on_disk={}).gaps
+    assert any("one is missing or out of order" in gap for gap in gaps)
+
+
+def test_a_record_that_was_changed_after_it_was_written_is_found_by_its_own_and_the_next_link() -> None:
+    entries = chain(whole_run())
+    entries[1] = AuditEntry(record=msgspec.structs.replace(entries[1].record, loss=0.5), digest=entries[1].digest)
+    gaps = verify_run(entries, spec(), complete=True, digests_on_disk={}).gaps
+    assert len(gaps) == 2
+    assert "record 1" in gaps[0]
+    assert "it was changed" in gaps[0]
+    assert "record 2" in gaps[1]
+
+
+def test_a_recorded_rewind_under_a_newer_epoch_may_replay_iterations() -> None:
+    replayed = [commit(1, epoch=2), commit(2, epoch=2), commit(3, epoch=2)]
+    verdict = verdict_of([commit(0), commit(1), rewind(1, epoch=2), *replayed])
+    assert verdict.gaps == ()
+    assert (verdict.num_iterations, verdict.num_trained_batches, verdict.num_rewinds) == (3, 6, 1)
+
+
+def evaluated(iteration: int) -> AuditRecord:
+    """The last iteration of a job that had no more."""
+    batches = {f"{iteration}/evaluation/{index}": "digest" for index in range(2)}
+    return commit(iteration, next_weights_digest="", batches=batches)
+
+
+def test_a_job_that_was_given_more_iterations_goes_back_to_the_one_that_only_evaluated() -> None:
+    grown = [commit(0), commit(1), evaluated(2), rewind(2, epoch=2), commit(2, epoch=2), commit(3, epoch=2)]
+    assert verdict_of(grown).gaps == ()
+    assert verdict_of(grown[:3], complete=False).verified, "resumed, and not started yet"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [commit(0), commit(1), evaluated(2), commit(3)],
+        [commit(0), commit(1), evaluated(2), rewind(3, epoch=2), commit(3, epoch=2)],
+        [commit(0), commit(1), evaluated(2)],
+    ],
+    ids=["gone on", "rewound to the next", "the end"],
+)
+def test_an_iteration_that_only_evaluated_and_is_not_the_last_is_a_gap(records: list[AuditRecord]) -> None:
+    assert "iteration 2 made no version" in verdict_of(records).gaps
+
+
+def test_a_rewind_needs_a_newer_epoch() -> None:
+    gaps = verdict_of([commit(0), commit(1), rewind(1, epoch=1)], complete=False).gaps
+    assert gaps == ("rewind to iteration 1: epoch 1 is not above 1, of the trainer before",)
+
+
+def test_a_rewind_cannot_skip_ahead() -> None:
+    gaps = verdict_of([commit(0), rewind(2, epoch=2)], complete=False).gaps
+    assert gaps[0] == "rewind to iteration 2: only 1 iterations were committed before it"
+
+
+def test_a_replay_of_a_deterministic_job_must_make_the_same_weights() -> None:
+    other = weights(2, "f")
+    records = [commit(0), commit(1), rewind(1, epoch=2), commit(1, epoch=2, next_weights_digest=other)]
+    assert any("although the job is deterministic" in gap for gap in verdict_of(records, complete=False).gaps)
+    assert verdict_of(records, complete=False, deterministic=False).verified
+
+
+def test_weights_on_disk_must_have_the_digest_of_their_version() -> None:
+    entries = chain(whole_run())
+    good = {"job/weights/v000002": (2, weights(2)), "job/checkpoints/i000002": (3, weights(3))}
+    assert verify_run(entries, spec(), complete=True, digests_on_disk=good).verified
+    bad = good | {"job/weights/v000002": (2, weights(7))}
+    gaps = verify_run(entries, spec(), complete=True, digests_on_disk=bad).gaps
+    assert len(gaps) == 1
+    assert gaps[0].startswith("job/weights/v000002: the files have digest")
+
+
+def test_greedy_evaluation_doubles_the_evaluation_batches() -> None:
+    assert spec().evaluation.num_batches == 2
+    assert spec(evaluation__greedy=True).evaluation.num_batches == 4
+
+
+def test_nothing_is_trained_after_the_last_iteration() -> None:
+    assert expected_batches(spec(), 2) == {"2/train/0", "2/train/1"}
+    assert expected_batches(spec(), ITERATIONS) == frozenset()
+
+
+def test_a_score_in_the_place_of_one_needs_a_component_that_states_it_and_a_batch_that_was_used() -> None:
+    records = whole_run()
+    counted = {"0/train/0": {"exact: timeout": 2}}
+    records[0] = commit(0, unscorable=counted, on_unscorable={"exact": 0.0})
+    assert verdict_of(records).gaps == ()
+    records[0] = commit(0, unscorable=counted)
+    assert any("states no score" in gap for gap in verdict_of(records).gaps)
+    records[0] = commit(0, unscorable={"0/train/9": {"exact: timeout": 2}}, on_unscorable={"exact": 0.0})
+    assert any("were not used" in gap for gap in verdict_of(records).gaps)
+
+
+STAGED: dict[str, object] = {"algorithm__kl_coefficient": 0.1, "stages": [{"type": "reference"}]}
+
+
+def staged_run() -> list[AuditRecord]:
+    records = whole_run()
+    for number, record in enumerate(records[:ITERATIONS]):
+        columns = {batch: "columns" for batch in record.batches if "/train/" in batch}
+        records[number] = msgspec.structs.replace(record, columns=columns)
+    return records
+
+
+def test_each_trained_batch_of_a_job_with_stages_names_its_columns_and_no_evaluation_does() -> None:
+    assert verdict_of(staged_run(), **STAGED).gaps == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "gap"),
+    [
+        ({"0/train/0": "columns"}, "iteration 0: 0/train/1 were trained without columns, the job has stages"),
+        ({"0/train/0": "columns", "0/train/1": ""}, "iteration 0: the columns of 0/train/1 have no digest"),
+        (
+            {"0/train/0": "columns", "0/train/1": "columns", "0/evaluation/0": "columns"},
+            "iteration 0: 0/evaluation/0 have columns, no stage made any",
+        ),
+    ],
+)
+def test_columns_that_are_missing_or_strange_are_a_gap(columns: dict[str, str], gap: str) -> None:
+    records = staged_run()
+    records[0] = msgspec.structs.replace(records[0], columns=columns)
+    assert verdict_of(records, **STAGED).gaps == (gap,)
+
+
+def test_a_job_without_stages_names_no_columns_and_a_rewind_none_at_all() -> None:
+    assert verdict_of(changed(0, columns={"0/train/0": "columns"})).gaps == (
+        "iteration 0: 0/train/0 have columns, the job has no stages",
+    )
+    records = [commit(0), rewind(0, epoch=2, columns={"0/train/0": "columns"})]
+    assert (
+        "rewind to iteration 0: it names columns of batches, and trained none"
+        in verdict_of(records, complete=False).gaps
+    )
+
+
+def test_a_verdict_names_the_environments_in_their_order() -> None:
+    records = [
+        msgspec.structs.replace(record, environment=f"games 1.{min(record.iteration, 1)}") for record in whole_run()
+    ]
+    verdict = verdict_of(records, deterministic=False)
+    assert verdict.verified
+    assert verdict.environments == ("games 1.0", "games 1.1")
+    assert verdict_of(whole_run()).environments == ()
+
+
+def test_a_deterministic_job_whose_environment_changed_has_a_gap() -> None:
+    records = [
+        msgspec.structs.replace(record, environment=f"games 1.{min(record.iteration, 1)}") for record in whole_run()
+    ]
+    assert verdict_of(records).gaps == ("iteration 1 was played by games 1.1, the iterations before by games 1.0",)

@@ -1,0 +1,168 @@
+"""Digests that are recomputed from safetensors files without torch equal the trainer's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from contracts.errors import ContractViolation
+from contracts.run_folder import RunFolder
+from contracts.weights import DeltaWeights
+from onbeat.audit.weights import digest_of, digest_of_rows, digests_on_disk
+from onbeat.weights.delta.codec import DELTA_NAME
+from onbeat.weights.delta.publisher import DeltaPublisher
+from onbeat.weights.hashing import tensors_digest
+from tests.publishing import publish
+
+TENSORS = {
+    "layer.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "norm": torch.tensor([1.5, -2.25], dtype=torch.bfloat16),
+    "scale": torch.tensor(0.5, dtype=torch.float64),
+    "half": torch.tensor([[1.0]], dtype=torch.float16),
+    "steps": torch.tensor([1, 2, 3], dtype=torch.int64),
+    "mask": torch.tensor([True, False]),
+    "empty": torch.zeros((0, 4)),
+}
+
+
+def test_every_dtype_has_the_digest_that_the_trainer_computes(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    assert digest_of([tmp_path / "a.safetensors"]) == tensors_digest(TENSORS)
+
+
+def test_shards_have_the_digest_of_the_whole(tmp_path: Path) -> None:
+    names = sorted(TENSORS)
+    save_file({name: TENSORS[name] for name in names[:3]}, tmp_path / "1.safetensors")
+    save_file({name: TENSORS[name] for name in names[3:]}, tmp_path / "2.safetensors")
+    assert digest_of([tmp_path / "2.safetensors", tmp_path / "1.safetensors"]) == tensors_digest(TENSORS)
+
+
+def test_rows_of_ranks_have_the_digest_of_the_whole(tmp_path: Path) -> None:
+    paths = [tmp_path / "model-00001-of-00002.safetensors", tmp_path / "model-00002-of-00002.safetensors"]
+    rows = {name: tensor for name, tensor in TENSORS.items() if tensor.dim()}
+    save_file({name: t[: -(-len(t) // 2)].clone() for name, t in rows.items()} | {"scale": TENSORS["scale"]}, paths[0])
+    save_file({name: t[-(-len(t) // 2) :].clone() for name, t in rows.items()}, paths[1])
+    assert digest_of_rows(paths) == tensors_digest(TENSORS)
+
+
+def test_one_changed_bit_changes_the_digest(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file(TENSORS, path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert digest_of([path]) != tensors_digest(TENSORS)
+
+
+def test_versions_and_checkpoints_are_found_and_unfinished_folders_are_not(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    for path in (folder.weights_of(3), folder.checkpoint_after(2), folder.weights / ".v000004.abc"):
+        path.mkdir(parents=True)
+        save_file(TENSORS, path / "model.safetensors")
+    digest = tensors_digest(TENSORS)
+    assert digests_on_disk(folder) == {"job/weights/v000003": (3, digest), "job/checkpoints/i000002": (3, digest)}
+
+
+def test_adapters_count_where_their_checkpoint_says_what_they_make(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    matrices = {f"layer.lora_{letter}.weight": torch.ones(2, 2) for letter in "AB"}
+    for path in (folder.weights_of(3), folder.checkpoint_after(2)):
+        path.mkdir(parents=True)
+        save_file(matrices, path / "model.safetensors")
+    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(matrices)}}
+    (path / "state.json").write_text(json.dumps(state))
+    assert digests_on_disk(folder) == {"job/checkpoints/i000002": (3, "ab" * 32)}
+    state["adapters"] = {"adapters_digest": "cd" * 32}
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ContractViolation, match="other adapters than it says"):
+        digests_on_disk(folder)
+
+
+def test_the_older_versions_of_a_checkpoint_are_hashed_each_by_itself(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    path = folder.checkpoint_after(2)
+    path.mkdir(parents=True)
+    older = TENSORS | {"norm": torch.tensor([1.5, -2.5], dtype=torch.bfloat16)}
+    save_file(TENSORS, path / "model.safetensors")
+    save_file(older, path / "older-v000002.safetensors")
+    assert digests_on_disk(folder) == {
+        "job/checkpoints/i000002": (3, tensors_digest(TENSORS)),
+        "job/checkpoints/i000002/older-v000002.safetensors": (2, tensors_digest(older)),
+    }
+    (path / "older-v000002.safetensors").write_bytes(b"cut")
+    with pytest.raises(ContractViolation, match="older-v000002"):
+        digests_on_disk(folder)
+
+
+def test_older_adapters_count_as_what_their_checkpoint_says_that_they_make(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    path = folder.checkpoint_after(2)
+    path.mkdir(parents=True)
+    matrices = {f"layer.lora_{letter}.weight": torch.ones(2, 2) for letter in "AB"}
+    older = {name: 2.0 * matrix for name, matrix in matrices.items()}
+    save_file(matrices, path / "model.safetensors")
+    save_file(older, path / "older-v000002.safetensors")
+    says = {
+        "policy_version": 2,
+        "weights_digest": "cd" * 32,
+        "tensors_digest": tensors_digest(older),
+        "file": "older-v000002.safetensors",
+    }
+    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(matrices)}, "older": [says]}
+    (path / "state.json").write_text(json.dumps(state))
+    assert digests_on_disk(folder) == {
+        "job/checkpoints/i000002": (3, "ab" * 32),
+        "job/checkpoints/i000002/older-v000002.safetensors": (2, "cd" * 32),
+    }
+    for damaged in ([], [says | {"tensors_digest": "ef" * 32}]):
+        (path / "state.json").write_text(json.dumps(state | {"older": damaged}))
+        with pytest.raises(ContractViolation, match=r"state\.json|older-v000002.*other adapters than it says"):
+            digests_on_disk(folder)
+
+
+def test_a_run_folder_without_weights_has_nothing_to_hash(tmp_path: Path) -> None:
+    assert digests_on_disk(RunFolder(tmp_path, "job")) == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"1234", struct.pack("<Q", 10**15), struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"],
+    ids=["empty", "short", "header beyond the file", "not JSON", "not an object"],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ContractViolation, match=r"bad\.safetensors"):
+        digest_of([path])
+
+
+def test_a_tensor_beyond_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cut.safetensors"
+    save_file(TENSORS, path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ContractViolation, match="lies outside the file"):
+        digest_of([path])
+
+
+def test_a_delta_has_the_digest_of_what_it_makes_of_the_versions_before(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    publisher = DeltaPublisher(DeltaWeights(), folder, announce=lambda shard: None, wait_s=60.0)
+    manifests = []
+    for version in range(3):
+        changed = {**TENSORS, "embedding": (torch.arange(1000) == version).bfloat16()}
+        manifests.append(publish(publisher, changed, policy_version=version))
+    assert [len(manifest.base) for manifest in manifests] == [0, 1, 2]
+    expected = {manifest.directory: (manifest.policy_version, manifest.weights_digest) for manifest in manifests}
+    assert digests_on_disk(folder) == expected
+    delta = folder.weights_of(1) / DELTA_NAME.format(number=1, count=1)
+    delta.write_bytes(delta.read_bytes()[:-3])
+    with pytest.raises(ContractViolation, match="WeightDelta"):
+        digests_on_disk(folder)
+    shutil.rmtree(folder.weights_of(1))
+    assert digests_on_disk(folder) == {manifests[0].directory: expected[manifests[0].directory]}

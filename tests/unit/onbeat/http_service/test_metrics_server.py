@@ -1,0 +1,65 @@
+"""Metrics of a process without a service: who may read them, and what a bad setting says."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from onbeat.http_service.access import AccessRules
+from onbeat.http_service.metrics_server import serve_metrics
+from onbeat.stack.ports import free_port
+from onbeat.telemetry.metrics import GeneratorMetrics, TrainerMetrics
+
+KEY = {"Authorization": "Bearer the-metrics-key"}
+
+
+def serving(**settings: str | int) -> str:
+    told = replace(StackSettings(), metrics_port=free_port(), **settings)
+    metrics = GeneratorMetrics()
+    metrics.observe("generate", 0.3)
+    metrics.observe("what has no histogram", 1.0)
+    port = serve_metrics(told, metrics.exposition)
+    return f"http://127.0.0.1:{port}"
+
+
+def test_a_scrape_with_the_key_reads_them_and_nothing_else_is_there() -> None:
+    url = serving(metrics_key="the-metrics-key", host="0.0.0.0")
+    text = httpx.get(f"{url}/metrics", headers=KEY).text
+    assert "onbeat_generator_generation_seconds_sum 0.3" in text
+    assert "process_resident_memory_bytes" in text
+    statuses = [
+        httpx.get(f"{url}/metrics").status_code,
+        httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer another"}).status_code,
+        httpx.get(f"{url}/other", headers=KEY).status_code,
+        httpx.post(f"{url}/metrics", headers=KEY).status_code,
+    ]
+    assert statuses == [401, 401, 404, 405]
+
+
+def test_without_a_key_loopback_alone_is_served_and_no_web_page_reads_it() -> None:
+    url = serving()
+    assert httpx.get(f"{url}/metrics").status_code == 200
+    assert httpx.get(f"{url}/metrics", headers={"Host": "rebound.example"}).status_code == 421
+    assert httpx.get(f"{url}/metrics", headers={"Origin": "https://page.example"}).status_code == 403
+    with pytest.raises(InvalidInput, match="is not set") as refused:
+        serving(host="0.0.0.0")
+    assert refused.value.field == "ONBEAT_METRICS_KEY"
+
+
+def test_no_port_serves_nothing_and_a_taken_one_is_named() -> None:
+    assert serve_metrics(StackSettings(), TrainerMetrics().exposition) is None
+    taken = int(serving().rpartition(":")[2])
+    with pytest.raises(InvalidInput) as refused:
+        serve_metrics(replace(StackSettings(), metrics_port=taken), TrainerMetrics().exposition)
+    assert refused.value.field == "ONBEAT_METRICS_PORT"
+
+
+def test_the_metrics_key_of_a_service_is_not_its_own_key() -> None:
+    settings = replace(StackSettings(), metrics_key="same")
+    with pytest.raises(InvalidInput, match="opens all"):
+        AccessRules.of(settings, key="same", key_setting="ONBEAT_API_KEY")
+    with pytest.raises(InvalidInput, match="header"):
+        AccessRules.of(replace(settings, metrics_key="a b"), key="same", key_setting="ONBEAT_API_KEY")

@@ -1,0 +1,157 @@
+"""The thread beside a trainer: what it sees is raised where it can be answered, or ends the process."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import onbeat.loop.lease_keeper as lease_keeper
+from contracts.errors import BrokerUnavailable, FencedOff, OnbeatError, Unavailable
+from contracts.jobs import JobState
+from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
+from onbeat.process.waiting import Waiting
+
+SOON_S = 60.0
+"""A deadline that only a keeper which never gets there reaches."""
+
+
+class Side:
+    """Renewals that the test answers, one by one."""
+
+    def __init__(self) -> None:
+        self.answers: queue.SimpleQueue[JobState | BaseException] = queue.SimpleQueue()
+
+    def renew(self) -> JobState:
+        answer = self.answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.side = Side()
+        self.ended: queue.SimpleQueue[Exception | str] = queue.SimpleQueue()
+        self.keeper = LeaseKeeper(
+            self.side,  # type: ignore[arg-type]
+            lease_s=0.03,
+            end_loading=self.ended.put,
+            end_stopped=lambda: self.ended.put("stopped"),
+            end_stuck=lambda silent_s: self.ended.put("stuck"),
+        )
+
+    def raises(self, kind: type[Exception], words: str = "") -> None:
+        """Calls `check` once the thread has seen its answer."""
+        waiting = Waiting(f"a {kind.__name__}", deadline_s=SOON_S)
+        while (error := self._error()) is None:
+            waiting.poke()
+        assert isinstance(error, kind)
+        assert words in str(error)
+
+    def _error(self) -> Exception | None:
+        try:
+            self.keeper.check()
+        except Exception as error:
+            return error
+        return None
+
+
+@contextmanager
+def keeping(*, loaded: bool = True) -> Iterator[Kept]:
+    kept = Kept()
+    if loaded:
+        kept.keeper.loaded()
+    kept.keeper.start()
+    try:
+        yield kept
+    finally:
+        kept.side.answers.put(FencedOff("the end of the test"))
+        kept.keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (JobState.CANCELLING, Cancelled, ""),
+        (JobState.CANCELLED, FencedOff, "the job is cancelled by now"),
+        (FencedOff("epoch 3 is over"), FencedOff, "epoch 3"),
+        (BrokerUnavailable("away"), Unavailable, "away"),
+        (RuntimeError("can't start new thread"), Unavailable, "the lease keeper died: RuntimeError: can't start"),
+        (ValueError("'lost' is not a valid JobState"), Unavailable, "is not a valid JobState"),
+    ],
+    ids=["a cancel", "an end", "another trainer", "no Redis", "an error of nobody", "an answer of nobody"],
+)
+def test_what_the_thread_meets_is_raised_in_the_trainer(
+    answer: JobState | Exception, kind: type[Exception], words: str
+) -> None:
+    with keeping() as kept:
+        kept.side.answers.put(JobState.RUNNING)
+        kept.side.answers.put(answer)
+        kept.raises(kind, words)
+        assert kept.ended.empty(), "one that trains is not ended behind its back"
+
+
+def stopped(kept: Kept) -> None:
+    kept.keeper.request_stop()
+
+
+def answered(answer: JobState | Exception) -> Callable[[Kept], None]:
+    return lambda kept: kept.side.answers.put(answer)
+
+
+@pytest.mark.parametrize(
+    ("happens", "kind"),
+    [
+        (answered(JobState.CANCELLING), Cancelled),
+        (answered(JobState.FAILED), FencedOff),
+        (answered(BrokerUnavailable("away")), Unavailable),
+        (stopped, Stopped),
+    ],
+    ids=["a cancel", "an end", "no Redis", "a signal"],
+)
+def test_a_trainer_that_loads_is_ended_by_the_thread(happens: Callable[[Kept], None], kind: type[Exception]) -> None:
+    with keeping(loaded=False) as kept:
+        happens(kept)
+        assert isinstance(kept.ended.get(timeout=SOON_S), kind)
+
+
+def test_what_came_while_it_loaded_is_raised_when_it_has() -> None:
+    kept = Kept()
+    kept.keeper.request_stop()
+    with pytest.raises(Stopped):
+        kept.keeper.loaded()
+
+
+def test_a_stop_while_redis_does_not_answer_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_keeper, "STOP_PATIENCE_S", 0.3)
+    with keeping() as kept:
+        # Its renewal hangs: no answer comes.
+        kept.keeper.request_stop()
+        assert kept.ended.get(timeout=SOON_S) == "stopped"
+
+
+def test_errors_of_the_tree_are_not_wrapped() -> None:
+    with keeping() as kept:
+        error = OnbeatError("as it is")
+        kept.side.answers.put(error)
+        kept.raises(OnbeatError, "as it is")
+
+
+def test_a_pass_that_does_not_end_ends_the_process() -> None:
+    with keeping() as kept, kept.keeper.training(longest_pass_s=0.3):
+        assert kept.ended.get(timeout=SOON_S) == "stuck"
+
+
+def test_what_comes_between_two_passes_may_take_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint, or a publication: the thread has looked more than once when it notices the stop."""
+    monkeypatch.setattr(lease_keeper, "STOP_PATIENCE_S", 0.6)
+    with keeping() as kept:
+        with kept.keeper.training(longest_pass_s=0.1):
+            pass
+        kept.keeper.request_stop()
+        assert kept.ended.get(timeout=SOON_S) == "stopped"

@@ -1,0 +1,64 @@
+"""Which processes are ours: by number and start time, by mark, by descent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from onbeat.process import child_process
+
+SLEEP = (sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(SLEEP, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_stranger_with_the_number_of_a_dead_process_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    ours = psutil.Process(sleeper.pid)
+    assert child_process.living([ours]) == {ours}
+    # As it is after the number went round: the process that has it now was started at another time.
+    ours._ident = (sleeper.pid, 1.0)
+    ours._create_time = 1.0
+    assert child_process.living([ours]) == set()
+    child_process.kill_all([ours])
+    assert sleeper.poll() is None
+
+
+def test_a_zombie_does_not_live_and_a_process_that_is_gone_has_no_descendants(sleeper: subprocess.Popen[bytes]) -> None:
+    ours = psutil.Process(sleeper.pid)
+    assert ours in child_process.descendants(os.getpid())
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert ours.status() == psutil.STATUS_ZOMBIE
+    assert child_process.living([ours]) == set()
+    assert ours not in child_process.descendants(os.getpid())
+    sleeper.wait()
+    assert child_process.living([ours]) == child_process.descendants(sleeper.pid) == set()
+    child_process.kill_all([ours])
+
+
+def test_the_children_of_a_stranger_with_the_number_of_a_reaped_child_are_not_killed(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = child_process.ChildProcess(
+        "child", command=(sys.executable, "-c", ""), environment=os.environ, log_path=tmp_path / "child.log"
+    )
+    child.start()
+    assert child.wait(60.0)
+    monkeypatch.setattr(child_process, "descendants", lambda pid: {psutil.Process(sleeper.pid)})
+    child.kill()
+    child.stop()
+    assert sleeper.poll() is None

@@ -1,0 +1,198 @@
+"""Prompts that an environment opens: what they hold, and what is refused before the first token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.encoding.arrays import unpack_int32
+from contracts.environments.messages import Message, Tool, messages_digest
+from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Opening, Task
+from contracts.errors import InvalidInput
+from contracts.rollouts import Prompt
+from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec_tables.root import SpecRoot
+from onbeat.prompts.source import PromptSource, prompt_source
+from tests.builders import char_tokenizer, job_spec
+from tests.unit.onbeat.rendering.chat_models import CHATML, FORGETFUL, chat_tokenizer
+
+TOKENIZER = char_tokenizer()
+
+
+class Service:
+    """The environment service: an opening says its task and seed."""
+
+    def __init__(self, *, deterministic: bool = True, problem: str = "", opens: str = "{split} {index}") -> None:
+        self.deterministic = deterministic
+        self.problem = problem
+        self.opens = opens
+        self.tools: tuple[Tool, ...] = ()
+        self.failures: list[FailureReason] = []
+        self.tasks: list[Task] = []
+        self.canaries: list[Task] = []
+
+    def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
+        if environment.name != "known":
+            raise InvalidInput(f"`{environment.name}` is no environment", field="environment.name")
+        return EnvironmentFacts(deterministic=self.deterministic, version="1")
+
+    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[Opening | Failure]:
+        self.tasks += tasks
+        return [self._opening(task) for task in tasks]
+
+    def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
+        self.canaries += tasks
+        return self.problem
+
+    def _opening(self, task: Task) -> Opening | Failure:
+        if self.failures:
+            return Failure(reason=self.failures.pop(), detail="as asked")
+        text = self.opens.format(**json.loads(task.task))
+        return Opening(messages=(Message(role="user", content=text),), tools=self.tools)
+
+
+def spec(**changes: Any) -> JobSpec:
+    environment = {"name": "known", "renderer": "text", "max_tokens": 32} | changes.pop("environment", {})
+    values: dict[str, Any] = {"dataset": {"type": "environment", "num_train_prompts": 20}, "reward__components": []}
+    return job_spec(environment=environment, **(values | changes))
+
+
+def source(service: Service | None, *, tokenizer: Any = TOKENIZER, context_tokens: int = 512, **changes: Any) -> Any:
+    asked = spec(**changes)
+    return prompt_source(
+        asked,
+        root=SpecRoot(Path()),
+        tokenizer=tokenizer,
+        context_tokens=context_tokens,
+        environments=service,
+        end_ids=[tokenizer.eos_token_id],
+    )
+
+
+def all_prompts(made: PromptSource) -> list[Prompt]:
+    return [*made.training_prompts(0), *made.evaluation_prompts()]
+
+
+def test_a_prompt_is_its_opening_and_says_how_a_session_begins_with_it() -> None:
+    service = Service()
+    prompts = all_prompts(source(service))
+    assert len(service.tasks) == 28
+    for prompt in prompts:
+        assert prompt.environment
+        task = json.loads(prompt.environment.task)
+        assert prompt.prompt_id == f"{task['split']}/{task['index']}"
+        text = f"{task['split']} {task['index']}"
+        assert TOKENIZER.decode(unpack_int32(prompt.token_ids)) == text == prompt.text
+        assert prompt.environment.opening_digest == messages_digest((Message(role="user", content=text),))
+    assert {prompt.prompt_id.partition("/")[0] for prompt in prompts} == {"train", "evaluation"}
+
+
+def test_a_seed_is_of_the_job_and_the_task_and_held_out_ones_are_the_same_in_every_job() -> None:
+    seeds = [
+        {prompt.prompt_id: prompt.environment.seed for prompt in all_prompts(source(Service(), seed=seed))}
+        for seed in (0, 0, 1)
+    ]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0].values())) == len(seeds[0])
+    for name in set(seeds[0]) & set(seeds[2]):
+        assert (seeds[0][name] == seeds[2][name]) == name.startswith("evaluation/")
+
+
+def test_a_task_of_a_data_set_has_its_question_and_reference() -> None:
+    service = Service(opens="{question}")
+    prompts = all_prompts(source(service, dataset={"type": "addition"}))
+    for prompt in prompts:
+        task = json.loads(prompt.environment.task)
+        assert task == {"question": prompt.text, "reference": prompt.reference, "entry": ""}
+        assert prompt.reference
+
+
+def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_job_only() -> None:
+    with pytest.raises(InvalidInput, match="is not deterministic") as error:
+        source(Service(deterministic=False))
+    assert error.value.field == "deterministic"
+    assert all_prompts(source(Service(deterministic=False), deterministic=False))
+
+
+def test_a_canary_that_dies_is_named_before_anything_is_opened() -> None:
+    service = Service(problem="the opening of train/0 differs")
+    with pytest.raises(InvalidInput, match="does not do the same twice: the opening of train/0 differs"):
+        source(service)
+    assert (len(service.canaries), service.tasks) == (4, [])
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_mended"),
+    [
+        (["timeout"], True),
+        (["crashed", "lost", "raised"], True),
+        (["bad_task"], False),
+        (["timeout"] * 80, False),
+    ],
+)
+def test_an_opening_that_fails_is_asked_for_again_where_that_can_help(
+    failures: list[FailureReason], is_mended: bool
+) -> None:
+    service = Service()
+    service.failures = failures
+    if is_mended:
+        assert len(all_prompts(source(service))) == 16
+        return
+    with pytest.raises(InvalidInput, match=f"does not open train/0: {failures[0]}: as asked"):
+        source(service)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("rollout.max_prompt_tokens", {"rollout__max_prompt_tokens": 6}),
+        ("environment.max_tokens", {"context_tokens": 38}),
+        ("environment.name", {"environment": {"name": "other"}}),
+        ("environment.renderer", {"tools": True}),
+    ],
+)
+def test_what_has_no_room_or_no_meaning_is_refused_by_its_field(field: str, changes: dict[str, Any]) -> None:
+    service = Service()
+    if changes.pop("tools", False):
+        service.tools = (Tool(name="look_up", description="Looks a word up."),)
+    with pytest.raises(InvalidInput) as error:
+        source(service, **changes)
+    assert error.value.field == field
+
+
+def test_an_empty_opening_and_a_missing_service_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="is empty"):
+        source(Service(opens=""))
+    with pytest.raises(InvalidInput, match="no environment service"):
+        source(None)
+
+
+def test_the_chat_template_is_tried_on_an_opening_of_the_job() -> None:
+    chat: dict[str, Any] = {"environment": {"renderer": "chat"}}
+    made = all_prompts(source(Service(), tokenizer=chat_tokenizer(CHATML), **chat))
+    assert made[0].text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    with pytest.raises(InvalidInput, match="rewrites history") as error:
+        source(Service(), tokenizer=chat_tokenizer(FORGETFUL), **chat)
+    assert error.value.field == "model.path"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"dataset": {"type": "jsonl", "train_path": "a", "chat": {}}}, "dataset.chat has no effect"),
+        ({"environment": {"chat_format": "qwen3"}}, "environment.chat_format has no effect"),
+    ],
+)
+def test_what_an_environment_would_ignore_is_refused_in_the_spec(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        spec(**changes)
+
+
+def test_a_data_set_of_an_environment_needs_one() -> None:
+    with pytest.raises(InvalidInput, match="takes its tasks from the environment"):
+        job_spec(dataset={"type": "environment"})

@@ -1,0 +1,34 @@
+"""What is published of a prompt batch: groups in its order, with texts only where a stage of the job reads them."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from contracts.rewards import Scored
+from contracts.rollouts import RolloutGroup
+from onbeat.scoring.groups import rollout_groups
+from tests.builders import completion, prompt_batch
+
+
+def groups(**options: bool) -> list[RolloutGroup]:
+    return rollout_groups(
+        prompt_batch([[5, 6], [7]]),
+        completions=[completion([number]) for number in range(3, 7)],
+        texts=list("abcd"),
+        scored=[Scored(reward=float(number), breakdown={"exact": 1.0}) for number in range(4)],
+        **options,
+    )
+
+
+def test_the_samples_of_a_prompt_stand_side_by_side_with_their_rewards() -> None:
+    first, second = groups()
+    assert [[one.text for one in group.rollouts] for group in (first, second)] == [["a", "b"], ["c", "d"]]
+    assert [one.reward for one in second.rollouts] == [2.0, 3.0]
+
+
+def test_prompt_and_reference_travel_as_texts_only_where_they_are_read() -> None:
+    assert [(group.prompt_text, group.reference) for group in groups()] == [(UNSET, UNSET)] * 2
+    assert [(group.prompt_text, group.reference) for group in groups(with_texts=True)] == [
+        ("prompt 0", "0"),
+        ("prompt 1", "1"),
+    ]

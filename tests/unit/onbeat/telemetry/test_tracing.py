@@ -1,0 +1,28 @@
+"""Traces are off without an endpoint, and a bad one is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings
+from onbeat.telemetry.tracing import trace_export
+
+
+def test_without_an_endpoint_nothing_is_imported() -> None:
+    code = (
+        "import sys; from contracts.settings import StackSettings; from onbeat.telemetry.tracing import trace_export;"
+        "assert trace_export(StackSettings()) is None;"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_bad_endpoint_is_named() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        trace_export(replace(StackSettings(), otlp_endpoint="collector:4318"))
+    assert refused.value.field == "ONBEAT_OTLP_ENDPOINT"
