@@ -26,7 +26,7 @@ from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobState, JobStatus, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
-from onbeat.process.dependency import services_of
+from onbeat.process.dependency import REWARD_SERVICE
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     reason = values["reason"].decode() or _waits_for(
         state,
         fence,
-        generators=_generators_waited_for(job_id, spec, generators),
+        generators=_generators_waited_for(job_id, generators),
         now_s=_seconds(clock),
         is_full=_is_full(memory),
         trainer="an external trainer" if spec.trainer.external else "a trainer",
@@ -259,14 +259,14 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
     return last.policy_version, last.weights_digest
 
 
-def _generators_waited_for(job_id: str, spec: JobSpec, live: Sequence[GeneratorInfo]) -> str:
+def _generators_waited_for(job_id: str, live: Sequence[GeneratorInfo]) -> str:
     """What keeps all generators from the job's batches; "" where one may be at work on them."""
     if not live:
         return "a generator"
     able = [one for one in live if not one.reason(job_id)]
     if not able:
         return f"a generator that can serve it; {live[0].generator_id} leaves it alone: {live[0].reason(job_id)}"
-    return missed_by_all(able, services_of(spec))
+    return missed_by_all(able, (REWARD_SERVICE,))
 
 
 def _waits_for(

@@ -10,7 +10,7 @@ OnbeatError
 │   ├── BrokerUnavailable
 │   ├── BrokerFull          the server is at maxmemory: back off and try again
 │   ├── RewardUnavailable   the reward service did not answer (I6)
-│   ├── EnvironmentUnavailable  the environment service did not answer (I6)
+│   ├── EnvironmentUnavailable  nor what plays environments (I6)
 │   ├── JudgeUnavailable    a judge's server did not answer (I6)
 │   └── EngineUnavailable   an inference engine that died, or let a deadline pass: its generator ends (I8)
 ├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
@@ -92,7 +92,7 @@ class RewardUnavailable(Unavailable):
 
 
 class EnvironmentUnavailable(Unavailable):
-    """The environment service did not answer within its deadline or its retries."""
+    """What plays environments did not answer within its deadline or its retries."""
 
 
 class JudgeUnavailable(Unavailable):

@@ -310,7 +310,7 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     columns: dict[str, str] | UnsetType = UNSET
     """Training batch id → `values_digest` of the columns that it was trained with; left out in a job without stages."""
     environment: str | UnsetType = UNSET
-    """Package and version of the job's environment, as the environment service named them when the trainer began; left
+    """Package and version of the job's environment, as the reward service named them when the trainer began; left
     out in a job without one."""
     previous: str
     """`record_digest` of the record before; "" for the first."""

@@ -43,9 +43,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     celery_url: str = ""
     """The same server for the messages from gateways to consumers, as a user of their own; "" takes redis_url."""
     reward_url: str = "http://127.0.0.1:8100"
-    """Base URL of the reward service."""
+    """Base URL of the reward service, which scores and plays."""
     reward_key: str = ""
-    """Bearer key of the reward service, which doesn't start without one; generators and the gateway send it."""
+    """Bearer key of the reward service, which doesn't start without one; generators, trainers and the
+    gateway send it."""
     gateway_url: str = "http://127.0.0.1:8000"
     """Base URL of the gateway, for the command line."""
     api_key: str = ""
@@ -122,15 +123,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     scorer_network: Literal["none", "host"] = "none"
     """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
     HTTP: then a completion that finds a hole in a scorer can, too."""
-    environment_url: str = "http://127.0.0.1:8200"
-    """Base URL of the environment service, which jobs of many turns need."""
-    environment_key: str = ""
-    """Bearer key of the environment service, which doesn't start without one; generators, trainers and the gateway send
-    it."""
     environment_children: Annotated[int, Meta(ge=0, le=200)] = 0
     """Processes that play the sessions of one environment of one job; 0: as many as the service may use cores."""
     environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
-    """Most sessions that the environment service holds at a time; beyond them it refuses new ones."""
+    """Most sessions that the reward service holds at a time; beyond them it refuses new ones."""
     environment_reply_kb: Annotated[int, Meta(ge=1, le=2**14)] = 256
     """Longest opening or reply of an environment in KiB; a longer one fails its session."""
     environment_kept_mb: Annotated[int, Meta(ge=1, le=2**20)] = 2048
@@ -143,7 +139,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """none: no environment can open a connection; host: every one can, and what models make it do can, too."""
     mcp_servers: str = ""
     """Programs whose tools specs may have by their names, for environment `mcp`: JSON {"name": {"command": …, "args":
-    […], "env": {…}}}, or the path of a file that holds it. Only the environment service of a stack is told."""
+    […], "env": {…}}}, or the path of a file that holds it. Only a stack's reward service is told."""
     trl_modules: str = ""
     """Modules, with commas between them, whose classes specs may name as `module:Class` for environment `trl`, beside
     the entry points of group `onbeat.trl_environments`."""

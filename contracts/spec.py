@@ -90,8 +90,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     no_stage_worker_s: Seconds = 120.0
     """The job fails after this long without any live worker that can serve a stage that has work waiting."""
     dependency_s: Seconds = 600.0
-    """Longest that the job waits for a service that its batches need and that no process of it reaches: reward service,
-    environment service, judge. It costs no attempt of a batch. Past it the job fails and names the service."""
+    """Longest that the job waits for a service that its batches need and that no process of it reaches: the
+    reward service, a judge. It costs no attempt of a batch. Past it the job fails and names the service."""
     ranks_s: Seconds = 600.0
     """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
     max_trainer_starts: Attempts = 5

@@ -28,7 +28,7 @@ from contracts.jobs import GeneratorExit
 from contracts.settings import StackSettings, engine_from, settings_from
 from onbeat.process import crash_points
 from onbeat.process.signals import exit_cleanly_on_signals
-from onbeat.prompts.opening_service import dependency_of, environment_http
+from onbeat.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.telemetry.logs import configure
 from producer import wiring
@@ -74,7 +74,6 @@ def _wired(
     )
     model = wiring.served_model(settings, engine, chunks=partial(WeightChunks, broker))
     rewards = RewardClient(http, key=settings.reward_key)
-    environment_service = dependency_of(environments, settings)
 
     def make_side(job_id: str, engine_kind: str | None) -> GeneratorSide:
         return GeneratorSide(broker, job_id, generator_id, engine=engine_kind)
@@ -95,8 +94,8 @@ def _wired(
         calls=calls,
         model=model,
         rewards=rewards,
-        players=wiring.players(settings, environments, environment_service),
-        services=(rewards.service, environment_service),
+        players=wiring.players(settings, environments, rewards.service),
+        services=(rewards.service,),
         metrics=metrics_of(settings),
     )
 

@@ -15,7 +15,6 @@ from broker.presence import ENGINE, LEAVES_ALONE, NOT_REPRODUCIBLE, WRONG_ENGINE
 from contracts.errors import ContractViolation, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
-from onbeat.process.dependency import services_of
 from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
 
@@ -179,11 +178,6 @@ class ActiveJobs:
     def serve_again(self, job: ActiveJob) -> None:
         if self._alone.pop(job.job_id, None):
             log.info("serves %s: it can load it now", job.job_id)
-
-    @property
-    def services(self) -> frozenset[str]:
-        """Names of the services that batches of these jobs need."""
-        return frozenset(name for job in self._jobs.values() for name in services_of(job.spec))
 
     @property
     def info(self) -> dict[str, str]:

@@ -8,7 +8,7 @@
        │                                     │                        │
        └──── failed, with its reason ◀───────┴── accepted / refused ◀─┘          (rollout/carrier.py)
 
-    turns: a job with an environment has several calls of the engine for a batch, and one of the environment service
+    turns: a job with an environment has several calls of the engine for a batch, and one of the reward service
            between two of them (rollout/turns.py)
     receipt: new versions of a job with a lag, read beside the batch that is sampled (receipt.py)
     heartbeat: presence of the generator, leases of every batch between its claim and its end (heartbeat.py)
@@ -41,7 +41,7 @@ from broker.presence import Presence
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
 from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
-from onbeat.process.dependency import PROBE_EVERY_S, Dependency, services_of
+from onbeat.process.dependency import PROBE_EVERY_S, Dependency
 from onbeat.scoring.reward_client import RewardClient
 from onbeat.telemetry.correlation import about_batch
 from producer.active_jobs import ActiveJobs
@@ -178,11 +178,11 @@ class Generator:
             task.add_done_callback(self._carries.discard)
 
     async def _watch(self, service: Dependency) -> None:
-        """Asks after a service that is away, as long as a job needs it; says so at once where that has changed."""
+        """Asks after a service that is away, as long as there is a job; says so at once where that has changed."""
         while True:
             await asyncio.sleep(PROBE_EVERY_S)
             before = service.is_away
-            if service.name in self._jobs.services:
+            if len(self._jobs):
                 await service.look()
             if service.is_away != before:
                 self._held.changed.set()
@@ -244,8 +244,7 @@ class Generator:
         Where the engine has yet to prove itself, or could not load the job, that is tried without a claim, with the
         newest version that there is, or the one that it could not load.
         """
-        needed = services_of(job.spec)
-        if any(service.is_away for service in self._services if service.name in needed):
+        if any(service.is_away for service in self._services):
             return False
         alone = self._jobs.left_alone(job)
         if alone is None and not self._model.must_prove(job.spec):

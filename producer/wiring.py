@@ -39,7 +39,7 @@ def served_model(
 
 
 def players(settings: StackSettings, environments: httpx.AsyncClient, service: Dependency) -> Players:
-    """environments: connections to the environment service, which `service` tells of."""
+    """environments: connections to the reward service, which `service` tells of."""
 
     def make_client(spec: JobSpec, environment: EnvironmentSpec) -> EnvironmentClient:
         return client_for(environments, environment, settings, deadline_s=spec.timeouts.dependency_s, service=service)

@@ -1,7 +1,7 @@
-"""Rollout → reward: a stateless HTTP service that scores completions and never answers a number it could not compute.
+"""Scores and plays: completions → rewards, and what answers the model turn by turn, in caged processes of two pools.
 
-Consumes:     RewardRequest (rubric and items) over HTTP, JSON or MessagePack.
-Waits for:    a free scorer process, each item under its own hard deadline.
-Unblocked by: the scorer's answer, its death, or the deadline that kills it.
-Produces:     RewardResponse: one Scored or Unscorable (I6) per item, in order; Prometheus metrics.
+Consumes:     RewardRequest (rubric and items); openings, steps and ends of sessions of environments; all over HTTP.
+Waits for:    a free scorer process, each item under its own hard deadline; an environment's code, each call likewise.
+Unblocked by: the answer, the process's death, or the deadline that kills it.
+Produces:     one Scored or Unscorable (I6) per item, one reply or typed failure per session, in order; metrics.
 """

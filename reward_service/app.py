@@ -1,9 +1,12 @@
 """The wiring of the reward service.
 
 POST ─ onbeat/http_service/access.py (Host, origin, key)
-   └─ onbeat/http_service/formats.py ─▶ RewardRequest ─ scoring.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-                                                             └─ anything else ─▶ pool/pool.py ═ caged scorer process
-RewardResponse ◀─ one Scored or Unscorable per item, in order ◀─────────────────────────────────┘
+   └─ onbeat/http_service/formats.py
+        ├─▶ RewardRequest ─ scoring/answers.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
+        │                                       └─ anything else ─▶ scoring/pool.py ═ caged scorer process
+        │       one Scored or Unscorable per item, in order ◀─────────────┘
+        └─▶ OpenRequest, StepRequest ─▶ playing/pool.py ─▶ lanes ═ caged children: player/player.py ─ environments
+                one Turned or Failure per session, in order ◀─┘
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from starlette.concurrency import run_in_threadpool
 
 from contracts.settings import StackSettings
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import answer_with_problems
-from reward_service.metrics import RewardMetrics
-from reward_service.pool.pool import ScorerPool
-from reward_service.routes import ROUTERS
+from reward_service.metrics import EnvironmentMetrics, RewardMetrics
+from reward_service.playing.pool import EnvironmentPool
+from reward_service.routes.process import ROUTERS
+from reward_service.scoring.pool import ScorerPool
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -30,29 +35,34 @@ def create_app(
     num_lanes: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """An app with its own pool and metrics. `num_lanes` None: one scorer process per usable core.
+    """An app with its own pools and metrics. `num_lanes` None: one scorer process per usable core.
 
-    Raises InvalidInput for settings without a key.
+    Raises InvalidInput for settings without a key, and for an operator's part in an environment that can't be read.
     """
     rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY")
-    metrics = RewardMetrics()
-    pool = ScorerPool(
-        num_lanes=num_lanes,
-        warm_up_timeout_s=settings.scorer_start_s,
-        memory_mb=settings.scorer_memory_mb,
-        network=settings.scorer_network == "host",
-        hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
-        on_restart=metrics.scorer_restarts.inc,
-    )
     app = FastAPI(
         title="Onbeat reward service",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=_close_pool_at_the_end,
+        lifespan=_close_pools_at_the_end,
     )
-    app.state.metrics = metrics
-    app.state.pool = pool
+    app.state.registry = CollectorRegistry()
+    app.state.metrics = RewardMetrics(app.state.registry)
+    app.state.environment_metrics = EnvironmentMetrics(app.state.registry)
+    app.state.scorers = ScorerPool(
+        num_lanes=num_lanes,
+        warm_up_timeout_s=settings.scorer_start_s,
+        memory_mb=settings.scorer_memory_mb,
+        network=settings.scorer_network == "host",
+        hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
+        on_restart=app.state.metrics.scorer_restarts.inc,
+    )
+    app.state.environments = EnvironmentPool(
+        settings,
+        on_restart=app.state.environment_metrics.child_restarts.inc,
+        on_result=app.state.environment_metrics.count_result,
+    )
     app.state.max_body_bytes = max_body_bytes
     for router in ROUTERS:
         app.include_router(router)
@@ -62,6 +72,7 @@ def create_app(
 
 
 @asynccontextmanager
-async def _close_pool_at_the_end(app: FastAPI) -> AsyncIterator[None]:
+async def _close_pools_at_the_end(app: FastAPI) -> AsyncIterator[None]:
     yield
-    await run_in_threadpool(app.state.pool.close)
+    await run_in_threadpool(app.state.scorers.close)
+    await run_in_threadpool(app.state.environments.shut)

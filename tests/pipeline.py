@@ -44,16 +44,15 @@ class Pipeline:
         self.data = folder / "data"
         """Where data sets of the test's own may lie."""
         self.redis = EmbeddedRedis(folder / "redis")
-        self.reward_port, self.environment_port = free_port(), free_port()
+        self.reward_port = free_port()
         self.children: dict[str, ChildProcess] = {}
 
     def __enter__(self) -> Pipeline:
         self.redis.start()
         try:
-            self.start("reward_service", port=self.reward_port)
+            self.start_reward_service()
             self.broker: Broker = connect(self.settings)
             self.jobs = JobStore(self.broker)
-            until_ready(f"http://127.0.0.1:{self.reward_port}/readyz", self.children["reward_service"])
         except BaseException:
             self.close()
             raise
@@ -74,8 +73,6 @@ class Pipeline:
             run_root=str(self.folder / "runs"),
             model_root=str(REPOSITORY),
             extra_roots=str(self.data),
-            environment_url=f"http://127.0.0.1:{self.environment_port}",
-            environment_key="environment-key",
             api_key="test-key",
             reward_key="reward-key",
         )
@@ -111,10 +108,10 @@ class Pipeline:
         user, _, _ = self.redis.url_of(ROLES[module]).partition("@")
         return f"{user}@{self.settings.redis_url.partition('@')[2]}"
 
-    def start_environments(self, **changes: Any) -> ChildProcess:
-        """The environment service, which only jobs with an environment ask; it is ready."""
-        child = self.start("environment_service", port=self.environment_port, **changes)
-        until_ready(f"http://127.0.0.1:{self.environment_port}/readyz", child)
+    def start_reward_service(self, **changes: Any) -> ChildProcess:
+        """It is ready."""
+        child = self.start("reward_service", port=self.reward_port, **changes)
+        until_ready(f"http://127.0.0.1:{self.reward_port}/readyz", child)
         return child
 
     def start_generators(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""An environment service for tests: its plug-in, a pool, and calls in short."""
+"""Environments for tests: its plug-in, a pool, and calls in short."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from contracts.environments.service import (
 )
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from environment_service.pool.pool import EnvironmentPool
-from environment_service.registry import factory_of
+from reward_service.player.registry import factory_of
+from reward_service.playing.pool import EnvironmentPool
 
 PLUGIN = Path(__file__).parent / "integration" / "environment_plugin"
 KEY = "environment-key"
-SETTINGS = StackSettings(environment_key=KEY, environment_children=1, environment_memory_mb=1024)
+SETTINGS = StackSettings(reward_key=KEY, environment_children=1, environment_memory_mb=1024)
 
 
 def needs(environment: str) -> None:

@@ -1,1 +1,1 @@
-"""What environments are told and what they answer: messages, and the calls of the environment service."""
+"""What environments are told and what they answer: messages, and the calls of the reward service."""

@@ -1,4 +1,4 @@
-"""What generators and trainers ask the environment service, and what it answers: JSON or MessagePack over HTTP.
+"""What generators and trainers ask the reward service, and what it answers: JSON or MessagePack over HTTP.
 
     POST /v1/openings            OpeningRequest → OpeningResponse   how tasks begin; no session is left behind
     POST /v1/sessions            OpenRequest    → SessionResponse   sessions begin, or go on where a history ends

@@ -24,7 +24,7 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Many turns: after each of the model's, an environment replies, until one of them ends the trajectory."""
 
     name: Line
-    """An entry point of group `onbeat.environments` where the environment service runs: Onbeat's, or another's."""
+    """An entry point of group `onbeat.environments` where the reward service runs: Onbeat's, or another's."""
     params: EnvironmentParams = field(default_factory=dict)
     """Parameters that it gets."""
     max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8
@@ -41,7 +41,7 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     step_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 30.0
     """Hard deadline of one reset or step of the environment; its process is killed past it."""
     request_timeout_s: Seconds = 300.0
-    """Deadline of one request to the environment service, which has a step of each trajectory of a batch; one that
+    """Deadline of one request to the reward service, which has a step of each trajectory of a batch; one that
     fails is repeated, all in all for twice as long."""
     max_attempts: Attempts = 3
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""

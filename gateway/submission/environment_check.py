@@ -1,4 +1,4 @@
-"""What the environment service says of a job's environment, before the job is queued."""
+"""What the reward service says of a job's environment, before the job is queued."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
     try:
         facts = EnvironmentService(settings, deadline_s=TIMEOUT_S).facts(spec.environment)
     except EnvironmentUnavailable as error:
-        log.warning("the environment service does not say what it has, so a job's isn't checked: %s", error)
+        log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
         return
     except InvalidInput as error:
         if error.field not in FIELDS:
-            log.warning("the environment service refuses to say what it has: %s", error)
+            log.warning("the reward service refuses to say what it has: %s", error)
             return
         raise
     if spec.deterministic and not facts.deterministic:

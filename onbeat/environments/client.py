@@ -1,6 +1,6 @@
-"""Asks the environment service: for openings, sessions, steps. A failure of the service is no failure of a session.
+"""Asks the reward service: for openings, sessions, steps. A failure of the service is no failure of a session.
 
-    POST {environment_url}/v1/… (MessagePack) ─▶ a result for each session: Turned, or a typed Failure
+    POST {reward_url}/v1/… (MessagePack) ─▶ a result for each session: Turned, or a typed Failure
              ▲                                ├▶ InvalidInput: the request itself is wrong; no retry
              └── back-off with full jitter ◀──┴─ no answer, 5xx, nonsense ──(no attempt left)──▶ EnvironmentUnavailable
 
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 class EnvironmentClient:
-    """The environment service, for one process: a generator's turns, a trainer's openings, a gateway's check.
+    """The reward service, for one process: a generator's turns, a trainer's openings, a gateway's check.
 
     Every method raises EnvironmentUnavailable where no usable answer comes in `max_attempts` requests or by the
     deadline, and InvalidInput where the service refuses the request, with the service's own field and cure.
@@ -84,7 +84,7 @@ class EnvironmentClient:
         jitter: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """http: with the environment service as its base URL. request_timeout_s: for one request.
+        """http: with the reward service as its base URL. request_timeout_s: for one request.
 
         deadline_s: for a call with all its attempts; None leaves it to them. With a service, its absence within that
         time is outlasted, and what is in doubt is asked for at most `max_attempts` times.
@@ -237,12 +237,12 @@ class EnvironmentClient:
             answer = await asyncio.wait_for(send(limit_s), limit_s)
         except (httpx.RequestError, TimeoutError) as error:
             raise unanswered(error, EnvironmentUnavailable) from error
-        if not check_status(answer, EnvironmentUnavailable, of="the environment service"):
+        if not check_status(answer, EnvironmentUnavailable, of="the reward service"):
             raise _refusal(path, answer)
         try:
             return read(answer.content, kind)
         except (ContractViolation, InvalidInput) as error:
-            problem = EnvironmentUnavailable(f"the environment service's answer does not decode: {error}")
+            problem = EnvironmentUnavailable(f"the reward service's answer does not decode: {error}")
             raise in_doubt(problem) from error
 
 
@@ -250,7 +250,7 @@ def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
     try:
         problem = decode_json(legible(answer), ProblemDetails)
     except InvalidInput:
-        return InvalidInput(f"the environment service refused {path} with {answer.status_code}: {said(answer)}")
+        return InvalidInput(f"the reward service refused {path} with {answer.status_code}: {said(answer)}")
     return InvalidInput(problem.detail, field=problem.field, cure=problem.cure)
 
 
@@ -258,7 +258,7 @@ def _as_many(answer: A, number: int) -> A:
     """Raises EnvironmentUnavailable for an answer with more or fewer results than there are questions."""
     found = answer.openings if isinstance(answer, OpeningResponse) else getattr(answer, "results", ())
     if len(found) != number:
-        problem = f"the environment service answered {len(found)} results for {number} sessions"
+        problem = f"the reward service answered {len(found)} results for {number} sessions"
         raise in_doubt(EnvironmentUnavailable(problem))
     return answer
 

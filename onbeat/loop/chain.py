@@ -122,6 +122,6 @@ def check_same_environment(chain: list[AuditRecord], version: str, spec: JobSpec
         raise InvalidInput(
             problem,
             field="environment.name",
-            cure="install that version again where the environment service runs, or submit the job anew",
+            cure="install that version again where the reward service runs, or submit the job anew",
         )
     log.warning("%s: the job goes on with the new one, as its next records say", problem)

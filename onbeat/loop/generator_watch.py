@@ -20,7 +20,7 @@ from broker.presence import (
 )
 from contracts.run_folder import VERSION, number_of
 from contracts.spec import JobSpec
-from onbeat.process.dependency import services_of
+from onbeat.process.dependency import REWARD_SERVICE
 from onbeat.process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
@@ -84,7 +84,7 @@ class GeneratorWatch:
             job_id=job_id,
             deadline_s=spec.timeouts.no_generator_s,
             deterministic=spec.deterministic,
-            services=services_of(spec),
+            services=(REWARD_SERVICE,),
             dependency_s=spec.timeouts.dependency_s,
             kind=kind,
         )

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from contracts.errors import Unavailable
-from contracts.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +30,12 @@ SLOW_S = 10.0
 """A request that takes longer is asked after: its service may hang."""
 
 REWARD_SERVICE = "reward service"
-ENVIRONMENT_SERVICE = "environment service"
+"""What every batch needs until it is published: it scores, and it plays."""
 JUDGE = "judge"
 
 A = TypeVar("A")
 Probe = Callable[[], Awaitable[object]]
 """Makes the cheapest request that shows whether this process is served. Raises Unavailable where it isn't."""
-
-
-def services_of(spec: JobSpec) -> tuple[str, ...]:
-    """Names of the services that a job's batches need until they are published."""
-    needed = ((REWARD_SERVICE, spec.reward.components), (ENVIRONMENT_SERVICE, spec.environment))
-    return tuple(name for name, user in needed if user)
 
 
 class Dependency:

@@ -20,7 +20,6 @@ PACKAGES = (
     "broker",
     "consumer",
     "contracts",
-    "environment_service",
     "gateway",
     "onbeat",
     "onbeat_extras",

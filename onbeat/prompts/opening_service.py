@@ -1,4 +1,4 @@
-"""The environment service, as a process without an event loop asks it: a trainer at a job's start, a gateway."""
+"""The reward service, as a process without an event loop asks it: a trainer at a job's start, a gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments.client import EnvironmentClient
 from onbeat.http_service.outgoing import make_async_client
-from onbeat.process.dependency import ENVIRONMENT_SERVICE, Dependency
+from onbeat.process.dependency import REWARD_SERVICE, Dependency
 
 T = TypeVar("T")
 
@@ -76,8 +76,8 @@ class EnvironmentService:
 
 
 def environment_http(settings: StackSettings) -> httpx.AsyncClient:
-    """Connections to the environment service; each request says how long it may take."""
-    return make_async_client(settings.environment_url, max_answer_bytes=MAX_ANSWER_BYTES)
+    """Connections to the reward service; each request says how long it may take."""
+    return make_async_client(settings.reward_url, max_answer_bytes=MAX_ANSWER_BYTES)
 
 
 def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
@@ -99,7 +99,7 @@ def client_for(
     """
     return EnvironmentClient(
         http,
-        key=settings.environment_key,
+        key=settings.reward_key,
         request_timeout_s=environment.request_timeout_s,
         deadline_s=2 * environment.request_timeout_s if deadline_s is None else deadline_s,
         service=service,
@@ -107,9 +107,9 @@ def client_for(
 
 
 def dependency_of(http: httpx.AsyncClient, settings: StackSettings) -> Dependency:
-    """The environment service as the process that has this client meets it."""
+    """The reward service as the process that has this client meets it."""
 
     async def look() -> None:
-        await EnvironmentClient(http, key=settings.environment_key, request_timeout_s=PROBE_S, max_attempts=1).names()
+        await EnvironmentClient(http, key=settings.reward_key, request_timeout_s=PROBE_S, max_attempts=1).names()
 
-    return Dependency(ENVIRONMENT_SERVICE, settings.environment_url.rstrip("/"), probe=look)
+    return Dependency(REWARD_SERVICE, settings.reward_url.rstrip("/"), probe=look)

@@ -1,6 +1,6 @@
 """Prompts of a job with an environment: its openings of the data set's tasks, as the model's tokens.
 
-    example ─▶ Task {what, seed} ─ environment service ─▶ Opening ─ renderer ─▶ Prompt {tokens, task, seed, digest}
+    example ─▶ Task {what, seed} ─ reward service ─▶ Opening ─ renderer ─▶ Prompt {tokens, task, seed, digest}
 
 Everything that can be wrong with an environment before the first token is found here: that it is unknown, refuses its
 parameters or a task, isn't what it says of itself, or has openings that no prompt of this job has room for.
@@ -35,7 +35,7 @@ UNDETERMINED_CURE = "its class has to say deterministic = False, and the job det
 
 
 class OpeningService(Protocol):
-    """The environment service, as a trainer asks it at a job's start. Each raises EnvironmentUnavailable."""
+    """The reward service, as a trainer asks it at a job's start. Each raises EnvironmentUnavailable."""
 
     def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
         """Raises InvalidInput that names the field of an environment that is unknown, or refuses its parameters."""
@@ -67,7 +67,7 @@ class OpenedPrompts:
         Raises InvalidInput that names the field of an environment that this job can't have.
         """
         if spec.environment is None or service is None:
-            raise InvalidInput("there is no environment service to open the tasks with", field="environment")
+            raise InvalidInput("there is no reward service to open the tasks with", field="environment")
         self._spec, self._environment, self._service = spec, spec.environment, service
         self._tokenizer, self._end_ids, self._check_length = tokenizer, end_ids, check_length
         self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)

@@ -163,7 +163,7 @@ def prompt_source(
 ) -> PromptSource:
     """Loads a job's data set and tokenises it, or has an environment open it. Raises as `load_dataset`, `PromptSource`.
 
-    environments: the environment service, for a job that has an environment. end_ids: the tokens that end what its
+    environments: the reward service, for a job that has an environment. end_ids: the tokens that end what its
     model samples.
     """
     dataset = load_dataset(

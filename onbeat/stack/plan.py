@@ -25,17 +25,15 @@ from onbeat.stack.profile import StackProfile
 REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "stage": STAGE}
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
-    "reward_service": frozenset({"metrics_key", "reward_key"}),
-    "environment_service": frozenset({"metrics_key", "environment_key", "mcp_servers"}),
-    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key", "environment_key"}),
-    "worker": frozenset({"metrics_key", "redis_url", "celery_url", "environment_key"}),
-    "generator": frozenset({"metrics_key", "redis_url", "reward_key", "environment_key"}),
+    "reward_service": frozenset({"metrics_key", "reward_key", "mcp_servers"}),
+    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key"}),
+    "worker": frozenset({"metrics_key", "redis_url", "celery_url", "reward_key"}),
+    "generator": frozenset({"metrics_key", "redis_url", "reward_key"}),
     "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
 }
 """Service → the secrets among its settings; it gets no other's."""
 DECIDED = {
     "reward_url": "it starts a reward service of its own",
-    "environment_url": "it starts an environment service of its own",
     "gateway_url": "it starts a gateway of its own; --port says where",
     "host": "its services are reached from this machine only; docker compose serves others",
     "port": "each of its services has one of its own; --port is the gateway's",
@@ -59,9 +57,6 @@ class StackPlan:
     generators: int = 1
     stage_workers: int = 0
     """Processes that serve Onbeat's own stages (consumer/stages)."""
-    environments: bool = False
-    """Whether it has an environment service, which a job with an environment needs. Idle it is one process without
-    children."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
     threads: int | None = None

@@ -7,12 +7,11 @@
                                            generators ──completions──▶ reward service      │
                                               └─────────── fenced publication ─────────────┘
 
-An environment service, where the plan has one, stands beside the reward service: generators and trainers ask it.
 Stage workers, where the plan has any, stand beside the generators: they take rows that are published and put columns.
 
 One stack at a time has a folder: it locks it before anything starts (folder_lock.py).
 
-Started in the order redis → reward_service, environment_service, gateway → worker, generators, stage workers; stopped
+Started in the order redis → reward_service, gateway → worker, generators, stage workers; stopped
 in the reverse order, so that no process loses a server that it still needs. A service that dies is started again; what
 it held is in Redis, or can be played again.
 """
@@ -67,7 +66,6 @@ STACK_MARK = "EMBEDDED_STACK_MARK"
 """Environment variable by which every process of a stack is found again, however deep it was started."""
 MODULES = {
     "reward_service": "reward_service",
-    "environment_service": "environment_service",
     "gateway": "gateway",
     "worker": "consumer.supervisor",
     "generator": "producer",
@@ -100,8 +98,6 @@ class EmbeddedStack:
         self.gateway_url = f"http://{HOST}:{plan.gateway_port or free_port()}"
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
-        self.environment_url = f"http://{HOST}:{free_port()}"
-        self.environment_key = plan.settings.environment_key or secrets.token_urlsafe(32)
         self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
         self._targets = MetricsTargets(plan.settings) if plan.metrics else None
         self._target_files: list[Path] = []
@@ -177,7 +173,6 @@ class EmbeddedStack:
         for name, grace_s in (
             ("worker", WORKER_GRACE_S),
             ("gateway", SERVICE_GRACE_S),
-            ("environment_service", SERVICE_GRACE_S),
             ("reward_service", SERVICE_GRACE_S),
         ):
             if name in self.children:
@@ -223,8 +218,6 @@ class EmbeddedStack:
             self.plan.settings,
             reward_url=self.reward_url,
             reward_key=self.reward_key,
-            environment_url=self.environment_url,
-            environment_key=self.environment_key,
             gateway_url=self.gateway_url,
             api_key=self.api_key,
             run_root=str(self.plan.run_root.resolve()),
@@ -237,10 +230,7 @@ class EmbeddedStack:
     @property
     def _urls(self) -> dict[str, str]:
         """The HTTP services and where they are."""
-        urls = {"reward_service": self.reward_url}
-        if self.plan.environments:
-            urls["environment_service"] = self.environment_url
-        urls["gateway"] = self.gateway_url
+        urls = {"reward_service": self.reward_url, "gateway": self.gateway_url}
         return {service: url for service, url in urls.items() if service in self._modules}
 
     def _roles(self, settings: StackSettings) -> dict[str, dict[str, str]]:

@@ -1,7 +1,7 @@
 """What the lines of a log are about: job, iteration, batch and attempt, and one id that all of a batch's lines share.
 
     claim ─▶ about_batch(…) ─▶ every line of that task or thread ─▶ facts of the JSON form
-                 └─ traceparent ─▶ reward service, environment service ─▶ about_request ─▶ their lines
+                 └─ traceparent ─▶ reward service ─▶ about_request ─▶ their lines
 
 The id is made of the job's and the batch's names alone, so each process knows it and no message carries it; over HTTP
 it goes as the trace id of a W3C `traceparent` header (https://www.w3.org/TR/trace-context/), which tracers know.

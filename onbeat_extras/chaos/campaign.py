@@ -165,14 +165,10 @@ class Campaign:
             "kill redis": lambda now: self._kill(now, "redis"),
             "hang redis": lambda now: self._pause(now, "redis", HANG_S),
             "kill reward service": lambda now: self._kill(now, "reward_service"),
+            "hang reward service": lambda now: self._pause(now, "reward_service", HANG_S),
             "kill gateway": lambda now: self._kill(now, "gateway"),
             "kill worker": lambda now: self._kill(now, "worker"),
         }
-        if stack.plan.environments:
-            self._kinds |= {
-                "kill environment service": lambda now: self._kill(now, "environment_service"),
-                "hang environment service": lambda now: self._pause(now, "environment_service", HANG_S),
-            }
         if stack.plan.stage_workers:
             self._kinds |= {
                 "kill stage worker": lambda now: self._kill(now, self._one_of("stage")),

@@ -113,7 +113,6 @@ def _stack_plan(
         model_root=model_root,
         generators=generators,
         stage_workers=stage_workers_for(spec, stage_workers, from_environment, default=STAGE_WORKERS),
-        environments=spec.environment is not None,
         threads=threads_from(os.environ, None) or 1,
         settings=from_environment,
         engine=engine_from(os.environ),

@@ -1,6 +1,6 @@
 """What the environments here are provided with, by the names that pyproject.toml gives them; the others need nothing.
 
-The environment service reads it before it starts a cage: what is imported here runs outside of one.
+The reward service reads it before it starts a cage: what is imported here runs outside of one.
 """
 
 from __future__ import annotations

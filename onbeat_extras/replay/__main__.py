@@ -30,7 +30,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import JobSpec
 from onbeat.process.signals import exit_cleanly_on_signals
-from onbeat.prompts.opening_service import dependency_of, environment_http
+from onbeat.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.telemetry.logs import configure
 from onbeat_extras.replay.recorded import Replay, read_from
@@ -81,10 +81,11 @@ async def sample(settings: StackSettings, engine: Engine, spec: JobSpec, record:
     if record.manifest is None:
         raise AssertionError("a record without its version can't be sampled again")
     model = wiring.served_model(settings, engine)
-    async with reward_http(settings) as rewards, environment_http(settings) as environments:
+    async with reward_http(settings) as http, environment_http(settings) as environments:
+        rewards = RewardClient(http, key=settings.reward_key)
         try:
             loaded = await model.ready_for(spec, record.manifest, still_needed=lambda: False)
-            players = wiring.players(settings, environments, dependency_of(environments, settings))
+            players = wiring.players(settings, environments, rewards.service)
             batch = SampledBatch(
                 record.asked,
                 attempt=record.batch.attempt,
@@ -96,7 +97,7 @@ async def sample(settings: StackSettings, engine: Engine, spec: JobSpec, record:
             batch.sample(started_s=time.time())
             rounds = Rounds(
                 generator_id=NAME,
-                rewards=RewardClient(rewards, key=settings.reward_key),
+                rewards=rewards,
                 activity=Activity(NAME),
                 freed=lambda: None,
             )

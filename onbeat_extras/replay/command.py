@@ -28,8 +28,6 @@ from onbeat.terminal.output import FAILED, tell
 from onbeat.terminal.words import one_line
 from onbeat_extras.replay.recorded import Replay, read_from
 
-SERVICES = ("reward_service", "environment_service")
-"""Those that score and play; a generator's place is this program's."""
 POLL_S = 0.1
 
 
@@ -66,9 +64,10 @@ def sample_again(plan: StackPlan, job_id: str, batch_id: str, *, timeout_s: floa
     Raises what `read_from` does, DeadlineExceeded, and Unavailable for a process that doesn't start, or dies.
     """
     settings = replace(plan.settings, run_root=str(plan.run_root), redis_url="")
-    spec, _ = read_from(RunFolder(plan.run_root, job_id, weight_root=settings.weight_root_path), batch_id)
-    plan = dataclasses.replace(plan, environments=spec.environment is not None, settings=settings)
-    modules = {service: MODULES[service] for service in SERVICES}
+    read_from(RunFolder(plan.run_root, job_id, weight_root=settings.weight_root_path), batch_id)
+    plan = dataclasses.replace(plan, settings=settings)
+    # What scores and plays; a generator's place is this program's.
+    modules = {"reward_service": MODULES["reward_service"]}
     with (
         tempfile.TemporaryDirectory(prefix="onbeat-replay-", ignore_cleanup_errors=True) as scratch,
         EmbeddedStack(plan, modules=modules, folder=Path(scratch)) as stack,

@@ -1,6 +1,6 @@
 """All turns of a batch where an environment answers the model: under one claim, in lockstep.
 
-    prompts ─▶ engine ─▶ turns ─ parse ─▶ environment service ─ replies ─▶ render ─▶ prompts of the next turn
+    prompts ─▶ engine ─▶ turns ─ parse ─▶ reward service ─ replies ─▶ render ─▶ prompts of the next turn
        ▲      one call                       one call                                    │
        └──────────────── prompt + turn + observation, begins with what was before ◀──────┘
 
@@ -73,7 +73,7 @@ Generate = Callable[[PromptBatch], Awaitable[list[list[Completion]]]]
 
 
 class EnvironmentCalls(Protocol):
-    """The environment service, as a generator asks it. Each raises EnvironmentUnavailable without a usable answer."""
+    """The reward service, as a generator asks it. Each raises EnvironmentUnavailable without a usable answer."""
 
     async def open(
         self,

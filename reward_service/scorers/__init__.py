@@ -1,7 +1,7 @@
 """One file per reward type, each a pure function of (component, item) → unweighted score, and the rubric over them.
 
 Consumes:     a component of contracts/rewards.py and one RewardItem.
-Waits for:    nothing; a scorer that may run away is run by pool/pool.py under a deadline.
+Waits for:    nothing; a scorer that may run away is run by scoring/pool.py under a deadline.
 Unblocked by: nothing.
 Produces:     a float, or BadReference / UnknownEntryPoint; the rubric turns these into Scored | Unscorable (I6).
 """

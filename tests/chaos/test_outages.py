@@ -29,12 +29,12 @@ from tests.chaos.short_job import (
     until,
 )
 from tests.judge_server import judge_server, says
-from tests.pipeline import Pipeline, until_ready, wait_for_exit
+from tests.pipeline import Pipeline, wait_for_exit
 from tests.played import needs
 
 AWAY_S = 60.0 if IS_LONG else 0.0
 """How long a service stays away after the job's status has said so."""
-REWARD, ENVIRONMENT = "reward_service", "environment_service"
+REWARD = "reward_service"
 JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}", "lease_s": 1.0}
 QUICK: dict[str, Any] = {"reward__request_timeout_s": 3.0, "rollout__max_attempts": 1}
 """A hang is noticed soon, not so soon that a loaded machine counts as one: a single attempt of a batch ends the job."""
@@ -63,7 +63,6 @@ KINDS = {
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     with Pipeline(tmp_path_factory.mktemp("outages")) as pipeline:
-        pipeline.start_environments()
         yield pipeline
 
 
@@ -92,8 +91,8 @@ def killed(pipeline: Pipeline, services: list[str]) -> Callable[[], None]:
 
     def start() -> None:
         for service in services:
-            port = pipeline.reward_port if service == REWARD else pipeline.environment_port
-            until_ready(f"http://127.0.0.1:{port}/readyz", pipeline.start(service, port=port))
+            assert service == REWARD
+            pipeline.start_reward_service()
 
     return start
 
@@ -133,12 +132,12 @@ def test_a_job_outlasts_a_reward_service_that_is_killed_and_stays_away(pipeline:
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
-def test_a_job_with_an_environment_outlasts_both_services_at_once(pipeline: Pipeline) -> None:
+def test_a_job_with_an_environment_outlasts_what_scores_and_plays(pipeline: Pipeline) -> None:
     spec = KINDS["environment"]
     needs("secret_table")
     with running(pipeline, "producer-oracle"):
         oracle = undisturbed_digest(pipeline, spec)
-    job_id = outlast(pipeline, spec, [(stopped, [REWARD, ENVIRONMENT]), (killed, [REWARD, ENVIRONMENT])])
+    job_id = outlast(pipeline, spec, [(stopped, [REWARD]), (killed, [REWARD])])
     assert_undisturbed(pipeline, job_id, oracle)
 
 
@@ -151,8 +150,7 @@ def test_a_job_of_any_kind_outlasts_each_outage(pipeline: Pipeline, kind: str, m
         needs(spec.environment.name)
     with running(pipeline, "producer-oracle"):
         oracle = undisturbed_digest(pipeline, spec)
-    each = [[REWARD], [ENVIRONMENT], [REWARD, ENVIRONMENT]] if kind == "environment" else [[REWARD], [REWARD]]
-    job_id = outlast(pipeline, spec, [(make, services) for services in each])
+    job_id = outlast(pipeline, spec, [(make, [REWARD]), (make, [REWARD])])
     assert_undisturbed(pipeline, job_id, oracle)
 
 

@@ -52,7 +52,6 @@ JOB = short_job(
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     needs("secret_table")
     with Pipeline(tmp_path_factory.mktemp("turns")) as pipeline:
-        pipeline.start_environments()
         yield pipeline
 
 
@@ -64,20 +63,20 @@ def oracle(pipeline: Pipeline) -> str:
 
 
 def killed_again(pipeline: Pipeline, **changes: Any) -> ChildProcess:
-    """Kills the environment service with all that it holds, and starts it anew."""
-    service = pipeline.children["environment_service"]
+    """Kills the reward service with all that it holds, and starts it anew."""
+    service = pipeline.children["reward_service"]
     if service.exit_code is None:
         assert service.pid is not None
         os.kill(service.pid, signal.SIGKILL)
     assert wait_for_exit(service, DEADLINE_S) == -signal.SIGKILL
-    return pipeline.start_environments(**changes)
+    return pipeline.start_reward_service(**changes)
 
 
 def death_of(pipeline: Pipeline, child: ChildProcess) -> int:
-    """Waits for the end of a process, while the environment service is started again where it has died."""
+    """Waits for the end of a process, while the reward service is started again where it has died."""
 
     def ended() -> bool:
-        if pipeline.children["environment_service"].exit_code is not None:
+        if pipeline.children["reward_service"].exit_code is not None:
             killed_again(pipeline)
         return child.exit_code is not None
 
@@ -86,7 +85,7 @@ def death_of(pipeline: Pipeline, child: ChildProcess) -> int:
 
 
 @pytest.mark.parametrize("point", ["producer.after_step", pytest.param("producer.after_turn", marks=long_variant)])
-def test_environment_service_generator_and_trainer_die_between_turns_and_the_weights_are_the_same(
+def test_reward_service_generator_and_trainer_die_between_turns_and_the_weights_are_the_same(
     pipeline: Pipeline, oracle: str, point: str
 ) -> None:
     """The service dies with replies that it has not answered: the sessions of its successor are played to there."""
@@ -143,7 +142,7 @@ def test_an_environment_that_raises_at_a_message_ends_its_job_until_a_resume_sta
 
 @long_variant
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_environment_service_dies_again_and_again(pipeline: Pipeline, seed: int) -> None:
+def test_the_reward_service_dies_again_and_again(pipeline: Pipeline, seed: int) -> None:
     job = replace(JOB, iterations=12, seed=seed)
     with running(pipeline, "producer-calm"):
         digest = undisturbed_digest(pipeline, job)

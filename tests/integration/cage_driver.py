@@ -27,7 +27,7 @@ from onbeat.cage import kernel
 from onbeat.cage.syscall_filter import ALLOW, REFUSE, Filter, compiled, lock_syscalls
 from onbeat.cage.syscall_numbers import ARCHITECTURES, NUMBERS
 from onbeat.cage.syscall_rules import PROGRAM as PROGRAM_RULES
-from reward_service.pool.pool import ScorerPool
+from reward_service.scoring.pool import ScorerPool
 from tests.integration.kernel_calls import calls, numbers
 
 HOSTILE = (PluginReward(entry_point="hostile"),)
@@ -182,7 +182,7 @@ def main(folder: Path) -> dict[str, object]:
         told["reasoning gym"] = ask("<answer>3</answer>", "3", components=(ReasoningGymReward(),), task_entry=entry)
         told["another job"] = ask("behave", job_id="job-2")
         told["its format"] = ask("no", components=(FormatReward(pattern="yes"),))
-        told["missing"] = tries.pool.missing_locks
+        told["missing"] = tries.pool.cages.missing
         tries.pool.close()
     return told
 

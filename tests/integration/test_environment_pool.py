@@ -24,9 +24,9 @@ from contracts.environments.service import (
     Turned,
 )
 from contracts.errors import InvalidInput, Unavailable
-from environment_service.pool.pool import EnvironmentPool
 from onbeat.process.child_process import descendants
 from onbeat.process.waiting import Waiting
+from reward_service.playing.pool import EnvironmentPool
 from tests.played import PLUGIN, SETTINGS, asked, new, played, reason_of, reply_of, request, said, text_of
 
 COSTS = {
@@ -188,7 +188,7 @@ def test_openings_are_shown_in_their_order_and_leave_no_session() -> None:
 def test_no_process_has_sessions_of_two_jobs_and_a_kind_without_any_gives_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("environment_service.pool.pool.MAX_KINDS", 2)
+    monkeypatch.setattr("reward_service.playing.pool.MAX_KINDS", 2)
 
     async def run() -> None:
         async with asked() as ask:

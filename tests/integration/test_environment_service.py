@@ -1,4 +1,4 @@
-"""The environment service over HTTP, killed in the midst of a step and started again, as its client sees it."""
+"""Environments over HTTP: the service is killed in the midst of a step and started again, as its client sees it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Service:
     def start(self, *, crash_at: str = "") -> None:
         path = os.pathsep.join([str(PLUGIN), os.getcwd(), os.environ.get("PYTHONPATH", "")])
         told = {
-            "ONBEAT_ENVIRONMENT_KEY": KEY,
+            "ONBEAT_REWARD_KEY": KEY,
             "ONBEAT_PORT": str(self.port),
             "ONBEAT_ENVIRONMENT_CHILDREN": "1",
             "ONBEAT_CRASH_AT": crash_at,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "environment_service"], env={**os.environ, **told, "PYTHONPATH": path}
+            [sys.executable, "-m", "reward_service"], env={**os.environ, **told, "PYTHONPATH": path}
         )
-        waiting = Waiting("the environment service", deadline_s=60.0)
+        waiting = Waiting("the reward service", deadline_s=60.0)
         while not self._is_ready():
             waiting.poke()
             assert self.process.poll() is None

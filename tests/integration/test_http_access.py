@@ -50,7 +50,8 @@ def make_reward_service() -> Iterator[MakeApp]:
 
     yield make
     for app in made:
-        app.state.pool.close()
+        app.state.scorers.close()
+        app.state.environments.shut()
 
 
 @pytest.fixture(params=["gateway", "reward_service"])

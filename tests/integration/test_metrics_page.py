@@ -11,12 +11,11 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from contracts.events import IterationMetrics
-from environment_service.metrics import EnvironmentMetrics
 from gateway.exposition.last_iterations import STAGE_GAUGES
 from gateway.exposition.requests import GatewayMetrics
 from gateway.exposition.stack_state import FAMILIES
 from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
-from reward_service.metrics import RewardMetrics
+from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from tests.contract.make_golden import iteration_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +33,11 @@ class Documented(NamedTuple):
 
 
 def registries() -> list[CollectorRegistry]:
-    made = (GatewayMetrics(), RewardMetrics(), EnvironmentMetrics(), GeneratorMetrics(), TrainerMetrics())
-    return [*(one.registry for one in made), StageMetrics().registry, WorkerMetrics(lambda: True).registry]
+    of_rewards = CollectorRegistry()
+    RewardMetrics(of_rewards)
+    EnvironmentMetrics(of_rewards)
+    made = (GatewayMetrics(), GeneratorMetrics(), TrainerMetrics(), StageMetrics(), WorkerMetrics(lambda: True))
+    return [of_rewards, *(one.registry for one in made)]
 
 
 def families() -> Iterator[Documented]:

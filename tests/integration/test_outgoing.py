@@ -158,9 +158,7 @@ def assert_speaks_to_no_proxy(
         netrc.write_text("machine localhost login a password of-another\n")
         netrc.chmod(0o600)
         monkeypatch.setenv("NETRC", str(netrc))
-        settings = replace(
-            StackSettings(), reward_url=url, environment_url=url, judge_url=url, judge_key=KEY, reward_key=KEY
-        )
+        settings = replace(StackSettings(), reward_url=url, judge_url=url, judge_key=KEY, reward_key=KEY)
         with contextlib.suppress(OnbeatError):  # it refuses everything
             client(settings)
         assert caught == []

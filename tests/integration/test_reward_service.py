@@ -44,8 +44,8 @@ from contracts.settings import StackSettings
 from onbeat.http_service.server import server_config
 from onbeat.process.waiting import Waiting
 from reward_service.app import create_app
-from reward_service.pool import lane as scorer_lane
-from reward_service.pool.pool import ScorerPool
+from reward_service.scoring import lane as scorer_lane
+from reward_service.scoring.pool import ScorerPool
 
 KEY = "reward-key"
 SETTINGS = StackSettings(reward_key=KEY)

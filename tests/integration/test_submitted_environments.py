@@ -35,10 +35,10 @@ def spec(name: str = "echo", *, deterministic: bool = True, **params: Any) -> Jo
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[StackSettings]:
-    """Settings that lead to a real environment service."""
+    """Settings that lead to a real reward service."""
     service = Service()
     service.start()
-    yield StackSettings(environment_url=service.url, environment_key=KEY)
+    yield StackSettings(reward_url=service.url, reward_key=KEY)
     service.end()
 
 
@@ -78,10 +78,10 @@ def test_an_environment_that_is_unknown_or_refuses_its_parameters_is_named_at_bo
 def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_start_goes_on_without_it(
     told: StackSettings,
 ) -> None:
-    away = replace(told, environment_url=f"http://127.0.0.1:{free_port()}")
+    away = replace(told, reward_url=f"http://127.0.0.1:{free_port()}")
     hurried = replace(spec(), environment=replace(spec().environment, request_timeout_s=0.2))
-    check_environment(spec("absent"), replace(told, environment_key="wrong"))
+    check_environment(spec("absent"), replace(told, reward_key="wrong"))
     with pytest.raises(EnvironmentUnavailable, match="refuses this process with 401"):
-        opened(hurried, replace(told, environment_key="wrong"))
+        opened(hurried, replace(told, reward_key="wrong"))
     with pytest.raises(EnvironmentUnavailable):
         opened(hurried, away)

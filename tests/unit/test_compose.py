@@ -29,17 +29,15 @@ SAMPLE_SECRETS = {
     "REDIS_CELERY_PASSWORD": "celery-word",
     "ONBEAT_API_KEY": "api-word",
     "ONBEAT_REWARD_KEY": "reward-word",
-    "ONBEAT_ENVIRONMENT_KEY": "environment-word",
     "ONBEAT_METRICS_KEY": "metrics-word",
     "GRAFANA_PASSWORD": "grafana-word",
 }
 HOLDS = {
     "redis": {"operator", "gateway", "trainer", "generator", "stage", "celery"},
-    "gateway": {"gateway", "celery", "api", "reward", "environment", "metrics"},
-    "consumer": {"trainer", "celery", "environment", "metrics"},
-    "producer": {"generator", "reward", "environment", "metrics"},
+    "gateway": {"gateway", "celery", "api", "reward", "metrics"},
+    "consumer": {"trainer", "celery", "reward", "metrics"},
+    "producer": {"generator", "reward", "metrics"},
     "reward_service": {"reward", "metrics"},
-    "environment_service": {"environment", "metrics"},
     "stages": {"stage", "metrics"},
     "prometheus": {"metrics"},
     "grafana": {"grafana"},
@@ -57,7 +55,7 @@ def interpolated(text: str) -> str:
 
 
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
-    services = {"gateway", "consumer", "producer", "reward_service", "environment_service", "stages"}
+    services = {"gateway", "consumer", "producer", "reward_service", "stages"}
     assert set(COMPOSE["services"]) == services | NOT_OURS
     for name in ("prometheus", "grafana"):
         assert COMPOSE["services"][name]["profiles"] == ["metrics"]
@@ -75,8 +73,7 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
     assert bool(settings.reward_key) is ("reward" in HOLDS[name])
-    assert bool(settings.environment_key) is ("environment" in HOLDS[name])
-    assert settings.allowed_hosts == (name if name in ("gateway", "reward_service", "environment_service") else "")
+    assert settings.allowed_hosts == (name if name in ("gateway", "reward_service") else "")
     assert settings.metrics_key == "metrics-word"
     if name in ROLES:
         assert settings.metrics_port == (0 if name == "gateway" else 9100)
@@ -103,7 +100,7 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service["pids_limit"] > 0
     assert re.fullmatch(r"\$\{[A-Z]+_MEMORY:-\d+g\}", service["mem_limit"])
     assert "privileged" not in service
-    is_root = name in ("reward_service", "environment_service")
+    is_root = name == "reward_service"
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
     assert service.get("user") == ("0:0" if is_root else None)
     assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"

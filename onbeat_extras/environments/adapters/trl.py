@@ -99,7 +99,7 @@ def modules_from(setting: str) -> tuple[str, ...]:
 def _offered(name: str, modules: Sequence[str]) -> tuple[type, str]:
     """Returns the class, and its package with the version."""
     try:
-        entry_point = find_entry_point(GROUP, name, field=FIELD, where="environment service")
+        entry_point = find_entry_point(GROUP, name, field=FIELD, where="reward service")
     except UnknownEntryPoint as error:
         raise ValueError(f"factory: {error}; or name a class as `module:Class`, of {_known(modules)}") from None
     found = entry_point.load()

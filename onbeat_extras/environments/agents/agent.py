@@ -109,7 +109,7 @@ class AgentEnvironment(Environment):
 @lru_cache(maxsize=16)
 def agent_named(name: str) -> Agent:
     """Imports an agent. Raises InvalidInput, and whatever its module raises."""
-    found = find_entry_point(GROUP, name, field=FIELD, where="environment service")
+    found = find_entry_point(GROUP, name, field=FIELD, where="reward service")
     function = found.load()
     if not callable(function):
         raise InvalidInput(f"`{name}` is {type(function).__name__}, and no function", field=FIELD)

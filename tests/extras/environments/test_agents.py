@@ -31,7 +31,6 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(PLUGIN))
         with Pipeline(tmp_path_factory.mktemp("agents")) as pipeline:
-            pipeline.start_environments()
             yield pipeline
 
 

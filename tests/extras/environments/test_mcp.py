@@ -19,13 +19,13 @@ from contracts.encoding.wire import encode
 from contracts.environments.messages import Message
 from contracts.environments.service import EnvironmentTable, Failure, Opening, Result, Step, Turned
 from contracts.errors import InvalidInput
-from environment_service.app import create_app
-from environment_service.player.loading import Playable, load
-from environment_service.player.protocol import Loaded
-from environment_service.pool.pool import EnvironmentPool
 from onbeat.environments.author import NoAnswer
 from onbeat_extras.environments.mcp_servers import McpServer, Offered, offered, servers_from
 from onbeat_extras.environments.tools.mcp_connection import Connection, ServerGone
+from reward_service.app import create_app
+from reward_service.player.loading import Playable, load
+from reward_service.player.protocol import Loaded
+from reward_service.playing.pool import EnvironmentPool
 from tests.chaos.short_job import long_variant
 from tests.extras.environments.test_built_in_environments import call
 from tests.integration.test_environment_pool import read, until

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from environment_service import registry
 from onbeat_extras.environments.provisions import PROVISIONS
+from reward_service.player import registry
 
 DISTRIBUTIONS = {
     "agent": "onbeat",

@@ -20,7 +20,7 @@ from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, Sampled
 from contracts.environments.service import Failure, NewSession, Result, Step, Task, Turned
 from contracts.rollouts import SamplingParams
-from environment_service.pool.pool import EnvironmentPool
+from reward_service.playing.pool import EnvironmentPool
 from tests.chaos.short_job import assert_undisturbed, running, short_job
 from tests.e2e.test_turns import death_of, killed_again
 from tests.pipeline import Pipeline
@@ -90,7 +90,6 @@ def test_a_job_learns_from_an_environment_of_verifiers_and_verifies_whatever_die
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(PLUGIN))
         with Pipeline(tmp_path) as pipeline:
-            pipeline.start_environments()
             with running(pipeline, "producer-verifiers"):
                 first = pipeline.train(JOB)
                 killed_again(pipeline, crash_at="environment.after_play:9")

@@ -120,8 +120,6 @@ def test_another_kind_of_engine_says_so_instead_of_a_digest(
 def test_a_batch_is_the_same_however_its_job_samples(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str], variant: str
 ) -> None:
-    if variant == "turns with a tool" and "environment_service" not in pipeline.children:
-        pipeline.start_environments()
     with running(pipeline, "producer-variant"):
         job_id = pipeline.train(short_job(**{"iterations": 4, "recording": ALL, **VARIANTS[variant]}))
     for batch_id in ("0/train/0", "3/train/1", "0/evaluation/0"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contracts.environments.service import EnvironmentTable
-from environment_service.registry import factory_of
 from onbeat.environments.author import Message, Reply
+from reward_service.player.registry import factory_of
 
 SecretTable, _ = factory_of(EnvironmentTable(name="secret_table"))
 TENS = {"2": "twenty", "3": "thirty", "4": "forty", "5": "fifty", "6": "sixty", "7": "seventy", "8": "eighty"}

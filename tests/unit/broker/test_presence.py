@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.presence import MISSES, REACHES, GeneratorInfo, compare, missed_by_all, services_info
 from contracts.errors import RewardUnavailable
-from onbeat.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.process.dependency import JUDGE, REWARD_SERVICE, Dependency
 
 AWAY = {MISSES: "reward service for 60.0 s at http://r: no answer: ConnectError", REACHES: ""}
 
@@ -30,12 +30,12 @@ def reward_service(clock: Clock) -> Dependency:
 
 def test_a_process_says_what_it_misses_since_when_and_when_the_others_answered() -> None:
     clock = Clock()
-    away, there = reward_service(clock), Dependency("environment service", "http://e", probe=unasked, clock=clock)
+    away, there = reward_service(clock), Dependency(JUDGE, "http://j", probe=unasked, clock=clock)
     away.missed(RewardUnavailable("no answer:\nConnectError"))
     there.answered()
     clock.now_s = 60.0
     said = services_info([away, there])
-    assert said == AWAY | {REACHES: "environment service 60.0 s ago"}
+    assert said == AWAY | {REACHES: "judge 60.0 s ago"}
 
 
 def test_a_process_that_alone_misses_a_service_learns_that_others_reach_it() -> None:
@@ -61,7 +61,7 @@ def test_only_what_all_miss_is_missed_and_what_is_no_word_of_ours_counts_as_none
     words = "the reward service at http://r: no answer: ConnectError, for 60 s (as a says)"
     assert missed_by_all([seen("a", AWAY), seen("b", later)], [REWARD_SERVICE]) == words
     assert missed_by_all([seen("a", AWAY), seen("b", {})], [REWARD_SERVICE]) == ""
-    assert missed_by_all([seen("a", AWAY)], ["environment service"]) == ""
+    assert missed_by_all([seen("a", AWAY)], [JUDGE]) == ""
     assert missed_by_all([], [REWARD_SERVICE]) == ""
     for junk in ("reward service", "reward service for -1.0 s at", f"reward service for 1.0 s {'x' * 5000}"):
         assert missed_by_all([seen("a", {MISSES: junk})], [REWARD_SERVICE]) == ""

@@ -28,7 +28,6 @@ COPIED = (
     "consumer",
     "contracts",
     "docs",
-    "environment_service",
     "gateway",
     "onbeat",
     "onbeat_extras",

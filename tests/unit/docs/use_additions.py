@@ -126,7 +126,7 @@ def a_scorer():
 def an_environment():
     from contracts.environments.messages import Message
     from contracts.environments.service import EnvironmentTable
-    from environment_service import registry
+    from reward_service.player import registry
 
     install("novel_environment", "[onbeat.environments]\nnovel = onbeat_extras.environments.adapters.novel:Novel\n")
     assert "novel" in registry.names()

@@ -389,19 +389,22 @@ def test_a_batch_that_a_service_left_without_scores_is_given_back_and_has_no_att
     drive(tmp_path, scenario)
 
 
-def test_while_a_service_is_away_a_generator_claims_only_for_jobs_that_do_without_and_says_why(tmp_path: Path) -> None:
+def test_while_a_service_is_away_a_generator_claims_nothing_and_says_why(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
-        needs, spares = stack.add_job("needs", num_batches=1), stack.add_job("spares", num_batches=1, **OF_ENVIRONMENT)
+        scored, played = (
+            stack.add_job("scored", num_batches=1),
+            stack.add_job("played", num_batches=1, **OF_ENVIRONMENT),
+        )
         stack.service.missed(RewardUnavailable("no answer: ConnectError"))
         async with stack.running():
-            await stack.changes.until(lambda: bool(spares.published))
+            await stack.changes.until(lambda: bool(stack.jobs.infos and stack.jobs.infos[-1].get("misses")))
             said = stack.jobs.infos[-1]["misses"]
             assert re.fullmatch(r"reward service for \d+\.\d s at http://r: no answer: ConnectError", said)
-            assert needs.claimed == []
+            assert scored.claimed == played.claimed == []
             stack.service.answered()
-            await stack.changes.until(lambda: bool(needs.published))
+            await stack.changes.until(lambda: bool(scored.published and played.published))
             await stack.changes.until(lambda: stack.jobs.infos[-1]["misses"] == "")
-        assert needs.failed == needs.released == []
+        assert scored.failed == scored.released == played.failed == played.released == []
 
     drive(tmp_path, scenario)
 

@@ -1,4 +1,4 @@
-"""The client of the environment service: what it repeats, what it doesn't, and when it gives up."""
+"""The client of the reward service: what it repeats, what it doesn't, and when it gives up."""
 
 from __future__ import annotations
 

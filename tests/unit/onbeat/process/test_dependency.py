@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import EnvironmentUnavailable, RewardUnavailable, Unavailable
-from onbeat.process.dependency import ENVIRONMENT_SERVICE, REWARD_SERVICE, SLOW_S, Dependency, services_of
-from tests.builders import job_spec
+from onbeat.process.dependency import REWARD_SERVICE, SLOW_S, Dependency
 
 
 def in_doubt(problem: Unavailable) -> Unavailable:
@@ -149,9 +148,5 @@ def test_a_request_that_takes_long_has_its_service_asked_after() -> None:
     run(scenario)
 
 
-def test_a_job_needs_the_services_that_its_spec_names() -> None:
-    played = {"environment": {"name": "echo", "renderer": "text"}}
-    assert services_of(job_spec()) == (REWARD_SERVICE,)
-    assert services_of(job_spec(**played)) == (REWARD_SERVICE, ENVIRONMENT_SERVICE)
-    assert services_of(job_spec(**played, reward__components=[])) == (ENVIRONMENT_SERVICE,)
+def test_no_answer_of_what_plays_environments_leaves_no_doubt() -> None:
     assert not EnvironmentUnavailable("away").is_doubtful

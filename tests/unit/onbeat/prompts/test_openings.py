@@ -25,7 +25,7 @@ TOKENIZER = char_tokenizer()
 
 
 class Service:
-    """The environment service: an opening says its task and seed."""
+    """The reward service: an opening says its task and seed."""
 
     def __init__(self, *, deterministic: bool = True, problem: str = "", opens: str = "{split} {index}") -> None:
         self.deterministic = deterministic
@@ -168,7 +168,7 @@ def test_what_has_no_room_or_no_meaning_is_refused_by_its_field(field: str, chan
 def test_an_empty_opening_and_a_missing_service_are_refused() -> None:
     with pytest.raises(InvalidInput, match="is empty"):
         source(Service(opens=""))
-    with pytest.raises(InvalidInput, match="no environment service"):
+    with pytest.raises(InvalidInput, match="no reward service"):
         source(None)
 
 

@@ -58,7 +58,6 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "scorer_start_s": (10.5, {}),
     "scorer_memory_mb": (2048, {}),
     "scorer_network": ("host", {}),
-    "environment_key": ("chosen-key", {}),
     "environment_children": (3, {}),
     "environment_sessions": (99, {}),
     "environment_reply_kb": (64, {}),

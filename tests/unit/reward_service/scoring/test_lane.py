@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from contracts.rewards import FormatReward, PluginReward, RewardItem
-from reward_service.pool.lane import Lane
-from reward_service.pool.pool import ScorerPool
+from reward_service.scoring.lane import Lane
+from reward_service.scoring.pool import ScorerPool
 
 
 def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,17 +35,17 @@ def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(monkey
 def test_no_two_cages_that_live_have_a_number_in_common_and_a_number_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("reward_service.pool.lane.MAX_CAGES", 2)
+    monkeypatch.setattr("reward_service.scoring.lane.MAX_CAGES", 2)
     pool = ScorerPool(num_lanes=1)
     item = RewardItem(prompt="", completion="c", reference="")
     numbers: list[set[int]] = []
     for job in ("a", "b", "c", "d"):
         component = PluginReward(entry_point=f"none of {job}")
         pool.submit((component,), (item,), item_timeout_s=5.0, job_id=job).result()
-        numbers.append(set(pool._cages))
+        numbers.append(set(pool.cages.numbers))
     pool.close()
     assert numbers == [{0}, {0, 1}, {0, 1}, {0, 1}]
-    assert not pool._cages
+    assert not pool.cages.numbers
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a keeper may outlive its service for a moment")
@@ -53,11 +53,11 @@ def test_a_killed_service_leaves_no_folder() -> None:
     code = """
 import os
 from contracts.rewards import FormatReward, RewardItem
-from reward_service.pool.pool import ScorerPool
+from reward_service.scoring.pool import ScorerPool
 pool = ScorerPool(num_lanes=1)
 item = RewardItem(prompt="", completion="c", reference="")
 pool.submit((FormatReward(pattern="c"),), (item,), item_timeout_s=5.0).result()
-print(pool._folder, pool.cage_pids()[0], flush=True)
+print(pool.cages.folder, pool.cage_pids()[0], flush=True)
 os.kill(os.getpid(), 9)
 """
     folder, keeper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()

@@ -13,9 +13,9 @@ from contracts.encoding.wire import encode
 from contracts.environments.service import EnvironmentTable, Failure
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from environment_service import registry
-from environment_service.player.loading import Playable, load, warm_up
-from environment_service.player.protocol import Loaded
+from reward_service.player import registry
+from reward_service.player.loading import Playable, load, warm_up
+from reward_service.player.protocol import Loaded
 
 MODULE = """
 from onbeat.environments.author import Environment

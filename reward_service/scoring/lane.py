@@ -19,8 +19,8 @@ from threading import Lock, Thread
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
 from onbeat.cage.caged_process import ChildDied, ChildLate
-from reward_service.pool.scorer_cage import ScorerCage
 from reward_service.scorers import rubric
+from reward_service.scoring.scorer_cage import ScorerCage
 
 Results = tuple[Scored | Unscorable, ...]
 

@@ -14,11 +14,8 @@ Produces:     Scored, or Unscorable with reason timeout or crashed, or what the 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,9 +24,9 @@ from threading import Condition
 from contracts.errors import Unavailable
 from contracts.rewards import RewardComponent, RewardItem
 from contracts.settings import StackSettings, usable_cores
-from onbeat.cage.cage import CageRules, own_slot
-from reward_service.pool.lane import Lane, Results, Turn, Work
-from reward_service.pool.scorer_cage import ScorerCage
+from reward_service.cages import Cages
+from reward_service.scoring.lane import Lane, Results, Turn, Work
+from reward_service.scoring.scorer_cage import ScorerCage
 
 DEFAULTS = StackSettings()
 
@@ -55,19 +52,13 @@ class ScorerPool:
         """
         self.num_lanes = num_lanes or usable_cores()
         self._warm_up_timeout_s = warm_up_timeout_s
-        self._memory_mb = memory_mb
-        self._network = network
-        self._hidden = tuple(hidden)
+        self.cages = Cages("rewards", memory_mb=memory_mb, network=network, hidden=hidden)
         self._on_restart = on_restart
         self._changed = Condition()
         self._turns: deque[Work] = deque()
         self._lanes: list[Lane] = []
         self._closed = False
         self._numbers = itertools.count()
-        self._cages: set[int] = set()
-        """Numbers of those that live: no two have a uid in common."""
-        self._folder = ""
-        self._missing: tuple[str, ...] | None = None
 
     def submit(
         self,
@@ -98,11 +89,6 @@ class ScorerPool:
         """Whether it may score: one that is unused yet may, a closed one may not."""
         return not self._closed and all(lane.is_alive() for lane in self._lanes)
 
-    @property
-    def missing_locks(self) -> tuple[str, ...] | None:
-        """What the cages lack on this platform; None before the first one has started."""
-        return self._missing
-
     def num_waiting_items(self) -> int:
         """Items that no scorer process has begun."""
         with self._changed:
@@ -125,9 +111,7 @@ class ScorerPool:
             lane.stop()
         for lane in self._lanes:
             lane.join()
-        if self._folder:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._folder)
+        self.cages.remove_folder()
 
     def next_turn(self, stays_with: Work | None) -> Turn | None:
         """Items of the request to stay with, else of the one that waits longest; None when closed. Called by lanes."""
@@ -150,14 +134,12 @@ class ScorerPool:
         return None
 
     def _start_lanes(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="onbeat-scorers-")
-        os.chmod(self._folder, 0o555)
         for number in range(self.num_lanes):
             lane = Lane(
                 name=f"scorer-lane-{number + 1}",
                 next_turn=self.next_turn,
                 new_cage=self._new_cage,
-                on_start=self._say_what_is_missing,
+                on_start=self.cages.say_what_is_missing,
                 on_restart=self._on_restart,
             )
             self._lanes.append(lane)
@@ -165,31 +147,5 @@ class ScorerPool:
         log.info("%d scorer processes", self.num_lanes)
 
     def _new_cage(self) -> ScorerCage:
-        with self._changed:
-            number = next(number for number in itertools.count() if number not in self._cages)
-            self._cages.add(number)
-        rules = CageRules(
-            folder=self._folder,
-            memory_mb=self._memory_mb,
-            network=self._network,
-            hidden=self._hidden,
-            service="rewards",
-            service_slot=own_slot(),
-            number=number,
-        )
-        return ScorerCage(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=lambda: self._give_back(number))
-
-    def _give_back(self, number: int) -> None:
-        with self._changed:
-            self._cages.discard(number)
-
-    def _say_what_is_missing(self, missing: tuple[str, ...]) -> None:
-        with self._changed:
-            if self._missing is not None:
-                return
-            self._missing = missing
-        network = ", but for the network (ONBEAT_SCORER_NETWORK)" if self._network else ""
-        if missing:
-            log.warning("scorers are caged as far as this platform allows; missing: %s%s", "; ".join(missing), network)
-        else:
-            log.info("scorers are caged%s", network)
+        rules, on_empty = self.cages.one_more()
+        return ScorerCage(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=on_empty)

@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -31,14 +30,13 @@ from contracts.environments.service import (
     StepRequest,
 )
 from contracts.errors import OnbeatError, Unavailable
-from environment_service import registry
-from environment_service.metrics import EnvironmentMetrics
-from environment_service.pool.pool import EnvironmentPool
 from onbeat.http_service import formats
 from onbeat.http_service.bodies import json_answer, read_body
 from onbeat.http_service.connected import CLIENT_GONE, while_connected
 from onbeat.http_service.problems import Problem
-from onbeat.http_service.process_routes import process_routes
+from reward_service.metrics import EnvironmentMetrics
+from reward_service.player import registry
+from reward_service.playing.pool import EnvironmentPool
 
 LARGE_BYTES = 256 * 1024
 """A body of this size is decoded beside the event loop."""
@@ -130,21 +128,6 @@ def environments() -> Response:
     return json_answer(EnvironmentNames(environments=registry.names()))
 
 
-async def _require_ready(request: Request) -> None:
-    """Raises Problem 503 unless the pool may play."""
-    pool: EnvironmentPool = request.app.state.pool
-    if not pool.is_alive:
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the environment pool is not alive")
-
-
-def _exposition(request: Request) -> bytes:
-    metrics: EnvironmentMetrics = request.app.state.metrics
-    pool: EnvironmentPool = request.app.state.pool
-    metrics.sessions.set(pool.num_sessions)
-    metrics.waiting.set(pool.num_waiting())
-    return generate_latest(metrics.registry)
-
-
 def _opening(result: Result) -> Opening | Failure:
     if isinstance(result, Failure):
         return result
@@ -154,7 +137,7 @@ def _opening(result: Result) -> Opening | Failure:
 
 async def _answer(request: Request, kind: type[T], call: Call[T]) -> Response:
     """Decodes, calls the pool, encodes, and counts, whatever comes of it."""
-    metrics: EnvironmentMetrics = request.app.state.metrics
+    metrics: EnvironmentMetrics = request.app.state.environment_metrics
     endpoint = request.url.path
     started_s = time.monotonic()
     status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -180,11 +163,8 @@ async def _called(request: Request, kind: type[T], call: Call[T]) -> Response:
         asked = await run_in_threadpool(formats.decode_request, body, body_format, kind)
     else:
         asked = formats.decode_request(body, body_format, kind)
-    answer = await while_connected(request, call(request.app.state.pool, asked))
+    answer = await while_connected(request, call(request.app.state.environments, asked))
     if answer is None:
         return Response(status_code=CLIENT_GONE)
     encoded = await run_in_threadpool(formats.encode_response, answer, body_format)
     return Response(encoded, media_type=body_format.value)
-
-
-ROUTERS = (router, process_routes(require_ready=_require_ready, exposition=_exposition))

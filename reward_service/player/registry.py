@@ -51,7 +51,7 @@ def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
 
     Raises InvalidInput that names the field, and whatever a foreign module raises while it is imported.
     """
-    found = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="environment service")
+    found = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="reward service")
     if not _is_of_ours(found):
         return found.load(), f"{found.dist.name} {found.dist.version}" if found.dist else ""
     provision = _provisions().get(table.name, Provision())
@@ -60,7 +60,7 @@ def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
         return found.load(), f"{provision.distribution} {version}"
     except (ImportError, metadata.PackageNotFoundError) as error:
         raise InvalidInput(
-            f"`{table.name}` needs a package that isn't installed where the environment service runs: {error}",
+            f"`{table.name}` needs a package that isn't installed where the reward service runs: {error}",
             field=NAME_FIELD,
             cure=f"pip install 'onbeat[{provision.extra}]' there" if provision.extra else None,
         ) from error

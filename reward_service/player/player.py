@@ -23,12 +23,12 @@ from msgspec import UNSET
 from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message, messages_digest
 from contracts.environments.service import Failure, Opening, Reply, Result, Task, Turned, reply_digest
-from environment_service.player.answers import opening_of, reply_of
-from environment_service.player.guard import Failed, Guard
-from environment_service.player.loading import Playable, load, warm_up
-from environment_service.player.protocol import AT_REST, MAX_WORK_BYTES, Answers, Load, Loaded, Place, Play, Work
 from onbeat.cage import nursery
 from onbeat.cage.frames import Frames, Gone
+from reward_service.player.answers import opening_of, reply_of
+from reward_service.player.guard import Failed, Guard
+from reward_service.player.loading import Playable, load, warm_up
+from reward_service.player.protocol import AT_REST, MAX_WORK_BYTES, Answers, Load, Loaded, Place, Play, Work
 
 FLUSH_AFTER_S = 0.001
 """Results that come within this time go in one message."""

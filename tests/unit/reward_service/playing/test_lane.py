@@ -6,9 +6,9 @@ import time
 
 from contracts.environments.messages import Message
 from contracts.environments.service import Step, Task
-from environment_service.pool.lane import Lane
-from environment_service.pool.play_cage import PlayCage
-from environment_service.pool.sessions import Advance, End, Session
+from reward_service.playing.lane import Lane
+from reward_service.playing.play_cage import PlayCage
+from reward_service.playing.sessions import Advance, End, Session
 
 LONG_AGO_S = 100.0
 

@@ -30,7 +30,7 @@ from contracts.environments.service import (
     reply_digest,
 )
 from contracts.spec_tables.environment import MAX_TURNS
-from environment_service.player.protocol import Play
+from reward_service.player.protocol import Play
 
 ENDED = Failure(reason="lost", detail="the session was ended")
 

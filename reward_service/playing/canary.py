@@ -15,9 +15,9 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.environments.messages import Message, Sampled, ToolCall
 from contracts.environments.service import CanaryRequest, Failure, Opening, Result, Task, Turned, reply_digest
 from contracts.errors import Unavailable
-from environment_service.player.protocol import Loaded, Play
-from environment_service.pool.play_cage import Interrupted, PlayCage
 from onbeat.cage.caged_process import ChildDied, ChildLate
+from reward_service.player.protocol import Loaded, Play
+from reward_service.playing.play_cage import Interrupted, PlayCage
 
 NUM_TURNS = 4
 MAX_SEED = 2**62

@@ -11,8 +11,8 @@ from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, b
 from onbeat.cage.cage import CageRules
 from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
 from onbeat.cage.frames import Frames, Gone, Late
-from reward_service.pool.scorer_process import ScorerAnswer, ScorerTask, WarmedUp, WarmUp
 from reward_service.scorers import rubric
+from reward_service.scoring.scorer_process import ScorerAnswer, ScorerTask, WarmedUp, WarmUp
 
 MAX_ANSWER_BYTES = 64 * 1024
 """Many times what 32 components' scores need: whatever a scorer process makes up costs the service little to read."""
@@ -33,7 +33,7 @@ class ScorerCage:
         """
         self._process = CagedProcess(
             rules,
-            module="reward_service.pool.scorer_process",
+            module="reward_service.scoring.scorer_process",
             noun="the scorer",
             start_timeout_s=warm_up_timeout_s,
             on_empty=on_empty,

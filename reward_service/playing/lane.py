@@ -13,11 +13,11 @@ from threading import Condition, Lock, Thread
 
 from contracts.environments.service import EnvironmentFacts, Failure, Result
 from contracts.errors import Unavailable
-from environment_service.player.protocol import Loaded, Play
-from environment_service.pool.play_cage import Interrupted, PlayCage
-from environment_service.pool.sessions import ENDED, Ask, Begin, End, Session
 from onbeat.cage.caged_process import ChildDied, ChildLate
 from onbeat.process.crash_points import reach
+from reward_service.player.protocol import Loaded, Play
+from reward_service.playing.play_cage import Interrupted, PlayCage
+from reward_service.playing.sessions import ENDED, Ask, Begin, End, Session
 
 SWEEP_S = 1.0
 """How often idle sessions are looked for."""
@@ -250,7 +250,7 @@ class Lane(Thread):
             place = places.popleft()
             ask = call.asks[place]
             if not has_room and not isinstance(ask, End):
-                failure = Failure(reason="oversize", detail="the environment service keeps as much as it may")
+                failure = Failure(reason="oversize", detail="the reward service keeps as much as it may")
                 self._settle(call, place, failure)
                 continue
             prepared = ask.prepare(deterministic=self._facts.deterministic)

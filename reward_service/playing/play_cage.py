@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contracts.encoding.wire import decode, encode
 from contracts.environments.service import EnvironmentTable, FailureReason, Result
 from contracts.errors import ContractViolation
-from environment_service.player.player import FLUSH_BYTES
-from environment_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 from onbeat.cage.cage import CageRules
 from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
 from onbeat.cage.frames import Frames, Gone, Late
+from reward_service.player.player import FLUSH_BYTES
+from reward_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 
 NO_ANSWER = "the environment's process sent what is no answer"
 """Which session sent it can't be told: the child may have gone on meanwhile."""
@@ -49,7 +49,7 @@ class PlayCage:
     ) -> None:
         self._process = CagedProcess(
             rules,
-            module="environment_service.player.player",
+            module="reward_service.player.player",
             noun="the environment",
             start_timeout_s=start_timeout_s,
             hash_seed=HASH_SEED,

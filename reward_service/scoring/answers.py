@@ -8,8 +8,8 @@ from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rewards import FormatReward, RewardItem, RewardRequest, RewardResponse, Scored
-from reward_service.pool.pool import ScorerPool
 from reward_service.scorers import rubric
+from reward_service.scoring.pool import ScorerPool
 
 SELF_TEST = RewardRequest(
     components=(FormatReward(pattern="on.*beat"),),

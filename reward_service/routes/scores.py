@@ -6,7 +6,6 @@ import time
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -16,11 +15,9 @@ from onbeat.http_service import formats
 from onbeat.http_service.bodies import json_answer, read_body
 from onbeat.http_service.connected import CLIENT_GONE, while_connected
 from onbeat.http_service.problems import Problem
-from onbeat.http_service.process_routes import process_routes
-from reward_service import scoring
 from reward_service.metrics import RewardMetrics
-from reward_service.pool.pool import ScorerPool
 from reward_service.scorers import plugin
+from reward_service.scoring import answers
 
 router = APIRouter()
 
@@ -49,21 +46,6 @@ def plugins() -> Response:
     return json_answer(PluginNames(entry_points=plugin.installed()))
 
 
-async def _require_ready(request: Request) -> None:
-    """Raises Problem 503 unless the pool scores an item now: a turn of its, once in a while (Readiness)."""
-    try:
-        await scoring.self_test(request.app.state.pool)
-    except OnbeatError as error:
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
-
-
-def _exposition(request: Request) -> bytes:
-    metrics: RewardMetrics = request.app.state.metrics
-    pool: ScorerPool = request.app.state.pool
-    metrics.waiting_items.set(pool.num_waiting_items())
-    return generate_latest(metrics.registry)
-
-
 async def _answer(request: Request) -> Response:
     body_format = formats.format_of(request)
     try:
@@ -72,7 +54,7 @@ async def _answer(request: Request) -> Response:
         return Response(status_code=CLIENT_GONE)
     reward_request = await run_in_threadpool(formats.decode_request, body, body_format, RewardRequest)
     try:
-        reward_response = await while_connected(request, scoring.score(reward_request, request.app.state.pool))
+        reward_response = await while_connected(request, answers.score(reward_request, request.app.state.scorers))
     except Unavailable as error:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
     if reward_response is None:
@@ -81,6 +63,3 @@ async def _answer(request: Request) -> Response:
     metrics.count_results(reward_response.results)
     encoded = await run_in_threadpool(formats.encode_response, reward_response, body_format)
     return Response(encoded, media_type=body_format.value)
-
-
-ROUTERS = (router, process_routes(require_ready=_require_ready, exposition=_exposition))

@@ -17,10 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import itertools
-import logging
-import os
-import tempfile
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -41,22 +37,20 @@ from contracts.environments.service import (
 )
 from contracts.errors import InvalidInput, Unavailable
 from contracts.settings import StackSettings, usable_cores
-from environment_service import registry
-from environment_service.player.protocol import Loaded
-from environment_service.pool.canary import compared
-from environment_service.pool.lane import Lane
-from environment_service.pool.play_cage import PlayCage
-from environment_service.pool.sessions import Advance, Ask, Begin, End, Session, Show
-from onbeat.cage.cage import CageRules, own_slot
+from reward_service.cages import Cages
+from reward_service.player import registry
+from reward_service.player.protocol import Loaded
+from reward_service.playing.canary import compared
+from reward_service.playing.lane import Lane
+from reward_service.playing.play_cage import PlayCage
+from reward_service.playing.sessions import Advance, Ask, Begin, End, Session, Show
 
 MAX_KINDS = 8
 MAX_CAGES = 240
 """Each has a user of its own, of 256."""
 MAX_WAITING = 2**17
 """Asks that wait in all lanes; one more call is refused."""
-NO_SESSION = Failure(reason="lost", detail="the environment service has no such session")
-
-log = logging.getLogger(__name__)
+NO_SESSION = Failure(reason="lost", detail="the reward service has no such session")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,25 +93,22 @@ class EnvironmentPool:
         self._settings = settings
         self.num_children = settings.environment_children or usable_cores()
         self._operators_parts = registry.operators_parts(settings)
-        self._hidden = (str(settings.run_root_path), str(settings.weight_root_path))
+        self.cages = Cages(
+            "environments",
+            memory_mb=settings.environment_memory_mb,
+            network=settings.environment_network == "host",
+            hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
+        )
         self._on_restart = on_restart
         self._on_result = on_result
         self._kinds: OrderedDict[bytes, Kind] = OrderedDict()
         self._sessions: dict[str, tuple[Session, Lane]] = {}
         self._guards_sessions = Lock()
-        self._cages: set[int] = set()
-        self._folder = ""
         self._closed = False
-        self._missing: tuple[str, ...] | None = None
 
     @property
     def is_alive(self) -> bool:
         return not self._closed and all(lane.is_alive() for lane in self._lanes())
-
-    @property
-    def missing_locks(self) -> tuple[str, ...] | None:
-        """What the cages lack on this platform; None before the first one has started."""
-        return self._missing
 
     @property
     def num_sessions(self) -> int:
@@ -136,9 +127,8 @@ class EnvironmentPool:
 
     async def canary(self, request: CanaryRequest) -> str:
         """Says what differs where tasks are played twice; "" where nothing does. Raises Unavailable."""
-        with self._guards_sessions:
-            if self._closed or len(self._cages) + 2 > MAX_CAGES:
-                raise Unavailable("no process can be started for a canary now")
+        if self._closed or len(self.cages.numbers) + 2 > MAX_CAGES:
+            raise Unavailable("no process can be started for a canary now")
         return await asyncio.to_thread(compared, request, lambda: self.new_cage(request.environment))
 
     async def openings(self, request: OpeningRequest) -> list[Result]:
@@ -159,7 +149,7 @@ class EnvironmentPool:
         if self.num_sessions + len(request.sessions) > self._settings.environment_sessions:
             raise Unavailable(
                 f"{self.num_sessions} sessions are open, of {self._settings.environment_sessions} that may be",
-                cure="start another environment service, or raise ONBEAT_ENVIRONMENT_SESSIONS",
+                cure="start another reward service, or raise ONBEAT_ENVIRONMENT_SESSIONS",
             )
         lanes = kind.least_loaded(len(request.sessions))
         asks = [self._begun(new, lane, request) for new, lane in zip(request.sessions, lanes, strict=True)]
@@ -200,42 +190,25 @@ class EnvironmentPool:
             lane.stop()
         for lane in lanes:
             lane.join()
-        if self._folder:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._folder)
+        self.cages.remove_folder()
 
     def new_cage(self, table: EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
         provision = registry.provision_of(table.name)
-        with self._guards_sessions:
-            if not self._folder:
-                self._folder = tempfile.mkdtemp(prefix="onbeat-environments-")
-                os.chmod(self._folder, 0o555)
-            number = next(number for number in itertools.count() if number not in self._cages)
-            self._cages.add(number)
-        rules = CageRules(
-            folder=self._folder,
-            memory_mb=self._settings.environment_memory_mb,
-            network=self._settings.environment_network == "host",
-            hidden=self._hidden,
-            service="environments",
-            service_slot=own_slot(),
-            number=number,
-            **provision.limits,
-        )
+        rules, on_empty = self.cages.one_more(**provision.limits)
         return PlayCage(
             rules,
             environment=table,
             reply_bytes=self._settings.environment_reply_kb * 1024,
             start_timeout_s=self._settings.environment_start_s,
             operators_part=self._operators_parts[table.name](table) if provision.from_operator else None,
-            on_empty=lambda: self._cages.discard(number),
+            on_empty=on_empty,
         )
 
     async def _asked(self, asks: Sequence[Ask], lanes: Sequence[Lane]) -> list[Result]:
         """Results in order; cancelling it withdraws what isn't played yet."""
         if self.num_waiting() + len(asks) > MAX_WAITING:
-            raise Unavailable(f"{self.num_waiting()} steps wait already", cure="start another environment service")
+            raise Unavailable(f"{self.num_waiting()} steps wait already", cure="start another reward service")
         places: dict[Lane, list[int]] = {}
         for place, lane in enumerate(lanes):
             places.setdefault(lane, []).append(place)
@@ -294,7 +267,7 @@ class EnvironmentPool:
         lane = Lane(
             name=f"environment-{kind.table.name[:32]}-{number + 1}",
             new_cage=lambda: self.new_cage(kind.table),
-            on_missing=self._say_what_is_missing,
+            on_missing=self.cages.say_what_is_missing,
             on_restart=self._on_restart,
             on_result=self._on_result,
             forget=self._forget,
@@ -314,22 +287,10 @@ class EnvironmentPool:
             if key is None:
                 raise Unavailable(
                     f"{len(self._kinds)} environments have sessions, and no more fit in",
-                    cure="start another environment service, or wait for a job's end",
+                    cure="start another reward service, or wait for a job's end",
                 )
             for lane in self._kinds.pop(key).lanes:
                 lane.stop()
-
-    def _say_what_is_missing(self, missing: tuple[str, ...]) -> None:
-        with self._guards_sessions:
-            if self._missing is not None:
-                return
-            self._missing = missing
-        if self._settings.environment_network == "host":
-            log.warning("environments may open connections (ONBEAT_ENVIRONMENT_NETWORK)")
-        if missing:
-            log.warning("environments are caged as far as this platform allows; missing: %s", "; ".join(missing))
-        else:
-            log.info("environments are caged")
 
 
 def _no_twice(names: Sequence[str]) -> None:

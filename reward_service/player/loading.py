@@ -9,8 +9,8 @@ from functools import partial
 from contracts.encoding.wire import decode
 from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure
 from contracts.errors import InvalidInput
-from environment_service import registry
-from environment_service.player.protocol import Loaded
+from reward_service.player import registry
+from reward_service.player.protocol import Loaded
 
 
 @dataclass(frozen=True)

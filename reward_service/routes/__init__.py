@@ -1,0 +1,1 @@
+"""The endpoints, as the clients of the service ask them."""
