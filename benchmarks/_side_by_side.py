@@ -90,7 +90,7 @@ class Run:
         }
 
     def rewards(self) -> list[tuple[float, float]]:
-        """Returns the mea reward of each iteration, with the seconds from the first one's begin to its end."""
+        """Returns the mean reward of each iteration, with the seconds from the first one's begin to its end."""
         return [(rounded(step.ended_s - self.first_s), rounded(step.reward_mean)) for step in self.steps]
 
     def _spent_s(self, from_s: float, to_s: float, of: Callable[[Sample], float]) -> float:
@@ -98,7 +98,7 @@ class Run:
 
 
 def seconds_to(steps: Sequence[Step], level: float, *, window: int) -> float | None:
-    """Returns the Unix time at which the mea reward of `window` consecutive steps first is `level`; None: never."""
+    """Returns the Unix time at which the mean reward of `window` consecutive steps first is `level`; None: never."""
     for last in range(window - 1, len(steps)):
         if statistics.fmean(step.reward_mean for step in steps[last + 1 - window : last + 1]) >= level:
             return steps[last].ended_s
@@ -161,7 +161,7 @@ def draw_rewards(
             times, rewards = zip(*of_run, strict=True)
             axes.plot(times, rewards, "-o", color=color, markersize=3, label="" if number else side)
     axes.axhline(level, color="#888888", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="seconds since the first iteration began", ylabel="mea reward", title=title, ylim=(0, 1.02))
+    axes.set(xlabel="seconds since the first iteration began", ylabel="mean reward", title=title, ylim=(0, 1.02))
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.legend()

@@ -198,7 +198,7 @@ def run_trl(
 
 @torch.no_grad()
 def held_out_rewards(spec: JobSpec, folder: Path) -> dict[str, float]:
-    """Returns the mea reward of a model folder on the held-out prompts, of one sample each and, if the job asks for
+    """Returns the mean reward of a model folder on the held-out prompts, of one sample each and, if the job asks for
     it, of greedy decoding."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)

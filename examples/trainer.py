@@ -1,4 +1,4 @@
-"""Trains a job with `trainer.external = true` in plain PyTorch: REINFORCE, each group's mea reward as its baseline.
+"""Trains a job with `trainer.external = true` in plain PyTorch: REINFORCE, each group's mean reward as its baseline.
 
     python examples/trainer.py JOB
 

@@ -224,7 +224,7 @@ def _backward(
     """Adds the batch's gradient to the sum, and that of its baseline to the baseline's, where there is one."""
     baseline_loss_sum = 0.0
     if spec.algorithm.has_late_baseline:
-        # The gradient of advantages of 1.0. The iteration's mea reward, known at its end, times this one is taken off
+        # The gradient of advantages of 1.0. The iteration's mean reward, known at its end, times this one is taken off
         # the gradient of the rewards: mean(r) is subtracted from each r, as the loss is linear in them.
         ones = [
             replace(one, micro_batch=replace(one.micro_batch, advantages=torch.ones_like(one.micro_batch.advantages)))

@@ -45,7 +45,7 @@ def spec(job_id: KnownJob, services: HasServices) -> Response:
 
 @router.get("/jobs/{job_id}/evaluations", **SCORES)
 def held_out(job_id: KnownJob, services: HasServices) -> Response:
-    """Show the mea rewards over the held-out prompts, oldest first."""
+    """Show the mean rewards over the held-out prompts, oldest first."""
     return json_answer({"evaluations": evaluations(RunFolder(services.settings.run_root_path, job_id))})
 
 

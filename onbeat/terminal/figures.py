@@ -112,7 +112,7 @@ def _draw_rewards(
         axes.plot(*zip(*greedy, strict=True), "s", color="#6b4fa0", label="held-out, greedy")
     # A job's name is text: between two dollar signs it would be read as a formula, and a wrong one is an error.
     axes.set_title(title, parse_math=False)
-    axes.set(xlabel="policy version", ylabel="mea reward")
+    axes.set(xlabel="policy version", ylabel="mean reward")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=DOTS_PER_INCH)

@@ -145,7 +145,7 @@ export function HeldOut({ before, latest }: { before: EvaluationScore | null; la
   if (!latest) return <span class="faint">—</span>;
   const rise = before && latest.iteration !== before.iteration ? latest.sampled - before.sampled : null;
   return (
-    <span class="nowrap" title={`mea reward of ${plural(latest.num_prompts, "held-out prompt")}, one sample each`}>
+    <span class="nowrap" title={`mean reward of ${plural(latest.num_prompts, "held-out prompt")}, one sample each`}>
       {number(latest.sampled)}
       {rise !== null && <span class={`rise small ${rise >= 0 ? "up" : "down"}`}> {`${rise >= 0 ? "+" : "−"}${number(Math.abs(rise))}`}</span>}
     </span>

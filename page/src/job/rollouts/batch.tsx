@@ -99,7 +99,7 @@ function Group({ group, sample }: { group: GroupView; sample: number | null }): 
         <PlainBlock text={group.prompt_text} />
         <p class="quiet small">
           {group.reference && <>reference <code><Plain text={group.reference} /></code>, </>}
-          mea reward {mean === null ? "—" : number(mean)}
+          mean reward {mean === null ? "—" : number(mean)}
           {group.num_resamples > 0 && `, after ${plural(group.num_resamples, "prompt")} of equal rewards`}
         </p>
       </div>
