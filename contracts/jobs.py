@@ -123,7 +123,7 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
 
 
 class EvaluationScore(Record, frozen=True, kw_only=True):
-    """Mea reward over the held-out prompts under one version."""
+    """Mean reward over the held-out prompts under one version."""
 
     iteration: int
     policy_version: int

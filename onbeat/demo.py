@@ -53,14 +53,14 @@ class DemoSummary(Record, frozen=True, kw_only=True):
     wall_s: float
     """From submission to the final state."""
     eval_before: float | None
-    """Mea reward over the held-out prompts, one sample each, under version 0; null where evaluation is off."""
+    """Mean reward over the held-out prompts, one sample each, under version 0; null where evaluation is off."""
     eval_after: float | None
     """The same under the final version."""
     eval_before_greedy: float | None
     eval_after_greedy: float | None
     eval_prompts: int
     reward_first: float | None
-    """Mea reward of the first iteration's rollouts."""
+    """Mean reward of the first iteration's rollouts."""
     reward_last: float | None
     final_policy_version: int
     final_weights_digest: str

@@ -165,7 +165,7 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
 
 
 def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
-    """Mea reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
+    """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
 
     expected: the iteration's batches; arrived: its evaluation batches, where an abandoned one is not in the mean.
     """
