@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
-from contracts.encoding.digests import Digest
-from contracts.errors import ContractViolation, NotFound, WeightsRejected
+from contracts.checkpoints import AdapterState, read_state
+from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
 from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
@@ -31,20 +30,6 @@ from onbeat.weights.hashing import tensors_digest
 log = logging.getLogger(__name__)
 
 
-class AdapterDigests(msgspec.Struct, frozen=True, kw_only=True):
-    base_digest: Digest
-    adapters_digest: Digest
-
-
-class CheckpointSays(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a checkpoint's state.json that an export asks for."""
-
-    job_id: str
-    policy_version: int
-    weights_digest: Digest
-    adapters: AdapterDigests | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class KeptVersion:
     """One folder that holds a version."""
@@ -52,7 +37,7 @@ class KeptVersion:
     policy_version: int
     weights_digest: str
     path: Path
-    adapters: AdapterDigests | None = None
+    adapters: AdapterState | None = None
     """What a checkpoint says of adapters; a published version of them says nothing."""
 
 
@@ -134,8 +119,8 @@ def _published(folder: RunFolder, versions: Mapping[int, str]) -> Iterator[KeptV
 def _checkpoints(folder: RunFolder) -> Iterator[KeptVersion]:
     for _, path in numbered(folder.checkpoints, CHECKPOINT):
         try:
-            says = msgspec.json.decode((path / "state.json").read_bytes(), type=CheckpointSays)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            says = read_state(path)
+        except OnbeatError as error:
             log.warning("checkpoint %s is passed over: %s", path.name, error)
             continue
         if says.job_id == folder.job_id:

@@ -8,9 +8,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from consumer.gradient.optimizer import PolicyOptimizer
-from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, AdapterState, Checkpoint, file_of_rank
+from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, Checkpoint, file_of_rank
 from consumer.model.policy import Policy
 from consumer.model.rows import local_rows, stored_rows
+from contracts.checkpoints import AdapterState
 from contracts.errors import InvalidInput
 from onbeat.process.crash_points import reach
 from onbeat.weights.files.tensor_folder import save_tensors

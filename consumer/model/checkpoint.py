@@ -1,11 +1,4 @@
-"""Checkpoints hold everything that the next iteration needs to give the same bits. No pickle.
-
-    checkpoints/i000010/          state after iteration 10: it resumes at 11
-        model.safetensors         `Policy.state_tensors`: the weights in the trained dtype, or the adapters alone
-        optimizer.safetensors     the optimizer's state, `{state}.{parameter}`
-        model-00001-of-00004.safetensors, …    instead of these, where ranks share the parameters: each rank's rows
-        older-v000009.safetensors, …    versions before, where batches may lag (`older_versions.py`)
-        state.json                CheckpointState, with a digest of each file above
+"""Checkpoints hold all that the next iteration needs to give the same bits (contracts/checkpoints.py). No pickle.
 
 The learning rate is a function of the iteration, so there is no scheduler to save.
 """
@@ -17,19 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from blake3 import blake3
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET
 
-from consumer.model.older_versions import OlderVersion, check_older, stored_version
-from contracts.encoding.digests import Digest
-from contracts.encoding.names import FileName
-from contracts.encoding.wire import Record, decode_json, encode_json
+from consumer.model.older_versions import check_older, stored_version
+from contracts.checkpoints import FORMAT_VERSION, STATE_FILE, AdapterState, CheckpointState, OlderVersion, read_state
+from contracts.encoding.wire import encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import CHECKPOINT, numbered
-from contracts.versions import PolicyVersion
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.files.tensor_folder import put_folders_aside, remove_folders, remove_scratch, write_folder
 from onbeat.weights.hashing import tensors_digest
@@ -37,39 +27,8 @@ from onbeat.weights.publication import StoredVersion
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 2
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-STATE_FILE = "state.json"
-
-
-class AdapterState(Record, frozen=True, kw_only=True):
-    """A version as adapters on weights that are not in the checkpoint."""
-
-    base_digest: Digest
-    """Digest of the model without adapters."""
-    adapters_digest: Digest
-
-
-class CheckpointState(Record, frozen=True, kw_only=True):
-    """state.json."""
-
-    format_version: int
-    job_id: str
-    iteration: Annotated[int, Meta(ge=0)]
-    """The last iteration that was trained."""
-    policy_version: PolicyVersion
-    """The version that it made: iteration + 1."""
-    weights_digest: Digest
-    """Digest of that version."""
-    adapters: AdapterState | None = None
-    """Not None where model.safetensors holds adapters alone."""
-    torch_random_state: str
-    """Hex of torch's CPU generator. No pass draws from it (dropout is off); a model's own code might."""
-    files: dict[FileName, Digest]
-    """BLAKE3-256 of each other file."""
-    older: tuple[OlderVersion, ...] | UnsetType = UNSET
-    """Versions before, oldest first; left out of a job whose batches don't lag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +89,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises NotFound for a missing file, ContractViolation for a damaged one, InvalidInput for one of another release,
     WeightsRejected for weights whose digest is not the recorded version's; each names the file.
     """
-    state = _read_state(folder / STATE_FILE)
+    state = read_state(folder)
     own = state.files.keys() - {one.file for one in state.older or ()}
     for name in {MODEL_FILE, OPTIMIZER_FILE} if MODEL_FILE in state.files else own:
         _verify_file(folder / name, state.files.get(name, ""))
@@ -215,27 +174,6 @@ def checkpoint_folders(checkpoints: Path) -> list[Path]:
 
 def _iteration_of(folder: Path) -> int:
     return int(folder.name[1:])
-
-
-def _read_state(path: Path) -> CheckpointState:
-    try:
-        state = decode_json(path.read_bytes(), CheckpointState)
-    except OSError as error:
-        raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
-    except InvalidInput as error:
-        raise ContractViolation(f"is damaged: {error}", field=str(path)) from error
-    if path.parent.name != f"i{state.iteration:06d}" or state.policy_version != state.iteration + 1:
-        raise ContractViolation(
-            f"says iteration {state.iteration}, version {state.policy_version}, against its folder's name",
-            field=str(path),
-        )
-    if state.format_version != FORMAT_VERSION:
-        raise InvalidInput(
-            f"has format {state.format_version}, this release reads {FORMAT_VERSION}",
-            field=str(path),
-            cure="resume it with the release that wrote it",
-        )
-    return state
 
 
 def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Mapping[int, str]) -> None:

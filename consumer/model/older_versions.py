@@ -12,11 +12,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from contracts.encoding.digests import Digest
-from contracts.encoding.names import FileName
-from contracts.encoding.wire import Record
+from contracts.checkpoints import OlderVersion
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.versions import PolicyVersion, WeightManifest
+from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
 from onbeat.weights.files.publisher import TensorFile
 from onbeat.weights.files.stored_tensors import StoredTensors
@@ -29,16 +27,6 @@ from onbeat.weights.version_files import check_names
 
 Take = Callable[[str, Tensor], None]
 """What is done with a tensor, by its name."""
-
-
-class OlderVersion(Record, frozen=True, kw_only=True):
-    """One of them, as state.json names it."""
-
-    policy_version: PolicyVersion
-    weights_digest: Digest
-    tensors_digest: Digest
-    """Digest of what its file holds: weights_digest, or that of the matrices where the job publishes adapters alone."""
-    file: FileName
 
 
 class PublishedVersions:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from contracts.checkpoints import STATE_FILE, read_state
 from contracts.encoding.wire import decode
-from contracts.errors import ContractViolation, WeightsRejected
+from contracts.errors import ContractViolation, InvalidInput, NotFound, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.versions import weights_digest
 from contracts.weights import WeightDelta
@@ -121,16 +122,17 @@ def _digest_of_files(path: Path, files: list[Path]) -> str:
         return found
     folder = path.parent if OLDER.fullmatch(path.name) else path
     try:
-        state = json.loads((folder / "state.json").read_bytes())
-        if folder == path:
-            adapters_digest, version_digest = state["adapters"]["adapters_digest"], state["weights_digest"]
-        else:
-            older = next(one for one in state["older"] if one["file"] == path.name)
-            adapters_digest, version_digest = older["tensors_digest"], older["weights_digest"]
-    except FileNotFoundError:
+        state = read_state(folder)
+    except NotFound:
         return ""
-    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-        raise ContractViolation("is damaged", field=str(folder / "state.json")) from error
+    except InvalidInput as error:
+        raise ContractViolation(str(error), field=str(folder / STATE_FILE)) from error
+    says = {one.file: (one.tensors_digest, one.weights_digest) for one in state.older or ()}
+    if state.adapters is not None:
+        says[folder.name] = state.adapters.adapters_digest, state.weights_digest
+    if path.name not in says:
+        raise ContractViolation("names no adapters", field=str(folder / STATE_FILE))
+    adapters_digest, version_digest = says[path.name]
     if adapters_digest != found:
         raise ContractViolation("holds other adapters than it says", field=str(path))
     return version_digest

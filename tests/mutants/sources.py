@@ -80,6 +80,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/loop/window.py": ("tests/unit/onbeat/loop/test_window.py",),
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,
+    "contracts/checkpoints.py": CHECKPOINT,
     "consumer/model/checkpoint.py": CHECKPOINT,
     "consumer/model/older_versions.py": OLDER,
     **{

@@ -14,9 +14,10 @@ import zstandard
 from safetensors.torch import save_file
 
 from broker.keys import OpenKeys
-from consumer.model.checkpoint import CheckpointState, read_checkpoint
+from consumer.model.checkpoint import read_checkpoint
 from consumer.supervisor.trainer_process import TrainerProcess
 from consumer.trainer.report import RunLog
+from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import decode, encode, encode_json
 from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder

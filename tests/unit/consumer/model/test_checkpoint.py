@@ -18,7 +18,6 @@ from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer, learning_rate_at
 from consumer.gradient.saved_state import restore_state, save_state
 from consumer.model.checkpoint import (
-    FORMAT_VERSION,
     Checkpoint,
     checkpoint_folders,
     keep_newest_and_best,
@@ -28,6 +27,7 @@ from consumer.model.checkpoint import (
     write_checkpoint,
 )
 from consumer.model.policy import Policy, load_policy
+from contracts.checkpoints import FORMAT_VERSION
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder

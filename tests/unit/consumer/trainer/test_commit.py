@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from broker.trainer_side import Opening
 from consumer.gradient.statistics import Scaling
-from consumer.model.older_versions import OlderVersion
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
+from contracts.checkpoints import OlderVersion
 from contracts.errors import FenceViolation, Unavailable, WeightsRejected
 from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import struct
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
+from contracts.checkpoints import FORMAT_VERSION, STATE_FILE, AdapterState, CheckpointState, OlderVersion
+from contracts.encoding.wire import encode_json
 from contracts.errors import ContractViolation
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights
@@ -60,6 +62,20 @@ def test_one_changed_bit_changes_the_digest(tmp_path: Path) -> None:
     assert digest_of([path]) != tensors_digest(TENSORS)
 
 
+def state_of(matrices: dict[str, torch.Tensor]) -> CheckpointState:
+    """State of the checkpoint after iteration 2, which holds these adapters."""
+    return CheckpointState(
+        format_version=FORMAT_VERSION,
+        job_id="job",
+        iteration=2,
+        policy_version=3,
+        weights_digest="ab" * 32,
+        adapters=AdapterState(base_digest="00" * 32, adapters_digest=tensors_digest(matrices)),
+        torch_random_state="",
+        files={},
+    )
+
+
 def test_versions_and_checkpoints_are_found_and_unfinished_folders_are_not(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "job")
     for path in (folder.weights_of(3), folder.checkpoint_after(2), folder.weights / ".v000004.abc"):
@@ -75,13 +91,18 @@ def test_adapters_count_where_their_checkpoint_says_what_they_make(tmp_path: Pat
     for path in (folder.weights_of(3), folder.checkpoint_after(2)):
         path.mkdir(parents=True)
         save_file(matrices, path / "model.safetensors")
-    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(matrices)}}
-    (path / "state.json").write_text(json.dumps(state))
+    (path / STATE_FILE).write_bytes(encode_json(state_of(matrices)))
     assert digests_on_disk(folder) == {"job/checkpoints/i000002": (3, "ab" * 32)}
-    state["adapters"] = {"adapters_digest": "cd" * 32}
-    (path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ContractViolation, match="other adapters than it says"):
-        digests_on_disk(folder)
+    others = AdapterState(base_digest="00" * 32, adapters_digest="cd" * 32)
+    for damaged, problem in (
+        (replace(state_of(matrices), adapters=others), "other adapters than it says"),
+        (replace(state_of(matrices), adapters=None), "names no adapters"),
+        (replace(state_of(matrices), format_version=FORMAT_VERSION + 1), f"has format {FORMAT_VERSION + 1}"),
+        (replace(state_of(matrices), iteration=3), "against its folder's name"),
+    ):
+        (path / STATE_FILE).write_bytes(encode_json(damaged))
+        with pytest.raises(ContractViolation, match=problem):
+            digests_on_disk(folder)
 
 
 def test_the_older_versions_of_a_checkpoint_are_hashed_each_by_itself(tmp_path: Path) -> None:
@@ -108,20 +129,20 @@ def test_older_adapters_count_as_what_their_checkpoint_says_that_they_make(tmp_p
     older = {name: 2.0 * matrix for name, matrix in matrices.items()}
     save_file(matrices, path / "model.safetensors")
     save_file(older, path / "older-v000002.safetensors")
-    says = {
-        "policy_version": 2,
-        "weights_digest": "cd" * 32,
-        "tensors_digest": tensors_digest(older),
-        "file": "older-v000002.safetensors",
-    }
-    state = {"weights_digest": "ab" * 32, "adapters": {"adapters_digest": tensors_digest(matrices)}, "older": [says]}
-    (path / "state.json").write_text(json.dumps(state))
+    says = OlderVersion(
+        policy_version=2,
+        weights_digest="cd" * 32,
+        tensors_digest=tensors_digest(older),
+        file="older-v000002.safetensors",
+    )
+    state = replace(state_of(matrices), older=(says,))
+    (path / STATE_FILE).write_bytes(encode_json(state))
     assert digests_on_disk(folder) == {
         "job/checkpoints/i000002": (3, "ab" * 32),
         "job/checkpoints/i000002/older-v000002.safetensors": (2, "cd" * 32),
     }
-    for damaged in ([], [says | {"tensors_digest": "ef" * 32}]):
-        (path / "state.json").write_text(json.dumps(state | {"older": damaged}))
+    for damaged in ((), (replace(says, tensors_digest="ef" * 32),)):
+        (path / STATE_FILE).write_bytes(encode_json(replace(state, older=damaged)))
         with pytest.raises(ContractViolation, match=r"state\.json|older-v000002.*other adapters than it says"):
             digests_on_disk(folder)
 
