@@ -7,8 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from msgspec import UNSET
-
 from broker.trainer_side import Arrived
 from contracts.errors import FenceViolation
 from contracts.events import SampledBy
@@ -155,8 +153,6 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
             "another prompt",
             field="groups",
         )
-    if asked.environment is UNSET and all(one.completion.trajectory is UNSET for one in group.rollouts):
-        return
     for rollout in group.rollouts:
         if problem := trajectory_problem(rollout.completion, asked, expected.sampling):
             raise FenceViolation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -347,12 +348,16 @@ def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
     assert job.broker.redis.hget(keys(job).fence, "lease_until") == b"5"
 
 
-def test_a_trainer_whose_epoch_is_over_rewinds_nothing_and_one_that_lives_leaves_no_gap(job: Job) -> None:
+def test_a_trainer_whose_epoch_is_over_rewinds_nothing_and_one_that_lives_leaves_no_gap(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     back = replace(record(0, {}), kind="rewind")
     with pytest.raises(FenceViolation, match="broken_link"):
         job.trainer.rewind(replace(back, previous="f" * 64))
     with pytest.raises(FenceViolation, match="out_of_order"):
         job.trainer.rewind(replace(back, iteration=2, policy_version=2))
+    # It looked at the fence while its epoch was the newest.
+    monkeypatch.setattr(job.trainer, "fence", functools.partial(lambda seen: seen, job.trainer.fence()))
     job.broker.redis.hset(keys(job).fence, "epoch", "1")
     with pytest.raises(FencedOff):
         job.trainer.rewind(back)

@@ -60,6 +60,14 @@ def test_a_batch_crosses_the_connection_once_for_all_of_its_items(job: StagedJob
     assert (len(answer["found"][0]["items"]), answer["fields"], len(values)) == (3, ["b/0/train/0"], 1)
 
 
+@pytest.mark.parametrize("named", [{"digest": "of another one"}, {"batch_id": "0/train/9"}])
+def test_a_batch_that_is_not_the_one_that_is_named_is_gone(job: StagedJob, named: dict[str, Any]) -> None:
+    (item,) = job.stage().claim("judge")
+    told: dict[str, Any] = {"iteration": 0, "batch_id": "0/train/0", "digest": item.digest}
+    assert job.brokers[STAGE].run("read_batch", job=job.job_id, **told)[0] == b"read"
+    assert job.brokers[STAGE].run("read_batch", job=job.job_id, **(told | named)) == [b"gone"]
+
+
 def test_a_claim_that_finds_nothing_says_for_how_long(job: StagedJob) -> None:
     _, packed, *_ = claim_raw(job, 100)
     outcome, due_ms, last_entry = claim_raw(job, 100, heard=decode(packed, dict)["claim"])

@@ -26,6 +26,7 @@ from broker.retention import audit_links, due_jobs
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import left_folders, sweeper
 from consumer.supervisor.left_folders import needless
+from consumer.supervisor.put_aside import put_aside
 from consumer.supervisor.sweeper import Sweeper
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
@@ -181,6 +182,16 @@ def test_a_resume_between_the_steps_wins_and_what_was_put_aside_is_put_aside_ane
     assert forget_due(stack.gateway) == [folder.job_id]
     stack.sweep()
     assert read_audit(folder)[0].state is JobState.CANCELLED
+
+
+def test_chain_and_status_are_put_aside_once_and_a_job_without_a_folder_gets_none(stack: Stack) -> None:
+    folder = stack.ended(days_ago=40)
+    (due,) = due_jobs(stack.consumer, stack.settings)
+    assert put_aside(stack.consumer, folder, due)
+    assert not put_aside(stack.consumer, folder, due)
+    shutil.rmtree(folder.path)
+    assert not put_aside(stack.consumer, folder, due)
+    assert not folder.path.exists()
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone", "shorter"])

@@ -6,16 +6,17 @@ from pathlib import Path
 
 RECORDS = ("tests/unit/contracts/test_guards_of_contracts.py",)
 SPECS = (
+    "tests/unit/contracts/test_guards_of_specs.py",
+    "tests/unit/contracts/test_spec_bounds.py",
     "tests/unit/consumer/gradient/test_losses_options.py",
     "tests/unit/onbeat/client/test_spec_file.py",
-    "tests/unit/contracts/test_spec_bounds.py",
-    "tests/unit/contracts/test_guards_of_specs.py",
 )
 RECEIVER = (
     "tests/unit/onbeat/weights/test_weight_store.py",
     "tests/unit/onbeat/weights/adapter/test_adapters.py",
     "tests/unit/onbeat/weights/delta/test_codec.py",
     "tests/unit/onbeat/weights/test_publication.py",
+    "tests/unit/onbeat/weights/test_held_versions.py",
     "tests/unit/contracts/test_names.py",
 )
 PRODUCER = (
@@ -30,20 +31,21 @@ CHECKPOINT = (
     *OLDER,
 )
 STAGES = (
+    "tests/integration/test_guards_of_stages.py",
     "tests/integration/test_claims.py",
     "tests/integration/test_stages.py",
     "tests/integration/test_stages_faults.py",
     "tests/integration/test_stages_in_bulk.py",
-    "tests/integration/test_guards_of_stages.py",
 )
 FENCE = (
+    "tests/integration/test_guards_of_scripts.py",
+    "tests/integration/test_bounds_of_scripts.py",
     "tests/integration/test_fence.py",
     "tests/integration/test_fence_repeats.py",
     "tests/integration/test_engines_of_a_job.py",
     "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",
-    "tests/integration/test_guards_of_scripts.py",
     "tests/integration/test_window.py",
     "tests/integration/test_window_faults.py",
     *STAGES,
@@ -59,8 +61,21 @@ STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
-    **{f"contracts/{name}.py": RECORDS for name in ("jobs", "rollouts", "versions")},
-    **{f"contracts/{name}.py": SPECS for name in ("encoding/wire", "rewards", "spec", "spec_limits")},
+    **{f"contracts/{name}.py": RECORDS for name in ("jobs", "versions")},
+    "contracts/rollouts.py": (
+        *RECORDS,
+        "tests/unit/contracts/test_digests.py",
+        "tests/unit/consumer/trainer/test_iteration.py",
+    ),
+    **{f"contracts/{name}.py": SPECS for name in ("rewards", "spec_limits")},
+    "contracts/encoding/wire.py": (*SPECS, "tests/unit/contracts/test_wire.py"),
+    "contracts/spec.py": (
+        "tests/unit/contracts/test_guards_of_specs.py",
+        "tests/unit/contracts/test_schedule.py",
+        "tests/unit/contracts/test_stages.py",
+        "tests/unit/contracts/test_external_trainer.py",
+        "tests/unit/contracts/test_spec_bounds.py",
+    ),
     **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "lora", "rollout")},
     "contracts/settings.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
@@ -96,7 +111,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/delta/codec.py": RECEIVER,
     "onbeat/weights/delta/reader.py": RECEIVER,
     "onbeat/weights/files/reader.py": RECEIVER,
-    "onbeat/weights/files/tensor_folder.py": RECEIVER,
+    "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
     "gateway/submission/requests.py": (
         "tests/unit/gateway/submission/test_requests.py",
@@ -104,11 +119,19 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
+    "broker/scripts/create_job.lua": ("tests/integration/test_deletion.py", *FENCE),
+    "broker/scripts/prelude.lua": (*FENCE, "tests/integration/test_broker_full.py"),
+    "broker/scripts/publish_batch.lua": (*FENCE, "tests/integration/test_memory_by_age.py"),
     "broker/scripts/remove_job.lua": REMOVAL,
+    "broker/scripts/restore_chain.lua": ("tests/integration/test_older_redis.py",),
     "broker/stage_side.py": STAGES,
     "broker/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
-    **{f"consumer/supervisor/{name}.py": REMOVAL for name in ("put_aside", "left_folders", "sweeper")},
+    **{f"consumer/supervisor/{name}.py": REMOVAL for name in ("put_aside", "sweeper")},
+    "consumer/supervisor/left_folders.py": (
+        "tests/unit/consumer/supervisor/test_left_folders.py",
+        "tests/integration/test_retention.py",
+    ),
     "gateway/forgetting.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
@@ -116,7 +139,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"consumer/stages/{name}.py": ("tests/unit/consumer/stages/test_worker.py",)
         for name in ("worker", "held_items")
     },
-    "consumer/stages/served_stages.py": ("tests/extras/stages/test_models.py",),
+    "consumer/stages/served_stages.py": (
+        "tests/unit/consumer/stages/test_served_stages.py",
+        "tests/extras/stages/test_models.py",
+    ),
     "onbeat_extras/stages/models.py": ("tests/extras/stages/test_models.py",),
     "onbeat_extras/stages/compute_service.py": ("tests/extras/stages/test_compute_service.py",),
     "onbeat_extras/stages/llm_judge.py": ("tests/extras/stages/test_llm_judge.py",),

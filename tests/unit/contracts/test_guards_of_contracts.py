@@ -15,7 +15,16 @@ from contracts.encoding.wire import convert, decode, encode
 from contracts.environments.service import Reply
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.jobs import NEXT_STATES, JobState, ResumeRequest
-from contracts.rollouts import Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import (
+    Completion,
+    Prompt,
+    PromptBatch,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    prompt_seed,
+    turn_seed,
+)
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 from tests.trajectories import played
@@ -85,6 +94,32 @@ def test_turns_log_probs_and_tokens_of_a_trajectory_fit_each_other(
         decode(wire, Completion)
 
 
+def test_a_turn_ends_after_it_starts() -> None:
+    trajectory = played([[7]]).completion.trajectory
+    assert trajectory is not UNSET
+    refused(changed(trajectory.turns[0]), "turns", start=1, end=1)
+    refused(changed(trajectory.turns[0]), "turns", start=2, end=1)
+
+
+def test_a_trajectory_has_a_reason_exactly_where_it_failed() -> None:
+    trajectory = played([[7]]).completion.trajectory
+    assert trajectory is not UNSET
+    refused(changed(trajectory), "failure", stop="failed")
+    refused(changed(trajectory), "failure", failure="the simulator is gone")
+    failed = changed(trajectory)(stop="failed", failure="the simulator is gone")
+    assert failed.failure == "the simulator is gone"
+
+
+def test_a_prompt_that_states_its_seed_is_sampled_by_it_and_the_first_turn_by_that_of_the_sample() -> None:
+    asked = prompt_batch([[5]])
+    (prompt,) = asked.prompts
+    assert prompt_seed(asked, replace(prompt, sampler_seed=7)) == 7
+    assert prompt_seed(asked, prompt) != 7
+    seeds = [turn_seed(asked, prompt, sample=2, turn=turn) for turn in range(3)]
+    assert seeds[0] == prompt_seed(asked, prompt) + 2
+    assert len(set(seeds)) == 3
+
+
 @pytest.mark.parametrize("number", [math.nan, -math.inf, 1.7e308])
 def test_what_an_environment_counts_and_gives_is_a_number_that_can_be_summed(number: float) -> None:
     trajectory = played([[7]]).completion.trajectory
@@ -134,6 +169,13 @@ def test_a_manifest_stays_below_the_weight_root(directory: str) -> None:
     refused(changed(MANIFEST), "directory", **elsewhere)
     with pytest.raises(ContractViolation, match="weight root"):
         changed(MANIFEST)(transport="delta", base=(changed(STEP)(**elsewhere),))
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "below/a.safetensors", ".."])
+def test_a_file_of_a_manifest_is_a_name_in_its_folder(name: str) -> None:
+    step = replace(STEP, files=(WeightFile(name=name, num_bytes=1),))
+    refused(changed(MANIFEST), "files", files=step.files)
+    refused(changed(MANIFEST), "files", transport="delta", base=(step,))
 
 
 def test_only_a_delta_stands_on_other_versions_and_adapters_on_one_base() -> None:

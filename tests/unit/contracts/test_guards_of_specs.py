@@ -9,15 +9,21 @@ import pytest
 from contracts.encoding.wire import Record, convert
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.jobs import JobState
-from contracts.rewards import Scored
+from contracts.rewards import ExactReward, Scored, with_on_unscorable
 from contracts.settings import settings_from
 from contracts.spec import JobSpec
 from tests.builders import job_spec
+from tests.trajectories import ENVIRONMENT
 
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp", "trainer__world_size": 2}
 KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
 FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
 ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "reinforce++"}
+BY_TURN: dict[str, Any] = {"algorithm__credit": "turn"}
+TAUGHT: dict[str, Any] = {
+    "algorithm__distillation_coefficient": 0.5,
+    "stages": [{"type": "teacher", "model": "teacher"}],
+}
 
 
 def rewarded(**component: Any) -> dict[str, Any]:
@@ -44,6 +50,15 @@ def refused(**fields: Any) -> str:
         (ALONE | {"algorithm__shuffle_rewards": True}, "shuffle_rewards has no effect"),
         ({"rollout__max_resamples": 1, "algorithm__advantage": "reinforce++"}, "equal rewards have an advantage"),
         ({"rollout__max_resamples": 1} | KL, "the KL makes their rewards differ"),
+        (BY_TURN, "has no effect where a completion is one turn"),
+        (BY_TURN | {"environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is one turn"),
+        (
+            BY_TURN | {"environment": ENVIRONMENT, "rollout__max_resamples": 1},
+            'with algorithm.credit = "turn" trajectories of equal rewards may have unequal turns',
+        ),
+        (TAUGHT | {"rollout__max_resamples": 1}, "the teacher judges every completion"),
+        ({"environment": ENVIRONMENT | {"max_tokens": 4}}, "environment.max_tokens = 4 has no room for one turn"),
+        ({"dataset": {"type": "environment"}}, "takes its tasks from the environment"),
         ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1"),
         (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),
@@ -88,6 +103,24 @@ class OfAState(Record, frozen=True, kw_only=True):
 def test_a_word_that_is_none_of_a_kind_is_refused_with_those_that_are() -> None:
     with pytest.raises(InvalidInput, match="succeeded"):
         convert({"state": "paused"}, OfAState)
+
+
+class StatesInAList(Record, frozen=True, kw_only=True):
+    states: tuple[JobState, ...]
+
+
+def test_where_the_words_of_a_kind_are_not_known_the_refusal_has_no_cure() -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        convert({"states": ["paused"]}, StatesInAList)
+    assert (refusal.value.field, refusal.value.cure) == ("states[0]", None)
+
+
+def test_a_score_is_stated_for_components_of_the_rubric_alone() -> None:
+    rubric = (ExactReward(),)
+    assert with_on_unscorable(rubric, {"exact": 0.5}) == (ExactReward(on_unscorable=0.5),)
+    with pytest.raises(InvalidInput) as refusal:
+        with_on_unscorable(rubric, {"exact": 0.5, "length": 0.5})
+    assert refusal.value.field == "on_unscorable"
 
 
 @pytest.mark.parametrize("variable", ["ONBEAT_LOG_FORMAT", "ONBEAT_DEVICE"])

@@ -78,6 +78,25 @@ def test_a_version_that_is_tried_without_a_claim_is_loaded_once_and_said_to_be_r
     asyncio.run(run())
     assert model.rejected_weights == "job/weights/v000003", "its trainer looks after it"
     assert shop.log.count("load 3") == 1
+    assert model.loaded is not None
+    with pytest.raises(AssertionError, match="not ready"):
+        _ = model.loaded.verified
+
+
+def test_versions_are_received_for_the_job_whose_version_is_loaded_and_for_no_other(tmp_path: Path) -> None:
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, lambda model: spell)
+    first, second = (fake_version(tmp_path, "job", number) for number in range(2))
+    spec = job_spec(schedule="delayed", max_policy_lag=1, algorithm__correction="none")
+    announced: list[list[WeightManifest]] = [[], [fake_version(tmp_path, "other", 1)], [second]]
+
+    async def run() -> list[bool]:
+        before = await model.receive(spec, [second], ())
+        await model.ready_for(spec, first)
+        return [before, *[await model.receive(spec, one, ()) for one in announced]]
+
+    assert asyncio.run(run()) == [False, False, False, True]
+    assert [line for line in shop.log if line.startswith("receive")] == ["receive 1"]
 
 
 def test_a_model_that_is_not_there_costs_the_one_in_memory_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,17 @@ def test_the_range_is_refused_at_the_limit_and_exact_below_it() -> None:
     weight.grad = torch.tensor([-limit])
     with pytest.raises(TrainingDiverged, match=r"weight: a gradient of 1\.05e\+06 is beyond"):
         accumulator.add()
+
+
+@pytest.mark.parametrize("kind", [ExactAccumulator, FloatAccumulator])
+def test_a_micro_batch_whose_gradient_reaches_no_parameter_adds_nothing(kind: Any) -> None:
+    weight = parameter(2)
+    accumulator = kind({"weight": weight}, **({"max_micro_batches": 2} if kind is ExactAccumulator else {}))
+    accumulator.add()
+    weight.grad = torch.ones(2)
+    accumulator.add()
+    accumulator.total(1)
+    assert weight.grad.tolist() == [1.0, 1.0]
 
 
 def test_more_micro_batches_than_promised_are_refused() -> None:

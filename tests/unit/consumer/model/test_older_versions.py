@@ -20,6 +20,7 @@ from contracts.weights import DeltaWeights, FileWeights, RedisWeights
 from onbeat.weights.files.tensor_folder import save_tensors
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
+from onbeat.weights.receiver import read_back
 from tests.unit.onbeat.weights.adapter.test_adapters import Store as AdapterStore
 from tests.unit.onbeat.weights.adapter.test_adapters import base, merged
 from tests.unit.onbeat.weights.test_weight_store import Store as WeightStore
@@ -101,6 +102,16 @@ def test_what_was_published_is_published_again_with_its_digest_after_all_of_it_i
         receiver = saved.store.receiver()
         assert receiver.load(manifest) == manifest.weights_digest
         assert all(torch.equal(tensor, weights(saved.store, number)[name]) for name, tensor in receiver.tensors.items())
+
+
+def test_a_version_in_files_is_read_tensor_by_tensor_so_that_a_damaged_one_costs_no_other(tmp_path: Path) -> None:
+    store = WeightStore(FileWeights(), tmp_path)
+    manifest = store.publish(1)
+    store.damage(manifest, flip_a_bit)
+    root, chunks = store.folder.weight_root, lambda _job_id: store.chunks
+    found = read_back(manifest, layout_of(version(1)), root=root, chunks=chunks)
+    assert found.keys() == version(1).keys()
+    assert sum(not torch.equal(found[name], tensor) for name, tensor in version(1).items()) == 1
 
 
 def test_files_that_are_whole_stay_as_they_are_and_a_damaged_one_is_written_again(by_file: Saved) -> None:

@@ -1,0 +1,80 @@
+"""What a script is told is bounded, and of the kind that it names: any holder of a role's password may call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from redis.exceptions import ResponseError
+
+from broker.connection.client import connect
+from broker.connection.script_texts import function_name
+from broker.generator_side import FailOutcome
+from broker.presence import Presence
+from broker.spans import report_spans
+from contracts.encoding.wire import encode
+from contracts.errors import InvalidInput
+from contracts.events import TimelineSpan
+from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.test_fence import DIGEST, Job, job_of
+
+
+@pytest.fixture
+def job(redis_server: EmbeddedRedis) -> Job:
+    operator = connect(StackSettings(redis_url=redis_server.url))
+    return job_of(operator, operator, operator)
+
+
+def presented(job: Job, job_id: str, slots: str) -> Any:
+    """Calls a function of a job by hand, as a client of another make would."""
+    told = encode({"kind": "generators"})
+    return job.broker.redis.execute_command("FCALL", function_name("present"), 0, job_id, slots, told)
+
+
+@pytest.mark.parametrize("job_id", ["job:1", "{job}", "job/../other", "j" * 65])
+def test_a_function_takes_no_job_id_that_could_name_another_key(job: Job, job_id: str) -> None:
+    assert presented(job, "j" * 64, "")
+    with pytest.raises(ResponseError, match="not a job id"):
+        presented(job, job_id, "")
+
+
+@pytest.mark.parametrize("slots", ["0", "-1", "65", "nan"])
+def test_a_function_takes_one_slot_to_64(job: Job, slots: str) -> None:
+    assert presented(job, "job", "64")
+    with pytest.raises(ResponseError, match="not a number of slots"):
+        presented(job, "job", slots)
+
+
+@pytest.mark.parametrize(("name", "said"), [("g" * 257, ""), ("g1", "x" * 65536)])
+def test_a_generator_that_says_too_much_of_itself_is_not_noted(job: Job, name: str, said: str) -> None:
+    presence = Presence(job.broker)
+    presence.beat("g" * 256, {"doing": "x" * 60000})
+    with pytest.raises(InvalidInput, match="says too much"):
+        presence.beat(name, {"doing": said})
+    assert name not in [one.generator_id for one in presence.live()]
+    presence.leave("g" * 256)
+
+
+def test_a_report_of_spans_that_is_too_large_is_not_kept(job: Job) -> None:
+    spans = job.broker.job_keys(job.job_id).spans
+    wait = TimelineSpan(who="g1", what="wait", iteration=0, started_s=1.0, ended_s=2.0)
+    report_spans(job.broker, job.job_id, [replace(wait, what="w" * 65536)])
+    assert job.broker.redis.xlen(spans) == 0
+    report_spans(job.broker, job.job_id, [wait])
+    assert job.broker.redis.xlen(spans) == 1
+
+
+def test_a_claim_whose_prompt_is_gone_has_nothing_to_be_given_back(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
+    claim = job.generator().claim(10)
+    assert claim is not None
+    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, claim.entry_id)
+    assert job.generator().fail(claim, "no reward") is FailOutcome.SETTLED
+
+
+def test_a_write_of_no_job_is_of_a_key_of_the_server(job: Job) -> None:
+    assert job.broker.write("HSET", "bounds", "field", "value") == 1
+    assert job.broker.redis.hgetall("onbeat:bounds") == {b"field": b"value"}
+    assert job.broker.write("DEL", "bounds") == 1
