@@ -13,17 +13,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
-from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from fastapi import FastAPI, Request
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.concurrency import run_in_threadpool
 
+from contracts.errors import OnbeatError
 from contracts.settings import StackSettings
 from onbeat.http_service.access import Access, AccessRules
-from onbeat.http_service.problems import answer_with_problems
+from onbeat.http_service.problems import Problem, answer_with_problems
+from onbeat.http_service.process_routes import process_routes
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.playing.pool import EnvironmentPool
-from reward_service.routes.process import ROUTERS
+from reward_service.routes import scores, sessions
+from reward_service.scoring import answers
 from reward_service.scoring.pool import ScorerPool
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -64,9 +68,10 @@ def create_app(
         on_result=app.state.environment_metrics.count_result,
     )
     app.state.max_body_bytes = max_body_bytes
-    for router in ROUTERS:
+    routers = (scores.router, sessions.router, process_routes(require_ready=_require_ready, exposition=_exposition))
+    for router in routers:
         app.include_router(router)
-    answer_with_problems(app, ROUTERS, service="the reward service")
+    answer_with_problems(app, routers, service="the reward service")
     app.add_middleware(Access, rules)
     return app
 
@@ -76,3 +81,24 @@ async def _close_pools_at_the_end(app: FastAPI) -> AsyncIterator[None]:
     yield
     await run_in_threadpool(app.state.scorers.close)
     await run_in_threadpool(app.state.environments.shut)
+
+
+async def _require_ready(request: Request) -> None:
+    """Raises Problem 503 unless both pools work now: a turn of the scorers', once in a while (Readiness)."""
+    environments: EnvironmentPool = request.app.state.environments
+    if not environments.is_alive:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the environment pool is not alive")
+    try:
+        await answers.self_test(request.app.state.scorers)
+    except OnbeatError as error:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+
+
+def _exposition(request: Request) -> bytes:
+    state = request.app.state
+    scorers: ScorerPool = state.scorers
+    environments: EnvironmentPool = state.environments
+    state.metrics.waiting_items.set(scorers.num_waiting_items())
+    state.environment_metrics.sessions.set(environments.num_sessions)
+    state.environment_metrics.waiting.set(environments.num_waiting())
+    return generate_latest(state.registry)
