@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from contracts.errors import JobEnded
 from contracts.rewards import Scored
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+Core = TypeVar("Core", Stage, Producer, Consumer)
 END: Any = object()
 
 
@@ -62,20 +63,33 @@ class Taking(Generic[T]):
             await asyncio.wait([self._running])
 
 
-class AsyncStage:
-    """`onbeat.client.Stage` for an event loop."""
+class InThreads(Generic[Core]):
+    """A core whose calls run in threads; `core` has what needs no waiting."""
 
-    def __init__(self, job_id: str, name: str, **options: Any) -> None:
-        """options: those of Stage. The connection is made by `async with`."""
-        self._make = lambda: Stage(job_id, name, **options)
-        self._taking: Taking[StageRows | None] = Taking()
+    def __init__(self, make: Callable[[], Core]) -> None:
+        """make: the core, not connected; `async with` connects it."""
+        self._make = make
+        self._taking: Taking[Any] = Taking()
 
-    async def __aenter__(self) -> AsyncStage:
+    async def __aenter__(self) -> Self:
         self.core = await asyncio.to_thread(lambda: self._make().__enter__())
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(_closed(self._taking, self.core.close))
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        await asyncio.shield(self._closed())
+        return False
+
+    async def _closed(self) -> None:
+        await self._taking.settled()
+        await asyncio.to_thread(self.core.close)
+
+
+class AsyncStage(InThreads[Stage]):
+    """`onbeat.client.Stage` for an event loop."""
+
+    def __init__(self, job_id: str, name: str, **options: Any) -> None:
+        """options: those of Stage."""
+        super().__init__(lambda: Stage(job_id, name, **options))
 
     async def get(self, max_rows: int = 256, *, timeout_s: float = 60.0) -> StageRows | None:
         """Takes rows as Stage.get does."""
@@ -92,20 +106,12 @@ class AsyncStage:
         await asyncio.to_thread(self.core.fail, rows, reason)
 
 
-class AsyncProducer:
+class AsyncProducer(InThreads[Producer]):
     """`onbeat.client.Producer` for an event loop; `core` has what needs no waiting: spec, model_folder, make_model."""
 
     def __init__(self, job_id: str, **options: Any) -> None:
-        """options: those of Producer. The connection is made by `async with`."""
-        self._make = lambda: Producer(job_id, **options)
-        self._taking: Taking[PromptClaim | None] = Taking()
-
-    async def __aenter__(self) -> AsyncProducer:
-        self.core = await asyncio.to_thread(lambda: self._make().__enter__())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(_closed(self._taking, self.core.close))
+        """options: those of Producer."""
+        super().__init__(lambda: Producer(job_id, **options))
 
     async def claim(self, *, timeout_s: float = 60.0) -> PromptClaim | None:
         """Claims as Producer.claim does."""
@@ -135,20 +141,16 @@ class AsyncProducer:
         await asyncio.to_thread(self.core.fail, claim, reason)
 
 
-class AsyncConsumer:
+class AsyncConsumer(InThreads[Consumer]):
     """`onbeat.client.Consumer` for an event loop; `core` has spec, model_folder, version and state."""
 
     def __init__(self, job_id: str, **options: Any) -> None:
-        """options: those of Consumer. The connection is made by `async with`."""
-        self._make = lambda: Consumer(job_id, **options)
-        self._taking: Taking[Any] = Taking()
-
-    async def __aenter__(self) -> AsyncConsumer:
-        self.core = await asyncio.to_thread(lambda: self._make().__enter__())
-        return self
+        """options: those of Consumer."""
+        super().__init__(lambda: Consumer(job_id, **options))
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        await asyncio.shield(_closed(self._taking, self.core.close))
+        """A job that has ended ends the block as well."""
+        await super().__aexit__(kind, error, trace)
         return isinstance(error, JobEnded)
 
     async def begin(self, weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
@@ -189,8 +191,3 @@ async def _until_ended(take: Callable[[], Awaitable[T | None]]) -> AsyncIterator
             return
         if found is not None:
             yield found
-
-
-async def _closed(taking: Taking[Any], close: Callable[[], None]) -> None:
-    await taking.settled()
-    await asyncio.to_thread(close)
