@@ -1,9 +1,10 @@
-"""Values of what is recorded of a batch, and of how HTTP shows it."""
+"""Values of what lies in a run folder: what is recorded of a batch, how HTTP shows it, what a checkpoint says."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
+from contracts.checkpoints import FORMAT_VERSION, AdapterState, CheckpointState, OlderVersion
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import Record
 from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
@@ -23,6 +24,22 @@ from contracts.spec_tables.recording import RecordingSpec
 from contracts.versions import WeightManifest
 
 POLICY = RecordingSpec(share=0.25, evaluations=True, keep_iterations=7, max_bytes=65536, max_version_bytes=0)
+
+CHECKPOINT = CheckpointState(
+    format_version=FORMAT_VERSION,
+    job_id="job-0123456789ab",
+    iteration=3,
+    policy_version=4,
+    weights_digest="ab" * 32,
+    adapters=AdapterState(base_digest="cd" * 32, adapters_digest="ef" * 32),
+    torch_random_state="00ff",
+    files={"model.safetensors": "01" * 32, "older-v000003.safetensors": "23" * 32},
+    older=(
+        OlderVersion(
+            policy_version=3, weights_digest="45" * 32, tensors_digest="67" * 32, file="older-v000003.safetensors"
+        ),
+    ),
+)
 
 
 def recorded_batch(batch: RolloutBatch, asked: PromptBatch, manifest: WeightManifest) -> RecordedBatch:
@@ -63,6 +80,7 @@ def recorded_records(
         batch_digest=record.batch_digest,
     )
     return {
+        "checkpoint_state": CHECKPOINT,
         "job_spec_recorded": replace(spec, recording=POLICY),
         "recorded_batch": record,
         "recorded_iteration": RecordedIteration(
