@@ -1,6 +1,6 @@
 // The tool calls of a turn, as its text has them. A record keeps no calls: what an environment was given is what the
-// job's renderer read in the turn (onbeat/rendering/). Nothing here is evaluated, and each text is read in time that grows with
-// its length.
+// job's renderer read in the turn (onbeat/rendering/). Nothing here is evaluated, and each text is read in time that
+// grows with its length.
 //
 //   <tool_call>{"name": …, "arguments": …}</tool_call>           Hermes: what onbeat/rendering/tool_calls.py reads
 //   <function=NAME><parameter=KEY>VALUE</parameter></function>   Qwen3-Coder, within <tool_call> or alone
