@@ -30,8 +30,10 @@ end
 if last == '0-0' then
   redis.call('XAUTOCLAIM', slot.rollouts, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
 end
+-- Where a restart has forgotten that the last entry was given, nothing is passed over: no successor would ever be given it.
+local is_given = last == '0-0' or #redis.call('XPENDING', slot.rollouts, 'trainers', last, last, '1') == 1
 -- As XREADGROUP would deliver them, without a look at their payloads.
-local read = { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) }
+local read = is_given and { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) } or {}
 if #read > 0 then
   for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', read[#read] }) do read[#read + 1] = word end
   for _, id in ipairs(redis.call('XCLAIM', slot.rollouts, 'trainers', trainer, '0', unpack(read))) do

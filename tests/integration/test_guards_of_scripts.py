@@ -126,6 +126,26 @@ def test_a_successor_is_given_no_more_than_it_asked_of_what_is_claimed_and_what_
     assert [len(arrived) for arrived in claimed] == [1, 1, 1]
 
 
+def test_what_a_restart_forgot_was_given_reaches_a_successor_though_the_next_was_read_ahead(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=2), {0: DIGEST})
+    generator, rollouts = job.generator(), keys(job).slots[0].rollouts
+    for at in range(2):
+        claim = generator.claim(10)
+        assert claim is not None
+        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+        if at == 0:
+            job.trainer.claim_rollouts(0, max_batches=1)
+    job.broker.redis.xgroup_destroy(rollouts, "trainers")
+    job.broker.redis.xgroup_create(rollouts, "trainers", "0")
+    job.trainer.wait_for_rollouts(0, 10.0)
+    job.trainer.claim_rollouts(0, max_batches=8)
+    job.broker.redis.hset(keys(job).fence, "lease_until", 0)
+    successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
+    successor.acquire()
+    arrived, _ = successor.claim_rollouts(0, max_batches=8)
+    assert [one.batch.batch_id for one in arrived] == ["0/train/0", "0/train/1"]
+
+
 def trained_iteration(job: Job) -> dict[str, str]:
     """Iteration 0 is open, and its batches are published and claimed: batch id → digest."""
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
