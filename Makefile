@@ -87,10 +87,9 @@ fuzz: $(STAMP)
 	.venv-fuzz/bin/python -m pip install -q 'schemathesis==4.32.5'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz .venv-fuzz/bin/schemathesis
 
-# The fence under random interleavings for some minutes, instead of the fixed ones of `make test`.
+# The walks through the model on a real server (docs/model.md), 2,000 new ones instead of the fixed 120 of `make test`.
 soak: $(STAMP)
-	SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 0 tests/integration/test_fence_properties.py \
-		tests/integration/test_stage_properties.py
+	SOAK_EXAMPLES=$${SOAK_EXAMPLES:-2000} $(BIN)/python -m pytest --timeout 0 tests/model/test_model_and_scripts.py
 
 # The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/model.md).
 model: $(STAMP)

@@ -1,39 +1,19 @@
-"""What the fence's trainers and generators send, right and wrong, and a broker that loses answers."""
+"""What tests of the fence write past it, and brokers that lose answers."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
 from broker.connection.client import Broker
 from broker.fence import WindowEntry
-from broker.generator_side import Claim
 from broker.keys import GENERATOR_GROUP, JobKeys
 from broker.ledger import batch_record
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BrokerUnavailable
-from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.versions import WeightFile, WeightManifest
-from tests.builders import rollout_batch
-
-MAX_BATCH_BYTES = 4096
-
-FAULTS: dict[str, Callable[[PromptBatch], dict[str, Any]]] = {
-    "resampled": lambda batch: {"seed": 1},
-    "stale version": lambda batch: {"policy_version": max(0, batch.policy_version - 1)},
-    "future version": lambda batch: {"policy_version": batch.policy_version + 1},
-    "past iteration": lambda batch: {"iteration": max(0, batch.iteration - 1)},
-    "future iteration": lambda batch: {"iteration": batch.iteration + 1},
-    "other weights": lambda batch: {"weights_digest": "0" * 64},
-    "incomplete": lambda batch: {"num_groups": len(batch.prompts) - 1},
-    "misshapen": lambda batch: {"num_groups": batch.group_size, "group_size": len(batch.prompts)},
-    "unexpected": lambda batch: {"batch_id": f"{batch.iteration}/train/9"},
-    "oversize": lambda batch: {"response_tokens": (MAX_BATCH_BYTES // 8, MAX_BATCH_BYTES // 8)},
-}
-"""What can be wrong with a publication → the fields that make it so."""
 
 
 def weights_digest(version: int, variant: int) -> str:
@@ -49,23 +29,6 @@ def manifest(version: int, digest: str) -> WeightManifest:
         directory=f"j/weights/v{version:06d}",
         files=(WeightFile(name="m.safetensors", num_bytes=1),),
     )
-
-
-def answer_to(claim: Claim, generator_id: str, fault: str) -> RolloutBatch:
-    """What a generator would publish for its claim, with one of FAULTS or ""."""
-    batch = claim.prompt_batch
-    fields: dict[str, Any] = {
-        "job_id": batch.job_id,
-        "batch_id": batch.batch_id,
-        "iteration": batch.iteration,
-        "policy_version": batch.policy_version,
-        "weights_digest": batch.weights_digest,
-        "num_groups": len(batch.prompts),
-        "group_size": batch.group_size,
-        "generator_id": generator_id,
-        "attempt": claim.attempt,
-    }
-    return rollout_batch(**(fields | (FAULTS[fault](batch) if fault else {})))
 
 
 def change_fence(

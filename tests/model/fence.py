@@ -199,7 +199,7 @@ def commit(
         return "broken_link", server
     if ANY not in (engine, server.engine) and engine != server.engine and "commit.engine" not in off:
         return "wrong_engine", server
-    refusal = _contradiction(server.slot_of(iteration), trained, off)
+    refusal = contradiction(server.slot_of(iteration), trained, off)
     if refusal:
         return refusal, server
     after = _committed(server, iteration, made, off)._replace(last=(COMMIT, iteration, epoch))
@@ -215,7 +215,7 @@ def commit(
     return "committed", _pruned(_opened(after, epoch, opening) if opening else after, off)
 
 
-def _contradiction(slot: Slot, trained: tuple[int, ...], off: Off) -> str:
+def contradiction(slot: Slot, trained: tuple[int, ...], off: Off) -> str:
     """What the ledger says against a commit of these contents, or ""."""
     if "commit.whole" not in off and not all(ledger for ledger, _ in slot.batches):
         return "missing"

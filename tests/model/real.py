@@ -48,6 +48,7 @@ KINDS = {COMMIT: "commit", REWIND: "rewind"}
 GENERATORS = 4
 """A content is generator + 4 · attempt + 64 · variant."""
 ATTEMPTS = 16
+MAX_BATCH_BYTES = 4096
 
 
 def digest_text(digest: int) -> str:
@@ -81,7 +82,7 @@ class RealFence:
             spec |= {"iterations": bounds.iterations, "deterministic": not bounds.is_bounded}
         self.broker, self.bounds = broker, bounds
         self.jobs = JobStore(broker)
-        made = job_spec(name=uuid.uuid4().hex, **spec)
+        made = job_spec(name=uuid.uuid4().hex, limits__max_batch_bytes=MAX_BATCH_BYTES, **spec)
         self.plan = made.stage_plan
         self.job_id, _ = self.jobs.create(made)
         self.jobs.move(self.job_id, JobState.RUNNING)

@@ -5,28 +5,28 @@ from __future__ import annotations
 import random
 import uuid
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from broker.fence import read_fence
-from broker.generator_side import Claim, GeneratorSide
+from broker.keys import GENERATOR_GROUP
 from broker.trainer_side import TrainerSide
-from contracts.encoding.wire import decode
-from contracts.errors import BrokerUnavailable, WrongEngine
+from contracts.errors import BrokerUnavailable
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
-from contracts.rollouts import PromptBatch
-from contracts.versions import WeightManifest
-from tests.integration.fence_checks import read
-from tests.integration.fence_parts import AnswerLosingBroker, let_expire, manifest
+from tests.integration.fence_parts import AnswerLosingBroker, manifest
+from tests.model import fence
+from tests.model.generator_replay import GeneratorReplay
 from tests.model.move import Move
 from tests.model.moves import moves
-from tests.model.real import LONG_S, RealFence, answer_of, digest_text, engine_text
-from tests.model.server import COMMIT, FREE, NONE, REWIND, VARIANTS, known
-from tests.model.stage_replay import StageReplay, stage_tables
+from tests.model.real import answer_of, digest_text
+from tests.model.server import COMMIT, DEAD, FREE, NONE, REWIND, VARIANTS
+from tests.model.stage_replay import StageReplay
 from tests.model.state import COMMITS, DISPATCHES, ENDS, SETTLE, Bounds, State, Trainer
+from tests.model.tally import Tally
 from tests.model.trainer_moves import made_by
+from tests.model.wrong_calls import OFF
 
 BOUNDS = Bounds(faults=15, is_deterministic=False, may_remove=True, may_damage=True, max_attempts=15, max_epochs=14)
 OF_A_RESTART = ("writes reach the disk", "the last writes are lost")
@@ -63,46 +63,74 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
     return 0.03 if move.is_fault or (move.who < 0 and move.name != "the job is resumed") else 1.0
 
 
-class Walk:
+class Walk(GeneratorReplay):
     """Draws moves by a seed, and does each of them twice."""
 
     def __init__(self, broker: AnswerLosingBroker, seed: int, seen: Counter[str], bounds: Bounds = BOUNDS) -> None:
-        self._broker, self._random, self._bounds = broker, random.Random(seed), bounds
-        spec: dict[str, Any] = {"stages": stage_tables(bounds)} if bounds.stages else {}
-        self._real = RealFence(broker, bounds, rollout__max_attempts=bounds.max_attempts, **spec)
-        self._state = bounds.first_state()
+        super().__init__(broker, random.Random(seed), bounds)
         self._sides: list[TrainerSide | None] = [None] * bounds.trainers
-        self._generators = [
-            GeneratorSide(self._broker, self._real.job_id, f"g{i}", engine=engine_text(bounds.engine_of(i)) or None)
-            for i in range(bounds.generators)
-        ]
-        for side in self._generators:
-            side.wait_for_prompts(0.001)  # each knows the job's spec, as one that has claimed does
-        self._claims: list[Claim | None] = [None] * bounds.generators
-        self._numbers = [0] * bounds.generators
-        """[generators] The number of the newest claim of each, whether it has heard of it or not."""
-        self._stages = StageReplay(self._broker, self._real, bounds) if bounds.stages else None
-        self._disk: dict[str, bytes] = {}
+        self._stages = StageReplay(broker, self._real, bounds, self._random) if bounds.stages else None
+        self._tally, self._disk, self._newest_on_disk = Tally(), dict[str, bytes](), dict[tuple[int, int], int]()
         self._seen = seen
 
     def run(self, num_moves: int) -> None:
         for _ in range(num_moves):
-            # An answer of claim_rollouts that was lost: test_fence_properties.py.
-            every = moves(self._state, self._bounds, frozenset())
-            options = [one for one in every if one.name != "claims rollouts, answer lost" and self._is_first(one)]
+            options = [one for one in moves(self._state, self._bounds, OFF) if self._is_first(one)]
             if not options:
                 return
+            options += self._beside_the_model()
             # What the walks before have done seldom is done sooner.
             phases = {one.phase for one in self._state.trainers if one}
             restarts = bool(self._stages) or self._bounds.kinds > 1
             weights = [_weight(one, phases, restarts=restarts) / (5 + self._seen[one.name]) for one in options]
             move = self._random.choices(options, weights)[0]
+            before = self._state.server
             self._state = self._does(move, options)
+            self._tally.note(move, before, self._state.server, self._num_bytes)
             self._seen[move.name] += 1
-            if not self._state.is_done:
-                self._real.check(self._state.server, move.name)
-                if self._stages:
-                    self._stages.check(self._state.server, move.name)
+            if self._state.is_done:
+                return
+            name = "; ".join((move.name, *self._calls_beside()))
+            self._tally.check(self._real.check(self._state.server, name), name)
+            if self._stages:
+                self._stages.check(self._state.server, name)
+
+    def _beside_the_model(self) -> Iterator[Move]:
+        """A prompt goes from its stream, and nothing else with it: no move of the model does that, and its trainer
+        finds it."""
+        for opened in self._state.server.window:
+            for batch, (ledger, entry) in enumerate(self._state.server.slot_of(opened.iteration).batches):
+                if entry:
+                    server = self._state.server.with_batch(opened.iteration, batch, (ledger, ()))
+                    lost = self._state._replace(server=server)
+                    yield Move("a prompt is lost", -1, lost, True, batch=batch, iteration=opened.iteration)
+        if self._state.server.window:
+            for who, claim in enumerate(self._state.workers):
+                if not claim:
+                    yield Move("works on several items", who, self._state)
+
+    def _calls_beside(self) -> Iterator[str]:
+        """Does some of wrong_calls.py, those that change nothing; yields what was called and said."""
+        server = self._state.server
+        asked = [
+            self._others.of_trainer(self._state),
+            self._others.of_generator(self._state, self._generators),
+            *([self._stages.calls.wrong_call(self._state)] if self._stages else []),
+        ]
+        for call in asked:
+            if call is None:
+                continue
+            outcome, after = call.model(server)
+            if after != server:
+                continue
+            name = f"{call.name}: {outcome}"
+            said = answer_of(call.real)
+            is_granted = outcome in call.words and not isinstance(said, str)
+            assert is_granted or (isinstance(said, str) and outcome in said), (name, said)
+            if call.name.startswith("publishes"):
+                self._tally.note_publication(outcome, server, is_new=False)
+            self._seen.update(f"{call.name}: {word}, and nothing changes" for word in set(outcome.split()))
+            yield name
 
     def _is_first(self, move: Move) -> bool:
         """Whether a claim of an expired lease would get it: a new batch of an older iteration comes before it."""
@@ -129,18 +157,28 @@ class Walk:
         elif move.name.startswith("acquires"):
             self._broker.redis.hset(self._real.keys.fence, "lease_until", "1")
             side = self._real.trainer(uuid.uuid4().hex)
-            self._real.epochs[move.state.server.epoch] = side.acquire()
+            epoch = side.acquire()
+            assert epoch > max(self._real.epochs.values()), "an epoch was handed out twice (I4)"
+            self._real.epochs[move.state.server.epoch] = epoch
             self._sides[move.who] = side
+            self._others.trainers.append((move.state.server.epoch, side))
         elif move.name in ("finds its commit lost", "writes its checkpoint", "writes the last checkpoint"):
             self._trainer_confirms(move)
         elif move.name.startswith(WRITES_OF_A_TRAINER):
             if not move.name.startswith("renews its lease") or move.batch == NONE:
                 self._trainer_calls(move)
+        elif self._stages and move.name == "works on several items":
+            return self._stages.calls.works(self._state, move.who)
         elif self._stages and move.name.startswith("claims an item"):
             return self._stages.claim(self._state, move, options)
         elif self._stages and move.name.startswith(OF_ITEMS):
             self._stages.does(self._state, move)
+        elif move.name.endswith(": buried"):
+            return self._buries(move)
         elif move.name.startswith("claims"):
+            return self._claim(move, options)
+        elif move.name == "takes a copy" and self._is_to_hedge(move):
+            self._tally.counted["hedged"] += 1
             return self._claim(move, options)
         else:
             self._generator_does(move)
@@ -161,6 +199,7 @@ class Walk:
         trainer, side = self._trainer(move)
         name, _, outcome = move.name.partition(": ")
         name = name.removesuffix(", answer lost")
+        self._broker.loses_next_answer = move.name == "claims rollouts, answer lost"
         refusal = answer_of(lambda: self._call(side, trainer, name))
         is_alive = bool(move.state.trainers[move.who])
         if refusal:
@@ -186,7 +225,7 @@ class Walk:
             versions = {digest // VARIANTS: digest_text(digest) for digest in trainer.versions}
             side.open_iteration(real.opening(opening), versions)
         elif name == "claims rollouts":
-            side.claim_rollouts(iteration, max_batches=8)
+            self._claim_rollouts(side, trainer)
         elif name == "reconciles":
             side.reconcile(iteration, real.batches(iteration, bounds.sent(iteration, iteration)))
         elif name == "dispatches":
@@ -201,6 +240,24 @@ class Walk:
             real.jobs.move(real.job_id, end, trainer_epoch=side.trainer_epoch)
         else:
             self._commit(side, trainer)
+
+    def _claim_rollouts(self, side: TrainerSide, trainer: Trainer) -> None:
+        """All that there is, in one call or in two, some of it read ahead by a wait."""
+        server, iteration = self._state.server, trainer.iteration
+        _, _, rollouts = fence.claim_rollouts(server, trainer.epoch, iteration, trainer.last, OFF)
+        if self._broker.loses_next_answer:
+            with pytest.raises(BrokerUnavailable):
+                side.claim_rollouts(iteration, max_batches=8)
+            return
+        if self._random.random() < 0.3:
+            side.wait_for_rollouts(iteration, 0.001)
+        arrived, num_dead = side.claim_rollouts(iteration, max_batches=self._random.choice((1, 8)))
+        arrived += side.claim_rollouts(iteration, max_batches=8)[0]
+        assert [one.digest for one in arrived] == [
+            self._real.digest_of(one[2], one[1], content=one[4], digest=one[3]) for one in rollouts
+        ]
+        batches = server.slot_of(iteration).batches
+        assert num_dead == sum(ledger[:1] == (DEAD,) for ledger, _ in batches)
 
     def _read_columns(self, side: TrainerSide, trainer: Trainer) -> None:
         assert self._stages
@@ -237,90 +294,18 @@ class Walk:
         self._real.note((kind, trainer.iteration, trainer.epoch), record)
         return record
 
-    # Generators
-
-    def _claim(self, move: Move, options: list[Move]) -> State:
-        real, server, who = self._real, self._state.server, move.who
-        if move.name.startswith("claims from"):
-            entry = server.slot_of(move.iteration).batches[move.batch][1]
-            batch_id = real.batch_id(move.iteration, move.batch)
-            prompts = read(self._broker, real.keys).slot_of(move.iteration).prompts
-            entry_id = next(one[0] for one in prompts if one[1] == batch_id)
-            let_expire(self._broker, real.keys, f"g{entry[3]}", entry_id, iteration=move.iteration)
-        claim = self._answer(move)
-        if move.name == "claims again":
-            assert claim.number == self._numbers[who]
-        self._claims[who], self._numbers[who] = claim, claim.number
-        same = [
-            one
-            for one in options
-            if (one.name, one.who) == (move.name, who)
-            and real.batch_id(one.iteration, one.batch) == claim.prompt_batch.batch_id
-            and one.state.generators[who][2] in (NONE, *self._digests(claim))
-        ]
-        assert len(same) == 1, f"the model knows no {move.name} of {claim.prompt_batch.batch_id}"
-        oldest = min(one.iteration for one in options if (one.name, one.who) == (move.name, who))
-        assert same[0].iteration == (oldest if move.name.startswith(("claims: ", "claims,")) else move.iteration)
-        return same[0].state
-
-    def _answer(self, move: Move) -> Claim:
-        """The claim that the server gives, also where its generator never hears of it."""
-        side = self._generators[move.who]
-        if move.name != "claims, answer lost":
-            claim = side.claim(LONG_S, held=self._held(move))
-            assert claim is not None, move
-            return claim
-        self._broker.loses_next_answer = True
-        with pytest.raises(BrokerUnavailable):
-            side.claim(LONG_S)
-        _, entry, attempt, number, payload, packed = self._broker.lost
-        return Claim(
-            prompt_batch=decode(payload, PromptBatch),
-            entry_id=entry.decode(),
-            number=number,
-            attempt=attempt,
-            manifest=decode(packed, WeightManifest),
-        )
-
-    def _digests(self, claim: Claim) -> list[int]:
-        """The digests of the model that a claim's version may be."""
-        first = VARIANTS * claim.manifest.policy_version
-        every = range(first, first + VARIANTS)
-        return [digest for digest in every if digest_text(digest) == claim.manifest.weights_digest]
-
-    def _held(self, move: Move) -> tuple[int, str] | None:
-        """The weights that the generator holds at this claim; those of a version that is gone are none of the range."""
-        digest = move.state.generators[move.who][2]
-        there = known(self._state.server.versions, 0, self._bounds.iterations)
-        held = self._random.choice((digest, digest, there[0], digest + 1, NONE))
-        return None if held == NONE else (held // VARIANTS, digest_text(held))
-
-    def _generator_does(self, move: Move) -> None:
-        claim, mine = self._claims[move.who], self._state.generators[move.who]
-        if move.name == "asks for work: wrong_engine":
-            with pytest.raises(WrongEngine, match="is sampled with"):
-                self._generators[move.who].claim(LONG_S)
-        elif move.name == "takes a copy":
-            owner = self._state.server.slot_of(move.iteration).batches[move.batch][1][3]
-            self._claims[move.who] = self._claims[owner]
-        elif move.name.startswith("publishes"):
-            assert claim is not None
-            batch = self._real.rollouts(mine[0], mine[1], content=4 * mine[4] + move.who, digest=mine[2])
-            outcome = self._generators[move.who].publish(claim, batch).value
-            assert move.name in (f"publishes: {outcome}", "publishes, answer lost"), outcome
-        elif move.name.startswith("fails"):
-            assert claim is not None
-            assert move.name == f"fails its batch: {self._generators[move.who].fail(claim, 'no reward').value}"
-        elif move.name.startswith("gives back"):
-            assert claim is not None
-            assert move.name == f"gives back its batch: {self._generators[move.who].release(claim, 'no mount').value}"
-
     # The server
 
     def _server_does(self, move: Move) -> None:
         real = self._real
         if move.name == "writes reach the disk":
             self._disk = real.dump()
+            self._newest_on_disk = dict(self._others.newest)
+            self._tally.writes_reach_the_disk()
+        elif move.name == "a prompt is lost":
+            prompts, entry_id = real.keys.slot_of(move.iteration).prompts, self._entry_id(move)
+            self._broker.redis.xack(prompts, GENERATOR_GROUP, entry_id)
+            self._broker.redis.xdel(prompts, entry_id)
         elif move.name == "the job is given up":
             real.jobs.move(real.job_id, JobState.FAILED, reason="its trainers end")
             real.epochs[move.state.server.epoch] = read_fence(self._broker, real.keys).trainer_epoch
@@ -333,3 +318,5 @@ class Walk:
             real.epochs[move.state.server.epoch] = read_fence(self._broker, real.keys).trainer_epoch
         elif move.name == "the last writes are lost":
             real.restore(self._disk)
+            self._others.newest = dict(self._newest_on_disk)
+            self._tally.last_writes_are_lost()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
+from random import Random
 
 import pytest
 
@@ -12,7 +11,6 @@ from broker.keys import JobKeys, item_fields
 from broker.ledger import Published, batch_record
 from broker.stage_side import ClaimedItem, StageSide
 from broker.trainer_side import TrainerSide
-from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import decode
 from contracts.errors import BrokerUnavailable
 from contracts.experience.columns import pack_values
@@ -21,48 +19,23 @@ from tests.integration.fence_parts import AnswerLosingBroker
 from tests.model.move import Move
 from tests.model.real import RealFence
 from tests.model.server import DONE, FREE, LEASED, Server
+from tests.model.stage_calls import StageCalls
 from tests.model.stage_moves import value_of
-from tests.model.stages import Items, Stages, Value
+from tests.model.stage_names import NAMES, NUM_ROWS, column_values
+from tests.model.stages import Items
 from tests.model.state import Bounds, State
 
-STAGES: Stages = ((3, ()), (1, (0,)))
-"""In a batch of three prompts a stage takes the rollouts of each, one that reads its column takes the batch."""
-NAMES = ("first", "second")
 BAND = 2**42
 """The scores of a stage, as scripts/prelude.lua has them."""
-
-
-def stage_tables(bounds: Bounds) -> list[dict[str, Any]]:
-    """`[[stages]]` of the walk's job."""
-    return [
-        {
-            "type": "external",
-            "name": name,
-            "inputs": inputs,
-            "outputs": [{"name": f"{name}_column", "type": "float32"}],
-            "unit": unit,
-            "lease_s": 3600.0,
-            "max_attempts": bounds.item_attempts,
-        }
-        for name, inputs, unit in (
-            ("first", ["completion_ids"], "group"),
-            ("second", ["first_column"], "batch"),
-        )
-    ]
-
-
-def column_values(stage: int, value: Value, num_rows: int) -> dict[str, list[bytes]]:
-    """Numbers that tell what the model's value is, and so what it was made of."""
-    number = int.from_bytes(hashlib.blake2b(repr((stage, value)).encode(), digest_size=3).digest(), "little")
-    return {f"{NAMES[stage]}_column": [pack_float32([float(number)])] * num_rows}
 
 
 class StageReplay:
     """The stage workers of one walk."""
 
-    def __init__(self, broker: AnswerLosingBroker, real: RealFence, bounds: Bounds) -> None:
+    def __init__(self, broker: AnswerLosingBroker, real: RealFence, bounds: Bounds, random: Random) -> None:
         self._broker, self._real, self._bounds = broker, real, bounds
         self._sides = [StageSide(broker, real.job_id, f"s{i}") for i in range(bounds.workers)]
+        self.calls = StageCalls(real, bounds, self._sides, random)
         self._claims: list[ClaimedItem | None] = [None] * bounds.workers
         self._lost = [0] * bounds.workers
         """The number of the newest claim that each has not heard of."""
@@ -86,12 +59,15 @@ class StageReplay:
         same = [
             one
             for one in options
-            if (one.name, one.who) == (move.name, move.who) and self._is(one.state.workers[one.who], claimed)
+            if (one.name, one.who) == (move.name, move.who) and self.calls.is_at(one.state.workers[one.who], claimed)
         ]
         assert len(same) == 1, f"the model knows no {move.name} of {claimed}"
         rows = state.server.slot_of(claimed.iteration).rows[same[0].batch]
         assert rows
         assert claimed.attempt == rows.items[stage][claimed.item][1] + (move.name != "claims an item again")
+        model = same[0].state.workers[move.who]
+        self.calls.note(move.who, claimed, model)
+        self.calls.check_inputs(claimed, model)
         return same[0].state
 
     def _loses(self, stage: int, move: Move, options: list[Move]) -> State:
@@ -107,10 +83,6 @@ class StageReplay:
             one for one, claim in claims if named == (claim[0], self._real.batch_id(*claim[:2]), claim[2], claim[3])
         ]
         return same.state
-
-    def _is(self, claim: tuple[Any, ...], claimed: ClaimedItem) -> bool:
-        named = (claimed.iteration, claimed.batch_id, claimed.stage, claimed.item)
-        return named == (claim[0], self._real.batch_id(*claim[:2]), NAMES[claim[2]], claim[3])
 
     def does(self, state: State, move: Move) -> None:
         """A put, a failure, a death."""
@@ -166,7 +138,7 @@ class StageReplay:
             assert kept == wanted, name
             num_waiting = sum(bool(rows and rows.left) for rows in server.slot_of(opened.iteration).rows)
             standing = next(one for one in fence_of(fence, progress).window if one.iteration == opened.iteration)
-            assert standing.rows_waiting == 6 * num_waiting, name
+            assert standing.rows_waiting == NUM_ROWS * num_waiting, name
 
     def _check_items(
         self, items: Items, batch_id: str, columns: dict[bytes, bytes], work: dict[bytes, float], name: str
@@ -179,7 +151,7 @@ class StageReplay:
                 score = work.get(fields.member.encode())
                 assert (score is None) == (one[:1] in ((), (DONE,))), name
                 if one[:1] == (DONE,):
-                    values = column_values(stage, one[1], 6 // len(of_stage))
+                    values = column_values(stage, one[1], NUM_ROWS // len(of_stage))
                     wanted[fields.columns.encode()] = pack_values(values)
                 elif one[:1] == (FREE,):
                     assert score == stage * BAND, name

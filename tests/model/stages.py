@@ -40,7 +40,7 @@ def source_of(server: Server, stages: Stages, iteration: int, batch: int, stage:
         return ()
     values = []
     for before in stages[stage][1]:
-        for one in _covering(stages, before, stage, item):
+        for one in covering(stages, before, stage, item):
             made = rows.items[before][one]
             if made[:1] != (DONE,):
                 return ()
@@ -48,7 +48,7 @@ def source_of(server: Server, stages: Stages, iteration: int, batch: int, stage:
     return (ledger[1], *values)
 
 
-def _covering(stages: Stages, of: int, stage: int, item: int) -> range:
+def covering(stages: Stages, of: int, stage: int, item: int) -> range:
     """The items of the stage `of` that have a row of this item."""
     num_rows = max(number for number, _ in stages)
     size, other = num_rows // stages[stage][0], num_rows // stages[of][0]
@@ -147,7 +147,8 @@ def renew_rows(server: Server, claim: ItemClaim, worker: int, off: Off) -> tuple
     """Changes nothing that is asked about here, unless it gives the lease to a stage worker that has lost it."""
     iteration, batch, stage, item, attempt, _, number = claim
     rows = server.slot_of(iteration).rows[batch]
-    if server.job != ACTIVE or not server.open_at(iteration) or not rows or rows.items[stage][item][:1] == (DONE,):
+    is_in_work = bool(rows) and rows.items[stage][item][:1] in ((FREE,), (LEASED,))
+    if server.job != ACTIVE or not server.open_at(iteration) or not rows or not is_in_work:
         return "settled", server
     if rows.items[stage][item] == (LEASED, attempt, worker, number):
         return "held", server
