@@ -30,7 +30,7 @@ end
 if last == '0-0' then
   redis.call('XAUTOCLAIM', slot.rollouts, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
 end
--- Where a restart has forgotten that the last entry was given, nothing is passed over: no successor would ever be given it.
+-- Where a restart has forgotten that the last entry was given, nothing is passed over: it would never be given again.
 local is_given = last == '0-0' or #redis.call('XPENDING', slot.rollouts, 'trainers', last, last, '1') == 1
 -- As XREADGROUP would deliver them, without a look at their payloads.
 local read = is_given and { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) } or {}
