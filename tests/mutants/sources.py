@@ -121,7 +121,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
     "broker/scripts/create_job.lua": ("tests/integration/test_deletion.py", *FENCE),
     "broker/scripts/prelude.lua": (*FENCE, "tests/integration/test_broker_full.py"),
-    "broker/scripts/publish_batch.lua": (*FENCE, "tests/integration/test_memory_by_age.py"),
+    **{
+        f"broker/scripts/{name}.lua": ("tests/integration/test_memory_by_age.py", *FENCE)
+        for name in ("publish_batch", "put_chunk")
+    },
     "broker/scripts/remove_job.lua": REMOVAL,
     "broker/scripts/restore_chain.lua": ("tests/integration/test_older_redis.py",),
     "broker/stage_side.py": STAGES,
