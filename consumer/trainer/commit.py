@@ -60,6 +60,8 @@ class Commits:
         takes_turns = held.schedule.takes_turns
         self._commit(iteration, stepped, None if takes_turns else opening)
         held.measure(iteration.spans, stepped.metrics if stepped else None)
+        # The lease comes before the files: a trainer that slept since its commit would write into its successor's.
+        held.side.renew()
         reported = held.spans.take()
         if reported:
             self._run_log.timeline(reported)

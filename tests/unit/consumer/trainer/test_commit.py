@@ -18,7 +18,7 @@ from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.checkpoints import OlderVersion
-from contracts.errors import FenceViolation, Unavailable, WeightsRejected
+from contracts.errors import FencedOff, FenceViolation, Unavailable, WeightsRejected
 from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -194,6 +194,7 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
         "timeline",
         "committed 0, opened 1",
         "renewed",
+        "renewed",
         "confirmed 0",
         "records on disk",
         "saved",
@@ -211,7 +212,20 @@ def test_what_generators_reported_stands_in_the_timeline_behind_the_commit(folde
     wait = TimelineSpan(who="g1", what="wait", iteration=0, started_s=1.0, ended_s=2.0)
     held.reported = [wait]
     commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
-    assert held.said[1:4] == ["timeline", "committed 0, opened 1", "timeline wait"]
+    assert held.said[1:5] == ["timeline", "committed 0, opened 1", "renewed", "timeline wait"]
+
+
+def test_a_trainer_that_slept_since_its_commit_writes_nothing_beside_its_successor(folder: RunFolder) -> None:
+    held = Played(folder)
+    held.reported = [TimelineSpan(who="g1", what="wait", iteration=0, started_s=1.0, ended_s=2.0)]
+
+    def slept() -> None:
+        raise FencedOff("epoch 1 is over", field="trainer_epoch")
+
+    held.renew = slept  # type: ignore[method-assign]
+    with pytest.raises(FencedOff):
+        commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert held.said[-1] == "committed 0, opened 1", "its files are as they were at the commit"
 
 
 def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(folder: RunFolder) -> None:
@@ -221,6 +235,7 @@ def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(f
         "metrics",
         "timeline",
         "committed 0, opened none",
+        "renewed",
         "renewed",
         "confirmed 0",
         "records on disk",
@@ -254,7 +269,7 @@ def test_each_record_names_the_one_before_it(folder: RunFolder) -> None:
 def test_an_iteration_that_only_evaluates_is_the_last_one_and_changes_no_file(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
     following, _ = commits(held).commit(Iteration(asked(4), trainer_epoch=1), None)
-    assert (following, held.said) == (None, ["timeline", "committed 4, opened none"])
+    assert (following, held.said) == (None, ["timeline", "committed 4, opened none", "renewed"])
 
 
 def test_a_replayed_iteration_is_no_progress(folder: RunFolder) -> None:
@@ -303,7 +318,8 @@ def test_under_a_lag_a_commit_opens_a_later_iteration_and_the_next_one_is_evalua
     following, _ = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
     assert following == 1
     at = held.said.index("committed 0, opened 3")
-    assert held.said[at : at + 3] == ["committed 0, opened 3", "sent evaluation of 1 into iteration 1", "renewed"]
+    after = ["committed 0, opened 3", "renewed", "sent evaluation of 1 into iteration 1", "renewed"]
+    assert held.said[at : at + 4] == after
 
 
 def test_a_checkpoint_under_a_lag_takes_the_older_versions_of_its_window_and_they_stay_until_the_next_commit(
