@@ -122,8 +122,9 @@ def _digest_of_files(path: Path, files: list[Path]) -> str:
         return found
     folder = path.parent if OLDER.fullmatch(path.name) else path
     try:
+        _regular(folder / STATE_FILE)
         state = read_state(folder)
-    except NotFound:
+    except (FileNotFoundError, NotFound):
         return ""
     except InvalidInput as error:
         raise ContractViolation(str(error), field=str(folder / STATE_FILE)) from error

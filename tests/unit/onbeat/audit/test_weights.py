@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_adapters_count_where_their_checkpoint_says_what_they_make(tmp_path: Pat
         (path / STATE_FILE).write_bytes(encode_json(damaged))
         with pytest.raises(ContractViolation, match=problem):
             digests_on_disk(folder)
+
+
+def test_a_state_that_is_a_pipe_or_a_link_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "job")
+    path = folder.checkpoint_after(2)
+    path.mkdir(parents=True)
+    save_file({f"layer.lora_{letter}.weight": torch.ones(2, 2) for letter in "AB"}, path / "model.safetensors")
+    for make in (lambda: os.mkfifo(path / STATE_FILE), lambda: (path / STATE_FILE).symlink_to("/dev/zero")):
+        make()
+        with pytest.raises(ContractViolation, match="is no plain file"):
+            digests_on_disk(folder)
+        (path / STATE_FILE).unlink()
 
 
 def test_the_older_versions_of_a_checkpoint_are_hashed_each_by_itself(tmp_path: Path) -> None:
