@@ -75,9 +75,10 @@ class InThreads(Generic[Core]):
         self.core = await asyncio.to_thread(lambda: self._make().__enter__())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool | None:
         await asyncio.shield(self._closed())
-        return False
 
     async def _closed(self) -> None:
         await self._taking.settled()
