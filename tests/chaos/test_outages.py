@@ -66,35 +66,26 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
         yield pipeline
 
 
-def signalled(pipeline: Pipeline, services: list[str], number: signal.Signals) -> None:
-    for service in services:
-        pid = pipeline.children[service].pid
-        assert pid is not None
-        os.kill(pid, number)
+Outage = Callable[[Pipeline], Callable[[], object]]
+"""Takes the reward service away; answers what brings it back."""
 
 
-def stopped(pipeline: Pipeline, services: list[str]) -> Callable[[], None]:
-    """Stops the services; answers what has them go on."""
-    signalled(pipeline, services, signal.SIGSTOP)
-
-    def go_on() -> None:
-        signalled(pipeline, services, signal.SIGCONT)
-
-    return go_on
+def signalled(pipeline: Pipeline, number: signal.Signals) -> None:
+    pid = pipeline.children[REWARD].pid
+    assert pid is not None
+    os.kill(pid, number)
 
 
-def killed(pipeline: Pipeline, services: list[str]) -> Callable[[], None]:
-    """Kills the services, whose ports are closed then; answers what starts them again."""
-    signalled(pipeline, services, signal.SIGKILL)
-    for service in services:
-        assert wait_for_exit(pipeline.children[service], DEADLINE_S) == -signal.SIGKILL
+def stopped(pipeline: Pipeline) -> Callable[[], object]:
+    signalled(pipeline, signal.SIGSTOP)
+    return lambda: signalled(pipeline, signal.SIGCONT)
 
-    def start() -> None:
-        for service in services:
-            assert service == REWARD
-            pipeline.start_reward_service()
 
-    return start
+def killed(pipeline: Pipeline) -> Callable[[], object]:
+    """Its port is closed then."""
+    signalled(pipeline, signal.SIGKILL)
+    assert wait_for_exit(pipeline.children[REWARD], DEADLINE_S) == -signal.SIGKILL
+    return pipeline.start_reward_service
 
 
 def waits_for(pipeline: Pipeline, job_id: str, service: str) -> Callable[[], bool]:
@@ -112,14 +103,14 @@ def lives(trainer: ChildProcess, condition: Callable[[], bool]) -> Callable[[], 
     return asked
 
 
-def outlast(pipeline: Pipeline, spec: JobSpec, outages: list[tuple[Any, list[str]]]) -> str:
+def outlast(pipeline: Pipeline, spec: JobSpec, outages: list[Outage]) -> str:
     """Runs the job through the outages, one after the other, each in the middle of it; its id."""
     job_id, _ = pipeline.jobs.create(spec)
     with running(pipeline, "producer-a"), running(pipeline, f"consumer-{job_id}", job_id) as trainer:
-        for number, (make, services) in enumerate(outages, start=1):
+        for number, make in enumerate(outages, start=1):
             until(lives(trainer, committed(pipeline, job_id, number)), f"{number} iterations")
-            heal = make(pipeline, services)
-            until(lives(trainer, waits_for(pipeline, job_id, services[-1].replace("_", " "))), "a word of it")
+            heal = make(pipeline)
+            until(lives(trainer, waits_for(pipeline, job_id, REWARD.replace("_", " "))), "a word of it")
             time.sleep(AWAY_S)
             heal()
         succeed(trainer)
@@ -128,7 +119,7 @@ def outlast(pipeline: Pipeline, spec: JobSpec, outages: list[tuple[Any, list[str
 
 
 def test_a_job_outlasts_a_reward_service_that_is_killed_and_stays_away(pipeline: Pipeline, undisturbed: str) -> None:
-    job_id = outlast(pipeline, PLAIN, [(killed, [REWARD])])
+    job_id = outlast(pipeline, PLAIN, [killed])
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
@@ -137,20 +128,20 @@ def test_a_job_with_an_environment_outlasts_what_scores_and_plays(pipeline: Pipe
     needs("secret_table")
     with running(pipeline, "producer-oracle"):
         oracle = undisturbed_digest(pipeline, spec)
-    job_id = outlast(pipeline, spec, [(stopped, [REWARD]), (killed, [REWARD])])
+    job_id = outlast(pipeline, spec, [stopped, killed])
     assert_undisturbed(pipeline, job_id, oracle)
 
 
 @long_variant
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", [stopped, killed])
-def test_a_job_of_any_kind_outlasts_each_outage(pipeline: Pipeline, kind: str, make: Any) -> None:
+def test_a_job_of_any_kind_outlasts_each_outage(pipeline: Pipeline, kind: str, make: Outage) -> None:
     spec = KINDS[kind]
     if spec.environment is not None:
         needs(spec.environment.name)
     with running(pipeline, "producer-oracle"):
         oracle = undisturbed_digest(pipeline, spec)
-    job_id = outlast(pipeline, spec, [(make, [REWARD]), (make, [REWARD])])
+    job_id = outlast(pipeline, spec, [make, make])
     assert_undisturbed(pipeline, job_id, oracle)
 
 
@@ -180,7 +171,7 @@ def test_past_its_deadline_an_outage_fails_the_job_by_its_name_and_a_resume_goes
 ) -> None:
     job_id, _ = pipeline.jobs.create(short_job(**QUICK, timeouts__dependency_s=2.5))
     with running(pipeline, "producer-a"):
-        heal = killed(pipeline, [REWARD])
+        heal = killed(pipeline)
         with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
             wait_for_exit(trainer, DEADLINE_S)
         heal()

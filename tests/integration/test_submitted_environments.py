@@ -18,7 +18,7 @@ from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import prompt_source
 from onbeat.stack.ports import free_port
 from tests.builders import char_tokenizer, job_spec
-from tests.integration.test_environment_service import Service
+from tests.integration.test_environments_over_http import Service
 from tests.played import KEY
 
 TOKENIZER = char_tokenizer()
