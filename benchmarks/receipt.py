@@ -32,9 +32,10 @@ from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 from onbeat.weights.delta.publisher import DeltaPublisher
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.layout import layout_of
 from onbeat.weights.publication import WeightPublisher
+from onbeat.weights.whole import WholePublisher
 from producer.engine.transformers.engine import TransformersEngine
 
 EXPECTED = (
@@ -100,8 +101,8 @@ async def measure(model: Model, publisher: WeightPublisher, root: Path, num_vers
 
 def publisher_of(weights: WeightsSpec, folder: RunFolder) -> WeightPublisher:
     if isinstance(weights, DeltaWeights):
-        return DeltaPublisher(weights, folder, announce=lambda shard: None, wait_s=WAIT_S)
-    return FilePublisher(folder, announce=lambda shard: None, wait_s=WAIT_S)
+        return DeltaPublisher(weights, FolderStore(folder, wait_s=WAIT_S), announce=lambda shard: None)
+    return WholePublisher(FolderStore(folder, wait_s=WAIT_S), announce=lambda shard: None)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ PolicyVersion = Annotated[int, Meta(ge=0)]
 
 
 WeightTransport = Literal["file", "delta", "redis"]
-"""The names in TRANSPORTS of onbeat/weights/transports.py: the tags of `WeightsSpec`."""
+"""The names in STORES of onbeat/weights/transports.py: the tags of `WeightsSpec`."""
 
 
 class WeightFile(Record, frozen=True, kw_only=True):

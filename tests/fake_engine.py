@@ -18,8 +18,10 @@ from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, weights_digest
 from contracts.weights import WeightShard
+from onbeat.weights.arrival import check_digest
 from onbeat.weights.dtypes import TORCH_NAMES
-from onbeat.weights.version_files import check_digest, check_names, weight_files
+from onbeat.weights.files.store import FolderFiles
+from onbeat.weights.layout import check_names
 from producer.engine.base import VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
 
@@ -98,7 +100,7 @@ class FakeEngine:
 
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
-        for path in weight_files(self._run_root, manifest):
+        for path in FolderFiles(self._run_root).paths(manifest):
             try:
                 entries = deserialize(path.read_bytes())
             except (SafetensorError, OSError) as error:

@@ -25,7 +25,8 @@ from contracts.versions import WeightManifest
 from onbeat.prompts.datasets.base import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderStore
+from onbeat.weights.whole import WholePublisher
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
@@ -63,7 +64,7 @@ class SequentialExecution:
         source = PromptSource(dataset, tokenizer=policy.tokenizer, spec=spec, context_tokens=policy.context_tokens)
         self._plan = IterationPlan("job", spec, source)
         run_folder = RunFolder(folder, "job")
-        self._publisher = FilePublisher(run_folder, announce=lambda shard: None, wait_s=60.0)
+        self._publisher = WholePublisher(FolderStore(run_folder, wait_s=60.0), announce=lambda shard: None)
         setup = EngineSetup(
             model=spec.model, model_root=settings.spec_root, weight_root=run_folder.weight_root, deterministic=True
         )

@@ -16,14 +16,14 @@ from contracts.checkpoints import OlderVersion
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
-from onbeat.weights.files.publisher import TensorFile
+from onbeat.weights.files.store import LocalFile
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.hashing import HashingThreads, bytes_of
-from onbeat.weights.layout import Layout, layout_of
+from onbeat.weights.layout import Layout, check_names, layout_of
 from onbeat.weights.publication import StoredVersion
 from onbeat.weights.receiver import read_back
 from onbeat.weights.redis.chunks import ChunkReader
-from onbeat.weights.version_files import check_names
+from onbeat.weights.stores import TensorFile
 
 Take = Callable[[str, Tensor], None]
 """What is done with a tensor, by its name."""
@@ -50,7 +50,7 @@ class PublishedVersions:
         name = f"older-v{manifest.policy_version:06d}.safetensors"
 
         def into_file(layout: Layout) -> Take:
-            file = TensorFile(folder / name, layout)
+            file = TensorFile(name, layout, lambda name, num_bytes: LocalFile(folder / name))
             return lambda tensor_name, tensor: file.write(tensor_name, bytes_of(tensor))
 
         tensors_digest = self._pass_through(manifest, into_file)

@@ -1,22 +1,17 @@
-"""Digests of the weights that a run folder still holds, recomputed from the bytes: no torch, no copy but of deltas.
-
-A safetensors file is an 8-byte little-endian header length, a JSON header (name → dtype, shape, data_offsets), and
-the tensors' little-endian bytes (https://github.com/huggingface/safetensors#format).
-"""
+"""Digests of the weights that a run folder still holds, recomputed from the bytes: no torch, no copy but of deltas."""
 
 from __future__ import annotations
 
-import json
+import math
 import mmap
 import re
 import stat
-import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from contracts.checkpoints import STATE_FILE, read_state
 from contracts.encoding.wire import decode
@@ -30,7 +25,6 @@ from onbeat.weights.dtypes import ITEM_BYTES, TORCH_NAMES
 OLDER = re.compile(r"older-v(\d{6,})\.safetensors", re.ASCII)
 """A version before a checkpoint's own, which its job's batches may still be sampled with."""
 ADAPTER_END = ".lora_A.weight"
-MAX_HEADER_BYTES = 100_000_000
 Tensor = tuple[str, str, tuple[int, ...], memoryview]
 
 
@@ -165,9 +159,21 @@ def digest_of_rows(paths: list[Path]) -> str:
 def read_tensors(path: Path) -> Iterator[Tensor]:
     """(name, torch dtype name, shape, bytes) of each tensor; the bytes are a view that ends with the iteration."""
     try:
-        with _regular(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            yield from _tensors(path, memoryview(mapped))
-    except (OSError, ValueError) as error:
+        with (
+            safe_open(_regular(path), framework="numpy") as stored,
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as data,
+        ):
+            # The library has seen that the tensors fill the file from the header to the end, one after another.
+            slices = [(name, stored.get_slice(name)) for name in stored.offset_keys()]
+            heads = [(name, TORCH_NAMES[part.get_dtype()], tuple(part.get_shape())) for name, part in slices]
+            sizes = [math.prod(shape) * ITEM_BYTES[dtype] for _, dtype, shape in heads]
+            for (name, dtype, shape), end, size in zip(heads, accumulate(sizes), sizes, strict=True):
+                first = len(data) - sum(sizes) + end - size
+                with data[first : first + size] as view:
+                    yield name, dtype, shape, view
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ContractViolation(f"cannot be read: {error}", field=str(path)) from error
 
 
@@ -179,34 +185,3 @@ def _regular(path: Path) -> Path:
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ContractViolation("is no plain file", field=str(path))
     return path
-
-
-def _tensors(path: Path, data: memoryview) -> Iterator[Tensor]:
-    with data:
-        header, start = _header(path, data)
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            try:
-                dtype, shape = TORCH_NAMES[entry["dtype"]], tuple(entry["shape"])
-                first, last = entry["data_offsets"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise ContractViolation(f"tensor {name} has a damaged header", field=str(path)) from error
-            if not start <= start + first <= start + last <= len(data):
-                raise ContractViolation(f"tensor {name} lies outside the file", field=str(path))
-            with data[start + first : start + last] as view:
-                yield name, dtype, shape, view
-
-
-def _header(path: Path, data: memoryview) -> tuple[dict[str, Any], int]:
-    """Returns the header, and where the tensors' bytes start."""
-    if len(data) < 8:
-        raise ContractViolation("is too short to be safetensors", field=str(path))
-    (num_bytes,) = struct.unpack("<Q", data[:8])
-    header = None
-    if num_bytes <= min(MAX_HEADER_BYTES, len(data) - 8):
-        with suppress(ValueError):
-            header = json.loads(bytes(data[8 : 8 + num_bytes]))
-    if not isinstance(header, dict):
-        raise ContractViolation("has a damaged header", field=str(path))
-    return header, 8 + num_bytes

@@ -1,14 +1,13 @@
-"""One version on its way in: an engine's tensors, what they hold, and what a reader of a transport does to them.
+"""One version on its way in: an engine's tensors, what they hold, and what each encoding does to them.
 
-shard, announced early ─▶ reader.load_ahead ─┬─▶ EngineTensors ─▶ hashed by threads ─▶ digest
-manifest ───────────────▶ reader.fill ───────┘
+shard, announced early ─▶ take_shard_ahead, take_delta_ahead ─┬─▶ EngineTensors ─▶ hashed by threads ─▶ digest
+manifest ───────────────▶ fill_whole, fill_delta, adapters ───┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from contracts.versions import WeightFile, WeightManifest, WeightStep
 from contracts.weights import WeightShard
 from onbeat.process.crash_points import reach
 from onbeat.weights.hashing import HashingThreads
-from onbeat.weights.layout import dtype_name
-from onbeat.weights.version_files import check_digest, check_names
+from onbeat.weights.layout import check_names, dtype_name
+from onbeat.weights.stores import VersionFiles
 
 Identity = tuple[int, str]
 """Version and digest."""
@@ -181,43 +180,39 @@ class EngineTensors:
                 )
 
 
-class VersionReader(Protocol):
-    """The receiving side of one transport."""
-
-    def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
-        """Puts the version in place, and has each of its tensors hashed, but for those that were ahead of it.
-
-        Raises WeightsRejected for what is missing, damaged, or not the engine's model.
-        """
-
-    def shards(self, step: WeightManifest, known: Collection[str] = ()) -> Iterator[dict[str, Tensor]]:
-        """The tensors of a whole version, file by file, without the files that are `known`. Raises WeightsRejected."""
-        ...
-
-    def load_ahead(self, shard: WeightShard, engine: EngineTensors) -> None:
-        """Puts a shard of a version that is not whole yet in place, if it is one of this transport's.
-
-        Raises WeightsRejected, or changes nothing, where that can't be done now.
-        """
-
-
-Fill = Callable[[WeightManifest, EngineTensors, Arrival], None]
-"""`VersionReader.fill`, or the one of adapters."""
+Fill = Callable[[VersionFiles, WeightManifest, EngineTensors, Arrival], None]
+"""Puts a version in place of what the engine's tensors hold: `fill_whole`, `fill_delta`, `AdapterReader.fill`."""
 
 
 def fill_and_check(
-    fill: Fill, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival, *, crash_point: str = LOADING
+    fill: Fill,
+    files: VersionFiles,
+    manifest: WeightManifest,
+    engine: EngineTensors,
+    arrival: Arrival,
+    *,
+    crash_point: str = LOADING,
 ) -> str:
     """Puts a version in place by `fill`; answers its digest, computed over the memory that the tensors are in (I2).
 
-    Raises WeightsRejected as `fill` does, and where the digest is another than the manifest's.
+    files: of the store that has the version. Raises WeightsRejected as `fill` does, and where the digest is another
+    than the manifest's.
     """
     with arrival.hashing as hashing:
-        fill(manifest, engine, arrival)
+        fill(files, manifest, engine, arrival)
         reach(crash_point)
         found = hashing.digest()
     check_digest(manifest, found)
     return found
+
+
+def check_digest(manifest: WeightManifest, found: str) -> None:
+    """Raises WeightsRejected unless what was loaded has the manifest's digest (I2)."""
+    if found != manifest.weights_digest:
+        raise WeightsRejected(
+            f"version {manifest.policy_version} was loaded with digest {found}, its manifest says "
+            f"{manifest.weights_digest}"
+        )
 
 
 def _memory_for(target: Tensor, *, is_beside: bool) -> Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from contracts.errors import OnbeatError
+from contracts.errors import OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
 from onbeat.weights.dtypes import STORED_NAMES
@@ -135,3 +135,13 @@ def split_into_shards(layout: Layout, *, shard_bytes: int) -> list[dict[str, Ten
         shards[-1][name] = one
         used += one.num_bytes
     return shards
+
+
+def check_names(policy_version: int, *, expected: Collection[str], found: Collection[str]) -> None:
+    """Raises WeightsRejected unless the files hold exactly the model's tensors."""
+    if missing := sorted(set(expected) - set(found)):
+        raise WeightsRejected(f"version {policy_version} lacks {len(missing)} tensors, the first: {missing[0]}")
+    if unexpected := sorted(set(found) - set(expected)):
+        raise WeightsRejected(
+            f"version {policy_version} has {len(unexpected)} tensors that the model lacks, the first: {unexpected[0]}"
+        )

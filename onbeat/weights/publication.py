@@ -26,8 +26,7 @@ from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import WeightManifest
 from onbeat.process.waiting import Waiting
 from onbeat.weights.hashing import HashingThreads
-from onbeat.weights.layout import Layout, TensorLayout
-from onbeat.weights.version_files import check_names
+from onbeat.weights.layout import Layout, TensorLayout, check_names
 
 PASSING_BYTES = 64 * 1024**2
 """Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""

@@ -1,9 +1,9 @@
 """A generator's side: from a manifest to tensors in an engine's memory, and the digest of what that memory holds.
 
-    manifest ─┬─ delta/    held version, or a whole one, + deltas ─┐
-              ├─ files/    shards                                  ├─▶ tensors in place ─▶ hashed ─▶ digest = the
-              ├─ redis/    chunks                                  │                                 manifest's?
-              └─ adapter/  held base, or one in files/, + adapters ┘
+                 files of a store:
+    manifest ─┬─ whole     shards                                  ┐
+              ├─ delta/    held version, or a whole one, + deltas  ├─▶ tensors in place ─▶ hashed ─▶ digest = the
+              └─ adapter/  held base, or one in files/, + adapters ┘                                 manifest's?
 
 The fastest way comes first; where its result is not the version, the whole version is read once more.
 """
@@ -21,12 +21,16 @@ from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from onbeat.weights.adapter.reader import AdapterReader
-from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, fill_and_check
+from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, Fill, fill_and_check
+from onbeat.weights.delta.codec import DELTA_PREFIX
+from onbeat.weights.delta.reader import fill_delta, take_delta_ahead
+from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.layout import Layout
 from onbeat.weights.redis.chunks import ChunkReader
-from onbeat.weights.transports import make_readers
-from onbeat.weights.version_files import weight_files
+from onbeat.weights.stores import version_files
+from onbeat.weights.transports import make_stores
+from onbeat.weights.whole import fill_whole, take_shard_ahead
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +40,9 @@ class VersionLoader:
 
     def __init__(self, *, root: Path, chunks: Callable[[str], ChunkReader] | None = None) -> None:
         """root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis."""
-        self._readers = make_readers(root, chunks)
-        self._adapters = AdapterReader(self._readers)
+        self._folders = FolderFiles(root)
+        self._stores = make_stores(root, chunks)
+        self._adapters = AdapterReader(self._folders)
 
     def load(self, manifest: WeightManifest, memory: EngineTensors, *, crash_point: str = LOADING) -> str:
         """Puts the version in place; answers its digest, computed over the memory that the tensors are in.
@@ -61,18 +66,20 @@ class VersionLoader:
         A shard that cannot be read any more, or changes a version that is not held, is left for `load`, which finds the
         whole version or says what is wrong.
         """
+        take_ahead = take_delta_ahead if shard.name.startswith(DELTA_PREFIX) else take_shard_ahead
         try:
-            for reader in self._readers.values():
-                reader.load_ahead(shard, memory)
+            # Only files of folders are announced before their version is complete.
+            take_ahead(self._folders, shard, memory)
         except WeightsRejected as error:
             log.debug("%s", error)
 
     def _load(self, manifest: WeightManifest, memory: EngineTensors, arrival: Arrival, crash_point: str) -> str:
         if not manifest.adapter:
             # The copy of a base is let go.
-            self._adapters = AdapterReader(self._readers)
-        fill = (self._adapters if manifest.adapter else self._readers[manifest.transport]).fill
-        digest = fill_and_check(fill, manifest, memory, arrival, crash_point=crash_point)
+            self._adapters = AdapterReader(self._folders)
+        fill: Fill = self._adapters.fill if manifest.adapter else fill_delta if manifest.base else fill_whole
+        files = self._stores[manifest.transport]
+        digest = fill_and_check(fill, files, manifest, memory, arrival, crash_point=crash_point)
         memory.hold(manifest)
         return digest
 
@@ -116,10 +123,10 @@ def read_back(
     also as it is read; the caller checks the digest of what it gets.
     """
     if manifest.transport == "file":
-        return StoredTensors(weight_files(root, manifest))
+        return StoredTensors(FolderFiles(root).paths(manifest))
     if manifest.adapter:
-        shards = make_readers(root, chunks)[manifest.transport].shards(manifest)
-        return {name: tensor for shard in shards for name, tensor in shard.items()}
+        files = make_stores(root, chunks)[manifest.transport]
+        return {name: tensor for file in version_files(manifest) for name, tensor in files.tensors(file).items()}
     targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
     receiver = WeightReceiver(targets, root=root, chunks=chunks)
     receiver.load(manifest)

@@ -1,10 +1,10 @@
-"""The transports: how a version becomes files, a delta or chunks, and tensors again. What travels differs, the digest
-does not.
+"""The transports: which store a version goes into and comes out of, and what encodes it.
 
-    spec.weights ─▶ TRANSPORTS[…].publisher ─▶ files, a delta, chunks ─▶ TRANSPORTS[manifest.transport].reader
+    spec.weights ─▶ whole or delta, adapters ─▶ STORES[transport].trainer
+                                  receiver ◀─── STORES[manifest.transport].receiver
 
-A new transport is a room with a publisher and a reader, one line in TRANSPORTS, its spec type in contracts/weights.py
-and its name in contracts/versions.py.
+What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, its line in STORES, its
+spec type in contracts/weights.py and its name in contracts/versions.py.
 """
 
 from __future__ import annotations
@@ -12,66 +12,55 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.weights import WeightShard
+from contracts.weights import DeltaWeights, WeightShard
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
-from onbeat.weights.arrival import VersionReader
 from onbeat.weights.delta.publisher import DeltaPublisher
-from onbeat.weights.delta.reader import DeltaReader
-from onbeat.weights.files.publisher import FilePublisher
-from onbeat.weights.files.reader import FileReader
+from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.redis.chunks import ChunkReader, ChunkWriter
-from onbeat.weights.redis.publisher import RedisPublisher
-from onbeat.weights.redis.reader import RedisReader
+from onbeat.weights.redis.store import ChunkFiles, ChunkStore
+from onbeat.weights.stores import VersionFiles, VersionStore
+from onbeat.weights.whole import WholePublisher
 
 ChunksOf = Callable[[str], ChunkReader]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublisherNeeds:
-    """What a publisher may need of its trainer."""
+class StoreNeeds:
+    """What a store may need of its trainer."""
 
     folder: RunFolder
     wait_s: float
     """The longest that the storage may take for one tensor."""
-    announce: Callable[[WeightShard], None]
     chunks: ChunkWriter
     pause: Callable[[float], None]
     max_policy_lag: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transport:
-    """Both sides of one transport."""
+class Store:
+    """Both sides of one store."""
 
-    publisher: Callable[[Any, PublisherNeeds], WeightPublisher]
-    """Takes the job's `spec.weights`, too."""
-    reader: Callable[[Path, ChunksOf | None], VersionReader]
+    trainer: Callable[[StoreNeeds], VersionStore]
+    receiver: Callable[[Path, ChunksOf | None], VersionFiles]
     """Takes the weight root, and job id → its chunks; None where there is no Redis."""
 
 
-TRANSPORTS: Mapping[str, Transport] = {
-    "file": Transport(
-        publisher=lambda spec, of: FilePublisher(of.folder, announce=of.announce, wait_s=of.wait_s),
-        reader=lambda root, chunks: FileReader(root),
+FOLDERS = Store(
+    trainer=lambda of: FolderStore(of.folder, wait_s=of.wait_s), receiver=lambda root, chunks: FolderFiles(root)
+)
+CHUNKS = Store(
+    trainer=lambda of: ChunkStore(
+        of.folder, of.chunks, wait_s=of.wait_s, pause=of.pause, max_policy_lag=of.max_policy_lag
     ),
-    "delta": Transport(
-        publisher=lambda spec, of: DeltaPublisher(spec, of.folder, announce=of.announce, wait_s=of.wait_s),
-        reader=lambda root, chunks: DeltaReader(root),
-    ),
-    "redis": Transport(
-        publisher=lambda spec, of: RedisPublisher(
-            of.folder, of.chunks, wait_s=of.wait_s, pause=of.pause, max_policy_lag=of.max_policy_lag
-        ),
-        reader=lambda root, chunks: RedisReader(chunks),
-    ),
-}
-"""Name in specs and manifests → transport."""
+    receiver=lambda root, chunks: ChunkFiles(chunks),
+)
+STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS}
+"""Name in specs and manifests → store."""
 
 
 def make_publisher(
@@ -88,18 +77,15 @@ def make_publisher(
     announce: tells generators of a shard before its version is whole. pause: sleeps while Redis is full; it may raise.
     adapters: where the job publishes them alone; the transport carries them then.
     """
-    needs = PublisherNeeds(
-        folder=folder,
-        wait_s=spec.timeouts.iteration_s,
-        announce=announce,
-        chunks=chunks,
-        pause=pause,
-        max_policy_lag=spec.max_policy_lag,
-    )
-    publisher = TRANSPORTS[str(spec.weights.__struct_config__.tag)].publisher(spec.weights, needs)
-    return publisher if adapters is None else AdapterPublisher(publisher, adapters, folder, wait_s=needs.wait_s)
+    wait_s, lag = spec.timeouts.iteration_s, spec.max_policy_lag
+    needs = StoreNeeds(folder=folder, wait_s=wait_s, chunks=chunks, pause=pause, max_policy_lag=lag)
+    store = STORES[str(spec.weights.__struct_config__.tag)].trainer(needs)
+    publisher: WeightPublisher = WholePublisher(store, announce=announce)
+    if isinstance(spec.weights, DeltaWeights):
+        publisher = DeltaPublisher(spec.weights, store, announce=announce)
+    return publisher if adapters is None else AdapterPublisher(publisher, adapters, folder, wait_s=wait_s)
 
 
-def make_readers(root: Path, chunks: ChunksOf | None) -> dict[str, VersionReader]:
-    """Makes a reader of each transport: a generator serves whichever one a job asks for."""
-    return {name: transport.reader(root, chunks) for name, transport in TRANSPORTS.items()}
+def make_stores(root: Path, chunks: ChunksOf | None) -> dict[str, VersionFiles]:
+    """Makes the receiving side of each store: a generator serves whichever one a job asks for."""
+    return {name: store.receiver(root, chunks) for name, store in STORES.items()}

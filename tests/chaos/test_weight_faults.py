@@ -11,7 +11,7 @@ from broker.keys import OpenKeys, chunk_field
 from contracts.run_folder import RunFolder
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from onbeat.weights.delta.codec import DELTA_NAME
-from onbeat.weights.redis.publisher import FILE_NAME
+from onbeat.weights.whole import SHARD_NAME
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, long_variant, running, short_job, succeed
 from tests.pipeline import Pipeline, wait_for_exit
 
@@ -26,7 +26,7 @@ def cut_delta(pipeline: Pipeline, job_id: str) -> None:
 
 def flip_a_bit_in_redis(pipeline: Pipeline, job_id: str) -> None:
     """Flips a bit in the last tensor: the chunk keeps its size, its header and every name."""
-    key, field = OpenKeys(job_id).chunks, chunk_field(1, FILE_NAME, 0)
+    key, field = OpenKeys(job_id).chunks, chunk_field(1, SHARD_NAME.format(number=1, count=1), 0)
     data = bytearray(pipeline.broker.redis.hget(key, field))  # type: ignore[arg-type]
     data[-1] ^= 1
     pipeline.broker.redis.hset(key, field, bytes(data))

@@ -16,8 +16,9 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.weights.adapter.publisher import AdapterPublisher
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.publication import WeightPublisher
+from onbeat.weights.whole import WholePublisher
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import prompt_batch, tiny_model_folder
@@ -45,7 +46,7 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
     tmp_path: Path, policy: Policy, published: str, temperature: float
 ) -> None:
     folder = RunFolder(tmp_path, "job")
-    publisher: WeightPublisher = FilePublisher(folder, announce=lambda shard: None, wait_s=60.0)
+    publisher: WeightPublisher = WholePublisher(FolderStore(folder, wait_s=60.0), announce=lambda shard: None)
     if published == "adapter":
         source = policy.adapter_source()
         assert source is not None

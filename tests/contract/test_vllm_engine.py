@@ -24,8 +24,9 @@ from contracts.versions import WeightFile, WeightManifest
 from onbeat.weights.adapter.matrices import AdapterSource, layers_of, matrix_names
 from onbeat.weights.adapter.merge import merge_into
 from onbeat.weights.adapter.publisher import AdapterPublisher
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.redis.chunks import CHUNK_BYTES, num_chunks
+from onbeat.weights.whole import WholePublisher
 from producer.engine.base import VerifiedWeights
 from tests.contract.engine_rigs import (
     VLLM_OPTIONS,
@@ -105,7 +106,7 @@ class Adapters:
         self._base = load_file(rig.folder / "model.safetensors")
         self._matrices: dict[str, Tensor] = {}
         source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=lambda: self._base)
-        carrier = FilePublisher(self.folder, announce=lambda shard: None, wait_s=60.0)
+        carrier = WholePublisher(FolderStore(self.folder, wait_s=60.0), announce=lambda shard: None)
         self._publisher = AdapterPublisher(carrier, source, self.folder, wait_s=60.0)
 
     def publish(self, version: int) -> WeightManifest:

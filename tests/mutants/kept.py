@@ -9,9 +9,6 @@ KEPT: dict[str, str] = {
     "onbeat_extras/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
         "a worker gives a service items of its own kinds only: it names the kind for the type checker"
     ),
-    "onbeat/weights/delta/reader.py DeltaReader.load_ahead: not shard.name.startswith(DELTA_PREFIX)": (
-        "it spares the reading of a file that is no delta, and would be refused as one"
-    ),
     "onbeat/weights/delta/reader.py _apply: tensor is None": (
         "a receiver that holds the base has its names checked: it says what is wrong with a file that was changed since"
     ),

@@ -110,7 +110,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/adapter/reader.py": RECEIVER,
     "onbeat/weights/delta/codec.py": RECEIVER,
     "onbeat/weights/delta/reader.py": RECEIVER,
-    "onbeat/weights/files/reader.py": RECEIVER,
+    "onbeat/weights/files/store.py": RECEIVER,
+    "onbeat/weights/redis/store.py": RECEIVER,
+    "onbeat/weights/whole.py": RECEIVER,
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
     "gateway/submission/requests.py": (

@@ -17,10 +17,10 @@ from torch import Tensor
 from contracts.run_folder import RunFolder
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from onbeat.weights.adapter.matrices import AdapterSource, matrices_of
-from onbeat.weights.files.publisher import FileSink
-from onbeat.weights.files.tensor_folder import remove_folders, remove_scratch
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.layout import Layout, PlannedVersion, layout_of, published_dtype
 from onbeat.weights.publication import Publication, StoredVersion, WeightPublisher
+from onbeat.weights.whole import WholeSink
 
 BASE_NAME = "base"
 
@@ -29,12 +29,11 @@ class AdapterPublisher:
     """A WeightPublisher; another one carries the matrices."""
 
     def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder, *, wait_s: float) -> None:
-        """wait_s: as for a FilePublisher."""
+        """wait_s: the longest that the storage may take for one tensor."""
         self._carrier = carrier
         self._source = source
-        self._folder = folder
-        self._wait_s = wait_s
-        self._directory = folder.weights / BASE_NAME
+        self._bases = FolderStore(folder, wait_s=wait_s)
+        self._directory = folder.relative(folder.weights / BASE_NAME)
         self._base: WeightStep | None = None
         """None until this trainer has seen that it is there, whole."""
 
@@ -50,7 +49,7 @@ class AdapterPublisher:
         sink = AdapterSink(
             layout=layout, carrier=carrier, matrices=dict(matrices), scaling=self._source.scaling, base=base
         )
-        return Publication(layout, sink, wait_s=self._wait_s)
+        return Publication(layout, sink, wait_s=self._bases.wait_s)
 
     def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
         """Publishes matrices that are stored. Nothing is merged for it: the digest of the merged weights is known, and
@@ -70,22 +69,20 @@ class AdapterPublisher:
     def clear_scratch(self) -> None:
         """Clears the base's, too, which is in a folder whatever the carrier."""
         self._carrier.clear_scratch()
-        remove_scratch(self._folder.weights)
+        self._bases.clear_scratch()
 
     def remove_all(self) -> None:
-        """Removes the base as a FilePublisher does its versions."""
+        """Removes the base, too."""
         self._carrier.remove_all()
-        if self._folder.weight_root != self._folder.run_root and self._directory.is_dir():
-            remove_folders([self._directory])
+        self._bases.remove_all()
 
     def _publish_base(self, layout: Layout) -> WeightStep:
         """Compares what is there already, and writes it again if it is damaged. Each tensor is asked for once, as ranks
         that share the base gather it."""
-        directory = self._folder.relative(self._directory)
-        plan = PlannedVersion(policy_version=0, layout=layout, directory=directory)
-        sink = FileSink(plan, self._folder.weight_root, announce=lambda shard: None)
+        plan = PlannedVersion(policy_version=0, layout=layout, directory=self._directory)
+        sink = WholeSink(plan, self._bases.begin(plan), announce=lambda shard: None)
         base = self._source.base()
-        with Publication(layout, sink, wait_s=self._wait_s) as publication:
+        with Publication(layout, sink, wait_s=self._bases.wait_s) as publication:
             for name in base:
                 publication.make_room(layout[name].num_bytes)
                 publication.add(name, base[name])

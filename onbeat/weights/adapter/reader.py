@@ -1,8 +1,8 @@
-"""Versions as adapters: matrices that any transport carries, merged into a base that is read once."""
+"""Versions as adapters: matrices that any store carries, merged into a base that is read once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,16 +12,18 @@ from contracts.errors import WeightsRejected
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from onbeat.weights.adapter.matrices import layers_of
 from onbeat.weights.adapter.merge import merge_into
-from onbeat.weights.arrival import Arrival, EngineTensors, Identity, VersionReader, fill_and_check, identity
+from onbeat.weights.arrival import Arrival, EngineTensors, Identity, fill_and_check, identity
 from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.stores import VersionFiles, version_files
+from onbeat.weights.whole import fill_whole
 
 
 class AdapterReader:
-    """It fills an engine as a VersionReader does, and keeps the base: each version is merged into it anew."""
+    """It fills an engine as `fill_whole` does, and keeps the base: each version is merged into it anew."""
 
-    def __init__(self, readers: Mapping[str, VersionReader]) -> None:
-        """readers: of each transport; the manifest's carries the matrices, that of files the base."""
-        self._readers = readers
+    def __init__(self, base_files: VersionFiles) -> None:
+        """base_files: of the folders, which hold the base whatever carries the matrices."""
+        self._base_files = base_files
         self._base: dict[str, Tensor] = {}
         """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
         self._base_digest = ""
@@ -29,10 +31,10 @@ class AdapterReader:
         """Memory → the version that was merged there last: while it holds that one, its tensors without adapters are
         the base's."""
 
-    def fill(self, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
+    def fill(self, files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
         adapter = manifest.adapter
         assert adapter is not None
-        layers = layers_of(self._matrices(manifest, adapter), weights=engine.tensors)
+        layers = layers_of(_matrices(files, manifest, adapter), weights=engine.tensors)
         is_merged = arrival.base is not None and arrival.base == self._made.get(engine)
         held, needed = (self._base_digest, self._base.keys()), (adapter.base.weights_digest, layers.keys())
         if not is_merged or held != needed:
@@ -44,17 +46,6 @@ class AdapterReader:
             arrival.hashing.add([(name, target)])
         self._made[engine] = identity(manifest)
 
-    def _matrices(self, manifest: WeightManifest, adapter: AdapterVersion) -> dict[str, Tensor]:
-        matrices: dict[str, Tensor] = {}
-        for tensors in self._readers[manifest.transport].shards(manifest):
-            matrices |= tensors
-        if (found := tensors_digest(matrices)) != adapter.adapter_digest:
-            raise WeightsRejected(
-                f"the adapters of version {manifest.policy_version} have digest {found}, their manifest says "
-                f"{adapter.adapter_digest}"
-            )
-        return matrices
-
     def _read_base(self, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str) -> None:
         whole = WeightManifest(
             policy_version=step.policy_version,
@@ -64,7 +55,7 @@ class AdapterReader:
             files=step.files,
         )
         arrival = Arrival(policy_version=step.policy_version)
-        found = fill_and_check(self._readers["file"].fill, whole, engine, arrival)
+        found = fill_and_check(fill_whole, self._base_files, whole, engine, arrival)
         if (self._base_digest, self._base.keys()) != (found, set(names)):
             # Other memory holds merges into another base, or of other weights.
             self._made.clear()
@@ -72,3 +63,15 @@ class AdapterReader:
         self._base_digest = found
         for name, kept in self._base.items():
             kept.copy_(engine.tensors[name])
+
+
+def _matrices(files: VersionFiles, manifest: WeightManifest, adapter: AdapterVersion) -> dict[str, Tensor]:
+    matrices: dict[str, Tensor] = {}
+    for file in version_files(manifest):
+        matrices |= files.tensors(file)
+    if (found := tensors_digest(matrices)) != adapter.adapter_digest:
+        raise WeightsRejected(
+            f"the adapters of version {manifest.policy_version} have digest {found}, their manifest says "
+            f"{adapter.adapter_digest}"
+        )
+    return matrices

@@ -9,30 +9,28 @@ delta files, each with some of the tensors, which are announced as they are writ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from contracts.encoding.wire import encode
-from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest, WeightStep
 from contracts.weights import DeltaWeights, TensorDelta, WeightDelta
 from onbeat.process.crash_points import reach
 from onbeat.weights.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
-from onbeat.weights.files.publisher import Announce, FilePublisher, FileSink
-from onbeat.weights.files.tensor_folder import files_of
 from onbeat.weights.hashing import bytes_of
-from onbeat.weights.layout import Layout, PlannedVersion, layout_of, planned, split_into_shards, total_bytes
-from onbeat.weights.publication import Publication
+from onbeat.weights.layout import PlannedVersion, layout_of, split_into_shards, total_bytes
+from onbeat.weights.publication import VersionSink
+from onbeat.weights.stores import VersionStore, VersionWriter
+from onbeat.weights.whole import Announce, WholePublisher, WholeSink
 
 DeltaBase = dict[str, Tensor]
 """A copy of one version, as large as the weights. It becomes the next version tensor by tensor."""
 Published = Callable[[WeightManifest], None]
 
 
-class DeltaPublisher(FilePublisher):
+class DeltaPublisher(WholePublisher):
     """A WeightPublisher of deltas, and of whole versions between them.
 
     It holds a copy of the last version: as much memory as the weights.
@@ -41,16 +39,15 @@ class DeltaPublisher(FilePublisher):
     def __init__(
         self,
         spec: DeltaWeights,
-        folder: RunFolder,
+        store: VersionStore,
         *,
         announce: Announce,
-        wait_s: float,
-        shard_bytes: int = DELTA_SHARD_BYTES,
+        delta_shard_bytes: int = DELTA_SHARD_BYTES,
     ) -> None:
-        """announce, wait_s: as for a FilePublisher. shard_bytes: bytes of the tensors that one delta file is about."""
-        super().__init__(folder, announce=announce, wait_s=wait_s)
+        """store, announce: as for a WholePublisher. delta_shard_bytes: of the tensors that one delta file is about."""
+        super().__init__(store, announce=announce)
         self._spec = spec
-        self._delta_shard_bytes = shard_bytes
+        self._delta_shard_bytes = delta_shard_bytes
         self._base: DeltaBase | None = None
         """None before the first version, while one is being published, and after a publication that failed."""
         self._chain: tuple[WeightStep, ...] = ()
@@ -58,17 +55,15 @@ class DeltaPublisher(FilePublisher):
         self._needed: dict[int, frozenset[str]] = {}
         """Version → the folders that its manifest names."""
 
-    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+    def _sink(self, plan: PlannedVersion, *, is_again: bool) -> VersionSink:
         """Begins a delta. Whole is the first version of a trainer, one in every so many, one that is there whole
         already, and one whose delta would not be smaller.
 
         is_again: a whole version takes the delta's place; receivers look for one before they follow the chain.
         """
-        plan, root = planned(self._folder, layout, policy_version=policy_version), self._folder.weight_root
-        sink: FileSink
+        layout, writer = plan.layout, self._store.begin(plan)
         if is_again:
-            sink = WholeSink(plan, root, base={}, announce=self._announce, published=self._mended)
-            return Publication(layout, sink, wait_s=self._wait_s)
+            return BaseSink(plan, writer, base={}, announce=self._announce, published=self._mended)
         base, self._base = self._base or {}, None
         fits = layout_of(base) == dict(layout) and all(one.num_items <= MAX_ELEMENTS for one in layout.values())
         if not fits:
@@ -77,23 +72,20 @@ class DeltaPublisher(FilePublisher):
 
         def published(manifest: WeightManifest) -> None:
             self._base, self._chain = base, manifest.steps
-            self._needed[policy_version] = frozenset(step.directory for step in manifest.steps)
+            self._needed[plan.policy_version] = frozenset(step.directory for step in manifest.steps)
 
         # The manifest that it was announced by before, and each later one on it, list the files of a whole version.
-        is_there_whole = any((root / plan.directory).glob("*.safetensors"))
-        if fits and len(self._chain) < self._spec.snapshot_every_versions and not is_there_whole:
-            sink = DeltaSink(
-                plan,
-                root,
-                base=base,
-                chain=self._chain,
-                shard_bytes=self._delta_shard_bytes,
-                announce=self._announce,
-                published=published,
-            )
-        else:
-            sink = WholeSink(plan, root, base=base, announce=self._announce, published=published)
-        return Publication(layout, sink, wait_s=self._wait_s)
+        if not fits or len(self._chain) >= self._spec.snapshot_every_versions or writer.holds_whole:
+            return BaseSink(plan, writer, base=base, announce=self._announce, published=published)
+        return DeltaSink(
+            plan,
+            writer,
+            base=base,
+            chain=self._chain,
+            shard_bytes=self._delta_shard_bytes,
+            announce=self._announce,
+            published=published,
+        )
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._needed = {version: names for version, names in self._needed.items() if version >= policy_version}
@@ -104,14 +96,14 @@ class DeltaPublisher(FilePublisher):
             self._chain = manifest.steps
 
 
-class WholeSink(FileSink):
+class BaseSink(WholeSink):
     """A VersionSink: a whole version that the base follows, so that the next one can be a delta on it."""
 
     def __init__(
-        self, plan: PlannedVersion, root: Path, *, base: DeltaBase, announce: Announce, published: Published
+        self, plan: PlannedVersion, writer: VersionWriter, *, base: DeltaBase, announce: Announce, published: Published
     ) -> None:
         """base: {} where none follows."""
-        super().__init__(plan, root, announce=announce)
+        super().__init__(plan, writer, announce=announce)
         self._base = base
         self._published = published
 
@@ -126,13 +118,13 @@ class WholeSink(FileSink):
         return manifest
 
 
-class DeltaSink(FileSink):
+class DeltaSink(WholeSink):
     """A VersionSink: what changed since `base`, which is the new version afterwards; whole, if that is not larger."""
 
     def __init__(
         self,
         plan: PlannedVersion,
-        root: Path,
+        writer: VersionWriter,
         *,
         base: DeltaBase,
         chain: tuple[WeightStep, ...],
@@ -141,7 +133,7 @@ class DeltaSink(FileSink):
         published: Published,
     ) -> None:
         """chain: leads up to the version that `base` holds."""
-        super().__init__(plan, root, announce=announce)
+        super().__init__(plan, writer, announce=announce)
         self._base = base
         self._chain = chain
         self._published = published
@@ -162,11 +154,10 @@ class DeltaSink(FileSink):
 
     def close(self, weights_digest: str) -> WeightManifest:
         if self._num_bytes < total_bytes(self._plan.layout):
-            self._scratch.put_in_place(durable=False)
-            files = files_of(self._scratch.target)
+            files = self._writer.put_in_place()
             manifest = self._plan.manifest(weights_digest, transport="delta", files=files, base=self._chain)
         else:
-            self._scratch.remove()
+            self._writer.discard()
             # The base holds the version by now.
             for name in self._plan.layout:
                 super().put(name, self._base[name])
@@ -178,11 +169,11 @@ class DeltaSink(FileSink):
         last = self._chain[-1]
         changed, self._changed[number] = tuple(self._changed[number]), []
         data = encode(WeightDelta(base_version=last.policy_version, base_digest=last.weights_digest, tensors=changed))
-        path = self._scratch.path / DELTA_NAME.format(number=number + 1, count=len(self._shards))
-        self._scratch.create()
-        with self._scratch.errors():
-            path.write_bytes(data)
+        name = DELTA_NAME.format(number=number + 1, count=len(self._shards))
+        file = self._writer.open(name, len(data))
+        file.write_at(memoryview(data), 0)
+        file.close()
         reach("consumer.writing_weights")
         self._num_bytes += len(data)
         if any(self._shards):
-            self._tell(path, num_bytes=len(data))
+            self._tell(name, num_bytes=len(data))

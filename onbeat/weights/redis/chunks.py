@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from contracts.errors import InvalidInput, WeightsRejected
+from contracts.errors import WeightsRejected
 from contracts.versions import WeightFile
 
 CHUNK_BYTES = 4 * 1024**2
@@ -37,28 +37,17 @@ class ChunkReader(Protocol):
 
 
 class ChunkedFile:
-    """A file whose parts come in any order, and go out in chunks as they fill up."""
+    """A FileWriter that sends chunks as they fill up."""
 
-    def __init__(
-        self, num_bytes: int, put_chunk: Callable[[int, bytes], None], *, max_bytes: int = MAX_VERSION_BYTES
-    ) -> None:
-        """put_chunk: takes a chunk's number and its bytes.
-
-        Raises InvalidInput that names weights.transport for a version that is too large.
-        """
-        if num_bytes > max_bytes:
-            raise InvalidInput(
-                f"a version has {num_bytes / 2**20:.0f} MiB, Redis takes {max_bytes // 2**20}",
-                field="weights.transport",
-                cure='use "file" or "delta"',
-            )
+    def __init__(self, num_bytes: int, put_chunk: Callable[[int, bytes], None]) -> None:
+        """put_chunk: takes a chunk's number and its bytes."""
         self._num_bytes = num_bytes
         self._put_chunk = put_chunk
         self._open: dict[int, tuple[bytearray, int]] = {}
         """Chunk number → its bytes, and how many are missing."""
 
-    def write(self, start: int, data: memoryview) -> None:
-        """Takes the bytes from `start` on, of which none came before. Raises what put_chunk raises."""
+    def write_at(self, data: memoryview, start: int) -> None:
+        """Raises what put_chunk raises."""
         while len(data):
             number, first = divmod(start, CHUNK_BYTES)
             size = min(CHUNK_BYTES, self._num_bytes - number * CHUNK_BYTES)
@@ -70,6 +59,9 @@ class ChunkedFile:
             else:
                 self._open[number] = chunk, num_missing - len(part)
             start, data = start + len(part), data[len(part) :]
+
+    def close(self) -> None:
+        """Nothing: the last part fills the last chunk."""
 
 
 def read_chunks(reader: ChunkReader, file: WeightFile, *, policy_version: int) -> bytes:

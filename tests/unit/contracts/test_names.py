@@ -27,7 +27,8 @@ from onbeat.audit.weights import digests_on_disk
 from onbeat.process.private_folders import make_missing, make_private
 from onbeat.weights.arrival import Arrival, EngineTensors
 from onbeat.weights.delta.codec import apply
-from onbeat.weights.delta.reader import DeltaReader
+from onbeat.weights.delta.reader import fill_delta
+from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.redis.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 from tests.builders import DIGEST, job_spec
@@ -152,7 +153,7 @@ def test_a_delta_file_larger_than_any_delta_of_the_model_is_not_read(tmp_path: P
     step = WeightStep(policy_version=0, weights_digest=DIGEST, directory="job/weights/v000000", files=manifest().files)
     files = (WeightFile(name=path.name, num_bytes=2**40),)
     with pytest.raises(WeightsRejected, match="larger than any delta"):
-        DeltaReader(tmp_path).fill(manifest(transport="delta", base=(step,), files=files), memory, arrival)
+        fill_delta(FolderFiles(tmp_path), manifest(transport="delta", base=(step,), files=files), memory, arrival)
 
 
 @pytest.mark.parametrize("num_bytes", [MAX_VERSION_BYTES + 1, 2**60])

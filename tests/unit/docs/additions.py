@@ -136,29 +136,25 @@ class NovelEngine:
         ),
         says=["qwen3", 1.5],
     ),
-    "a transport of weights": Addition(
+    "a store of weights": Addition(
         files=(
             """
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderFiles, FolderStore
 
 
-class NovelPublisher(FilePublisher):
+class NovelStore(FolderStore):
     pass
-""",
-            """
-from onbeat.weights.files.reader import FileReader
 
 
-class NovelReader(FileReader):
+class NovelFiles(FolderFiles):
     pass
 """,
         ),
         edits=(
             Edit(
-                line='"novel": Transport(publisher=lambda spec, of: NovelPublisher(of.folder, announce=of.announce, '
-                "wait_s=of.wait_s), reader=lambda root, chunks: NovelReader(root)), ",
-                imports="from onbeat.weights.novel.publisher import NovelPublisher\n"
-                "from onbeat.weights.novel.reader import NovelReader",
+                line='"novel": Store(trainer=lambda of: NovelStore(of.folder, wait_s=of.wait_s), '
+                "receiver=lambda root, chunks: NovelFiles(root)), ",
+                imports="from onbeat.weights.novel.store import NovelFiles, NovelStore",
             ),
             Edit(
                 line=" | NovelWeights",
@@ -167,7 +163,7 @@ class NovelReader(FileReader):
             ),
             Edit(line=', "novel"'),
         ),
-        says=["NovelPublisher", "NovelReader", "novel"],
+        says=["WholePublisher", "NovelFiles", "novel"],
     ),
     "a scorer (reward)": Addition(
         files=(

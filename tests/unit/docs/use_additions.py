@@ -90,11 +90,11 @@ def an_engine():
     ).said
 
 
-def a_transport_of_weights():
+def a_store_of_weights():
     from contracts.encoding.wire import decode, encode
     from contracts.run_folder import RunFolder
     from contracts.versions import WeightFile, WeightManifest
-    from onbeat.weights.transports import make_publisher, make_readers
+    from onbeat.weights.transports import make_publisher, make_stores
 
     publisher = make_publisher(
         spec_of(weights={"transport": "novel"}),
@@ -103,7 +103,7 @@ def a_transport_of_weights():
         announce=lambda _: None,
         pause=lambda _: None,
     )
-    reader = make_readers(Path("."), None)["novel"]
+    files = make_stores(Path("."), None)["novel"]
     manifest = WeightManifest(
         policy_version=1,
         weights_digest="ab" * 32,
@@ -112,7 +112,7 @@ def a_transport_of_weights():
         directory="job-1/weights/v000001",
         files=(WeightFile(name="a", num_bytes=1),),
     )
-    return [type(publisher).__name__, type(reader).__name__, decode(encode(manifest), WeightManifest).transport]
+    return [type(publisher).__name__, type(files).__name__, decode(encode(manifest), WeightManifest).transport]
 
 
 def a_scorer():
@@ -219,7 +219,7 @@ uses = {
     "a data set": a_data_set,
     "a tracker": a_tracker,
     "an engine": an_engine,
-    "a transport of weights": a_transport_of_weights,
+    "a store of weights": a_store_of_weights,
     "a scorer (reward)": a_scorer,
     "an environment": an_environment,
     "an endpoint of the gateway": an_endpoint,

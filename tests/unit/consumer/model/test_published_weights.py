@@ -24,7 +24,8 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.weights import publication
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderStore
+from onbeat.weights.whole import WholePublisher
 from tests.builders import job_spec, tiny_model_folder
 from tests.two_ranks import run_two_ranks
 
@@ -42,7 +43,7 @@ def step_by(divisor: float) -> OptimizerStep:
 
 def publish_twice(learner: Learner, folder: RunFolder) -> list[WeightManifest | None]:
     """The weights as they are, and those of a step; None for each on other ranks."""
-    publisher = FilePublisher(folder, announce=lambda shard: None, wait_s=DEADLINE_S)
+    publisher = WholePublisher(FolderStore(folder, wait_s=DEADLINE_S), announce=lambda shard: None)
     manifests: list[WeightManifest | None] = []
     for number in range(2):
         with publisher.begin(learner.policy.weights().layout, policy_version=number) as one:
@@ -113,7 +114,7 @@ def test_a_step_that_diverges_leaves_no_version(tmp_path: Path) -> None:
     tiny_model_folder(tmp_path)
     learner = make_learner(StackSettings(model_root=str(tmp_path)), spec())
     folder = RunFolder(tmp_path / "run", "job")
-    publisher = FilePublisher(folder, announce=lambda shard: None, wait_s=DEADLINE_S)
+    publisher = WholePublisher(FolderStore(folder, wait_s=DEADLINE_S), announce=lambda shard: None)
     with (
         pytest.raises(TrainingDiverged),
         publisher.begin(learner.policy.weights().layout, policy_version=1) as one,

@@ -20,6 +20,7 @@ from contracts.weights import DeltaWeights
 from onbeat.audit.weights import digest_of, digest_of_rows, digests_on_disk
 from onbeat.weights.delta.codec import DELTA_NAME
 from onbeat.weights.delta.publisher import DeltaPublisher
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.hashing import tensors_digest
 from tests.publishing import publish
 
@@ -180,13 +181,13 @@ def test_a_tensor_beyond_the_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.safetensors"
     save_file(TENSORS, path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ContractViolation, match="lies outside the file"):
+    with pytest.raises(ContractViolation, match="file not fully covered"):
         digest_of([path])
 
 
 def test_a_delta_has_the_digest_of_what_it_makes_of_the_versions_before(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "job")
-    publisher = DeltaPublisher(DeltaWeights(), folder, announce=lambda shard: None, wait_s=60.0)
+    publisher = DeltaPublisher(DeltaWeights(), FolderStore(folder, wait_s=60.0), announce=lambda shard: None)
     manifests = []
     for version in range(3):
         changed = {**TENSORS, "embedding": (torch.arange(1000) == version).bfloat16()}

@@ -22,12 +22,13 @@ from onbeat.weights import held_versions
 from onbeat.weights.arrival import EngineTensors, identity
 from onbeat.weights.delta.codec import DELTA_NAME
 from onbeat.weights.delta.publisher import DeltaPublisher
-from onbeat.weights.files import reader as file_reader
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files import store as folder_store
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.transports import make_publisher
+from onbeat.weights.whole import WholePublisher
 from tests.builders import job_spec
 from tests.publishing import publish
 
@@ -259,7 +260,7 @@ def test_a_file_that_comes_before_its_version_is_read_beside_what_is_sampled(tmp
         assert files.samples_from(0)
         assert files.numbers == [0]
 
-    files.publisher = FilePublisher(files.folder, announce=announce, wait_s=WAIT_S, shard_bytes=10_000)
+    files.publisher = WholePublisher(FolderStore(files.folder, wait_s=WAIT_S), announce=announce, shard_bytes=10_000)
     manifest = files.publish(1)
     assert [shard.name for shard in announced] == [manifest.files[0].name]
     # Its values are damaged after they were read: what is in place is not read again.
@@ -281,7 +282,7 @@ def test_a_delta_that_comes_before_its_version_changes_a_copy(tmp_path: Path) ->
         assert engine.samples_from(0)
 
     engine.publisher = DeltaPublisher(
-        DeltaWeights(), engine.folder, announce=announce, wait_s=WAIT_S, shard_bytes=10_000
+        DeltaWeights(), FolderStore(engine.folder, wait_s=WAIT_S), announce=announce, delta_shard_bytes=10_000
     )
     engine.publish(0)
     manifest = engine.publish(1)
@@ -353,7 +354,7 @@ def test_an_engine_without_memory_for_another_version_goes_on_with_one(
 def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """(a reader has come to version 2, it may go on)."""
     reached, go_on = threading.Event(), threading.Event()
-    honest = file_reader.read_shard
+    honest = folder_store.read_shard
 
     def read(path: Path) -> Tensors:
         if "v000002" in str(path):
@@ -361,7 +362,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, th
             assert go_on.wait(WAIT_S)
         return honest(path)
 
-    monkeypatch.setattr(file_reader, "read_shard", read)
+    monkeypatch.setattr(folder_store, "read_shard", read)
     yield reached, go_on
     go_on.set()
 

@@ -18,6 +18,7 @@ from contracts.versions import WeightFile, WeightManifest
 from contracts.weights import DeltaWeights, WeightShard
 from onbeat.weights import publication as publication_module
 from onbeat.weights.delta.publisher import DeltaPublisher
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
 from onbeat.weights.publication import Publication
@@ -191,7 +192,9 @@ class DeltasAhead:
             self.announced.append(shard)
             self.receiver.load_ahead(shard)
 
-        return DeltaPublisher(DeltaWeights(), self.folder, announce=announce, wait_s=DEADLINE_S, shard_bytes=10_000)
+        return DeltaPublisher(
+            DeltaWeights(), FolderStore(self.folder, wait_s=DEADLINE_S), announce=announce, delta_shard_bytes=10_000
+        )
 
     def put_in_place(self) -> set[str]:
         """Tensors that are those of version 1 already."""

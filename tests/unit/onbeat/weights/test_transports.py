@@ -12,15 +12,16 @@ from safetensors.torch import load_file
 from contracts.versions import WeightTransport
 from contracts.weights import WeightsSpec
 from onbeat.weights.dtypes import ITEM_BYTES, STORED_NAMES, TORCH_NAMES
-from onbeat.weights.files.publisher import TensorFile
+from onbeat.weights.files.store import LocalFile
 from onbeat.weights.hashing import bytes_of
 from onbeat.weights.layout import FilePlan, layout_of
-from onbeat.weights.transports import TRANSPORTS
+from onbeat.weights.stores import TensorFile
+from onbeat.weights.transports import STORES
 
 
 def test_each_transport_that_a_spec_can_name_is_in_the_table_and_in_the_manifests() -> None:
     tags = {spec.__struct_config__.tag for spec in get_args(WeightsSpec)}
-    assert tags == set(TRANSPORTS) == set(get_args(WeightTransport))
+    assert tags == set(STORES) == set(get_args(WeightTransport))
 
 
 @pytest.mark.parametrize("name", ITEM_BYTES)
@@ -28,7 +29,7 @@ def test_each_element_type_has_the_width_and_the_name_that_the_libraries_give_it
     tensor = torch.zeros(3, dtype=getattr(torch, name))
     assert tensor.element_size() == ITEM_BYTES[name]
     assert TORCH_NAMES[STORED_NAMES[name]] == name
-    file = TensorFile(tmp_path / "one.safetensors", layout_of({"w": tensor}))
+    file = TensorFile("one", layout_of({"w": tensor}), lambda name, num_bytes: LocalFile(tmp_path / "one.safetensors"))
     file.write("w", bytes_of(tensor))
     assert load_file(tmp_path / "one.safetensors")["w"].dtype == tensor.dtype
 

@@ -16,7 +16,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, weights_digest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
 from onbeat.weights.delta.codec import DELTA_NAME
-from onbeat.weights.files.publisher import FilePublisher
+from onbeat.weights.files.store import FolderStore
 from onbeat.weights.files.tensor_folder import are_same
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of, split_into_shards
@@ -24,6 +24,7 @@ from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.redis import chunks as chunk_store
 from onbeat.weights.transports import make_publisher
+from onbeat.weights.whole import WholePublisher
 from tests.builders import job_spec
 from tests.publishing import publish
 
@@ -307,7 +308,7 @@ def test_a_version_in_shards_is_announced_as_it_is_written(tmp_path: Path) -> No
         receiver.load_ahead(shard)
         ahead.append({name for name, tensor in receiver.tensors.items() if torch.equal(tensor, version(1)[name])})
 
-    publisher = FilePublisher(folder, announce=announce, wait_s=60.0, shard_bytes=10_000)
+    publisher = WholePublisher(FolderStore(folder, wait_s=60.0), announce=announce, shard_bytes=10_000)
     manifest = publish(publisher, version(1), policy_version=1)
     assert [file.name for file in manifest.files] == [f"weights-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert announced == ["weights-00001-of-00002.safetensors"]
@@ -320,9 +321,9 @@ def test_a_version_in_shards_is_announced_as_it_is_written(tmp_path: Path) -> No
 def test_shards_of_a_version_that_was_written_anew_are_read_again(tmp_path: Path) -> None:
     store = Store(FileWeights(), tmp_path)
     receiver = store.receiver()
-    first = FilePublisher(store.folder, announce=receiver.load_ahead, wait_s=60.0, shard_bytes=10_000)
+    first = WholePublisher(FolderStore(store.folder, wait_s=60.0), announce=receiver.load_ahead, shard_bytes=10_000)
     publish(first, version(2), policy_version=1)
-    second = FilePublisher(store.folder, announce=lambda _: None, wait_s=60.0, shard_bytes=10_000)
+    second = WholePublisher(FolderStore(store.folder, wait_s=60.0), announce=lambda _: None, shard_bytes=10_000)
     manifest = publish(second, version(1), policy_version=1)
     assert receiver.load(manifest) == manifest.weights_digest
     gone = WeightShard(policy_version=2, path="job/weights/.v000002.0/a.safetensors", name="a", num_bytes=1)
@@ -374,7 +375,7 @@ def test_versions_of_a_future_that_was_rewound_go(store: Store) -> None:
 def test_in_a_weight_root_the_rest_of_other_jobs_ends_is_collected(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs", "job", weight_root=tmp_path / "memory")
     (tmp_path / "memory" / "job-that-ended" / ".weights.0123456789ab" / "v000009").mkdir(parents=True)
-    FilePublisher(folder, announce=lambda shard: None, wait_s=1.0).clear_scratch()
+    WholePublisher(FolderStore(folder, wait_s=1.0), announce=lambda shard: None).clear_scratch()
     assert list((tmp_path / "memory" / "job-that-ended").iterdir()) == []
 
 
@@ -446,7 +447,7 @@ def test_tensors_of_the_same_bits_and_another_type_or_shape_are_not_the_same() -
 
 
 def test_there_is_nothing_to_remove_where_nothing_was_published(tmp_path: Path) -> None:
-    FilePublisher(RunFolder(tmp_path, "job"), announce=lambda shard: None, wait_s=1.0).remove_before(3)
+    WholePublisher(FolderStore(RunFolder(tmp_path, "job"), wait_s=1.0), announce=lambda shard: None).remove_before(3)
     assert list(tmp_path.iterdir()) == []
 
 

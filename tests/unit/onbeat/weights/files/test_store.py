@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from contracts.errors import WeightsRejected
-from onbeat.weights.files.reader import read_shard
+from onbeat.weights.files.store import read_shard
 from onbeat.weights.files.tensor_folder import read_folder
 
 

@@ -1,0 +1,186 @@
+"""Versions as folders below the weight root: complete or absent, mapped where they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from msgspec.structs import replace
+from safetensors.torch import load_file
+from torch import Tensor
+
+from contracts.encoding.names import inside
+from contracts.errors import ContractViolation, WeightsRejected
+from contracts.run_folder import VERSION, RunFolder, numbered
+from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
+from onbeat.weights.files.tensor_folder import (
+    UNREADABLE,
+    ScratchFolder,
+    files_of,
+    read_folder,
+    remove_folders,
+    remove_scratch,
+)
+from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.stores import FileWriter, VersionFile, version_files
+
+Errors = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class LocalFile:
+    """A FileWriter of a new file."""
+
+    def __init__(self, path: Path, errors: Errors = contextlib.nullcontext) -> None:
+        """errors: what is done with an OSError."""
+        self._errors = errors
+        with errors():
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def write_at(self, data: memoryview, start: int) -> None:
+        written = 0
+        with self._errors():
+            # One call writes 2 GiB at most.
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], start + written)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class FolderFiles:
+    """The VersionFiles of folders."""
+
+    def __init__(self, root: Path) -> None:
+        """root: the weight root."""
+        self._root = root
+
+    def tensors(self, file: VersionFile) -> dict[str, Tensor]:
+        return read_shard(self.path(file))
+
+    def content(self, file: VersionFile, *, most_bytes: int) -> bytes:
+        path = self.path(file)
+        if file.num_bytes > most_bytes:
+            raise WeightsRejected(f"{path} is larger than any delta of this model")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise WeightsRejected(f"{path} cannot be read: {error}") from error
+
+    def whole(self, step: WeightStep) -> list[VersionFile]:
+        folder = _below(self._root, step.directory, policy_version=step.policy_version)
+        try:
+            listed = [(path.name, path.stat().st_size) for path in sorted(folder.glob("*.safetensors"))]
+        except OSError as error:
+            raise WeightsRejected(f"{folder} cannot be read: {error}") from error
+        files = tuple(WeightFile(name=name, num_bytes=num_bytes) for name, num_bytes in listed)
+        return version_files(replace(step, files=files))
+
+    def path(self, file: VersionFile) -> Path:
+        """Finds the file below the weight root. Raises WeightsRejected for a missing or shortened one."""
+        version = file.policy_version
+        path = _below(_below(self._root, file.directory, policy_version=version), file.name, policy_version=version)
+        try:
+            num_bytes = path.stat().st_size
+        except OSError as error:
+            raise WeightsRejected(
+                f"version {version} is not at {path}",
+                cure="is the run root, or the weight root, the folder that the trainer writes to?",
+            ) from error
+        if num_bytes != file.num_bytes:
+            raise WeightsRejected(f"{path} of version {version} has {num_bytes} bytes, its manifest {file.num_bytes}")
+        return path
+
+    def paths(self, step: WeightStep | WeightManifest) -> list[Path]:
+        """Finds all files of a step, as `path` does each."""
+        return [self.path(file) for file in version_files(step)]
+
+
+class FolderStore:
+    """A VersionStore: a folder for each version. Raises OnbeatError naming the folder when it cannot be written."""
+
+    def __init__(self, folder: RunFolder, *, wait_s: float) -> None:
+        self.folder = folder
+        self.wait_s = wait_s
+
+    def begin(self, plan: PlannedVersion) -> FolderWriter:
+        return FolderWriter(plan, self.folder.weight_root)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        older = [path for version, path in numbered(self.folder.weights, VERSION) if version < policy_version]
+        remove_folders(path for path in older if self.folder.relative(path) not in in_use)
+
+    def remove_after(self, policy_version: int) -> None:
+        """A generator that still loads a version of that future is told so by its absence."""
+        remove_folders(path for version, path in numbered(self.folder.weights, VERSION) if version > policy_version)
+
+    def clear_scratch(self) -> None:
+        """Removes, in a weight root, also what jobs left that ended while they removed their versions."""
+        remove_scratch(self.folder.weights)
+        if self._is_elsewhere and self.folder.weight_root.is_dir():
+            for job in self.folder.weight_root.iterdir():
+                remove_scratch(job)
+
+    def remove_all(self) -> None:
+        """Removes versions outside the run folder alone, where they would take a host's memory for ever."""
+        if self._is_elsewhere and self.folder.weights.is_dir():
+            remove_folders([self.folder.weights])
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self.folder.weight_root != self.folder.run_root
+
+
+class FolderWriter:
+    """A VersionWriter: a scratch folder, from the first file on."""
+
+    transport: WeightTransport = "file"
+
+    def __init__(self, plan: PlannedVersion, root: Path) -> None:
+        self._root = root
+        self._scratch = ScratchFolder(root / plan.directory)
+
+    @property
+    def holds_whole(self) -> bool:
+        return any(self._scratch.target.glob("*.safetensors"))
+
+    def stored(self) -> Mapping[str, Tensor]:
+        return read_folder(self._scratch.target)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Nothing: a disk says at the write that it is full."""
+
+    def open(self, name: str, num_bytes: int) -> FileWriter:
+        self._scratch.create()
+        return LocalFile(self._scratch.path / name, self._scratch.errors)
+
+    def early_path(self, name: str) -> str:
+        """A process that has the file open keeps it when the folder gets its name."""
+        return (self._scratch.path / name).relative_to(self._root).as_posix()
+
+    def put_in_place(self) -> tuple[WeightFile, ...]:
+        if self._scratch.path.exists():
+            self._scratch.put_in_place(durable=False)
+        return files_of(self._scratch.target)
+
+    def discard(self) -> None:
+        self._scratch.remove()
+
+
+def _below(folder: Path, name: str, *, policy_version: int) -> Path:
+    """Finds a file or folder of a version. Raises WeightsRejected where it isn't below `folder`, links followed."""
+    try:
+        return inside(folder, name)
+    except ContractViolation as error:
+        raise WeightsRejected(f"version {policy_version}: {error}") from error
+
+
+def read_shard(path: Path) -> dict[str, Tensor]:
+    """Maps one file's tensors, and copies none. Raises WeightsRejected where it is away or no safetensors file."""
+    try:
+        return load_file(path)
+    except UNREADABLE as error:
+        raise WeightsRejected(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,142 @@
+"""Versions in chunks through Redis: no shared folder, for models and adapters that are small."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from contracts.errors import BrokerFull, InvalidInput, WeightsRejected
+from contracts.run_folder import VERSION, RunFolder, number_of
+from contracts.versions import WeightFile, WeightStep, WeightTransport
+from onbeat.process.waiting import Waiting
+from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.redis.chunks import ChunkedFile, ChunkReader, ChunkWriter, most_bytes, read_chunks
+from onbeat.weights.stores import VersionFile
+
+FULL_PAUSE_S = 0.5
+
+
+class ChunkFiles:
+    """The VersionFiles of chunks. A version is announced when it is whole, and no chunk before."""
+
+    def __init__(self, chunks: Callable[[str], ChunkReader] | None) -> None:
+        """chunks: job id → its chunks; None for an engine without Redis."""
+        self._chunks = chunks
+
+    def tensors(self, file: VersionFile) -> dict[str, Tensor]:
+        try:
+            return load(self.content(file, most_bytes=file.num_bytes))
+        except SafetensorError as error:
+            raise WeightsRejected(f"version {file.policy_version} in Redis cannot be read: {error}") from error
+
+    def content(self, file: VersionFile, *, most_bytes: int) -> bytes:
+        version = file.policy_version
+        if self._chunks is None:
+            raise WeightsRejected(
+                f"version {version} is in Redis, which this engine does not read",
+                cure='set weights.transport = "file" or "delta"',
+            )
+        if file.num_bytes > most_bytes:
+            raise WeightsRejected(f"{file.name} of version {version} is larger than any delta of this model")
+        listed = WeightFile(name=file.name, num_bytes=file.num_bytes)
+        return read_chunks(self._chunks(file.job_id), listed, policy_version=version)
+
+    def whole(self, step: WeightStep) -> list[VersionFile]:
+        """None: what is published again is written over itself."""
+        return []
+
+
+class ChunkStore:
+    """A VersionStore. A version that is published again is written over itself: equal bytes, chunk by chunk."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        chunks: ChunkWriter,
+        *,
+        wait_s: float,
+        pause: Callable[[float], None],
+        max_policy_lag: int = 0,
+    ) -> None:
+        """wait_s: for room, while Redis is at maxmemory. pause: sleeps; it may raise. max_policy_lag: of the spec; so
+        many versions more are held."""
+        self.folder = folder
+        self._chunks = chunks
+        self._room_wait_s = wait_s
+        self._pause = pause
+        self._most_bytes = most_bytes(max_policy_lag)
+        self.wait_s = 2 * wait_s
+        """A chunk waits for room no longer than wait_s, and a tensor has some chunks."""
+
+    def begin(self, plan: PlannedVersion) -> ChunkedVersion:
+        def put_chunk(name: str, number: int, data: bytes) -> None:
+            waiting = Waiting(
+                "room for weights in Redis, which is at maxmemory",
+                deadline_s=self._room_wait_s,
+                cure="raise maxmemory or end jobs",
+            )
+            while True:
+                try:
+                    # Chunks outlive a trainer that is no more by twice what it may wait.
+                    self._chunks.put_chunk(plan.policy_version, name, number, data, keep_s=2 * self._room_wait_s)
+                    return
+                except BrokerFull:
+                    waiting.poke()
+                    self._pause(FULL_PAUSE_S)
+
+        return ChunkedVersion(put_chunk, most_bytes=self._most_bytes)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        held = [number_of(directory, VERSION) for directory in in_use]
+        self._chunks.drop_chunks_before(policy_version, {version for version in held if version is not None})
+
+    def remove_after(self, policy_version: int) -> None:
+        """Nothing: each of their chunks is written over before it is announced again."""
+
+    def clear_scratch(self) -> None:
+        """Nothing: there are no folders."""
+
+    def remove_all(self) -> None:
+        self._chunks.drop_chunks_before(sys.maxsize)
+
+
+class ChunkedVersion:
+    """A VersionWriter: chunks that wait for room. Raises DeadlineExceeded while Redis stays full."""
+
+    transport: WeightTransport = "redis"
+    holds_whole = False
+
+    def __init__(self, put_chunk: Callable[[str, int, bytes], None], *, most_bytes: int) -> None:
+        """put_chunk: takes the file's name, the chunk's number and its bytes."""
+        self._put_chunk = put_chunk
+        self._most_bytes = most_bytes
+        self._files: list[WeightFile] = []
+
+    def stored(self) -> Mapping[str, Tensor]:
+        """Nothing: a trainer may write chunks, and read none."""
+        return {}
+
+    def reserve(self, num_bytes: int) -> None:
+        if num_bytes > self._most_bytes:
+            raise InvalidInput(
+                f"a version has {num_bytes / 2**20:.0f} MiB, Redis takes {self._most_bytes // 2**20}",
+                field="weights.transport",
+                cure='use "file" or "delta"',
+            )
+
+    def open(self, name: str, num_bytes: int) -> ChunkedFile:
+        self._files.append(WeightFile(name=name, num_bytes=num_bytes))
+        return ChunkedFile(num_bytes, lambda number, data: self._put_chunk(name, number, data))
+
+    def early_path(self, name: str) -> None:
+        """Nowhere: chunks are announced with their version."""
+
+    def put_in_place(self) -> tuple[WeightFile, ...]:
+        return tuple(self._files)
+
+    def discard(self) -> None:
+        """Nothing: chunks of a version that was not announced are written over, or go with the older ones."""

@@ -1,0 +1,164 @@
+"""Where the files of versions are, whatever they hold: a store is one class of each side.
+
+    whole, delta, adapters ─▶ VersionWriter ─▶ folder, chunks in Redis ─▶ VersionFiles ─▶ whole, delta, adapters
+
+What a version is encoded as knows no store, and a store knows no encoding: it takes and gives named files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
+from contracts.weights import WeightShard
+from onbeat.weights.layout import FilePlan, Layout, PlannedVersion
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionFile:
+    """One file of a version, as a manifest or an announcement names it."""
+
+    policy_version: int
+    directory: str
+    """Below the weight root; its first part is the job."""
+    name: str
+    num_bytes: int
+
+    @property
+    def job_id(self) -> str:
+        return self.directory.partition("/")[0]
+
+
+class VersionFiles(Protocol):
+    """The receiving side of a store. Each method raises WeightsRejected for what is away, damaged or of another size.
+
+    tests/unit/onbeat/weights/test_weight_store.py runs over every implementation.
+    """
+
+    def tensors(self, file: VersionFile) -> dict[str, Tensor]:
+        """The tensors of a safetensors file, mapped where the store can."""
+        ...
+
+    def content(self, file: VersionFile, *, most_bytes: int) -> bytes:
+        """The bytes of a file; one of more than `most_bytes` is rejected before it is read."""
+        ...
+
+    def whole(self, step: WeightStep) -> list[VersionFile]:
+        """The files of a whole version that took the place of the step's delta; no manifest lists them."""
+        ...
+
+
+class FileWriter(Protocol):
+    """One file whose parts come in any order, each once."""
+
+    def write_at(self, data: memoryview, start: int) -> None: ...
+
+    def close(self) -> None:
+        """Ends the writing, whether the file is whole or given up. Safe to repeat."""
+
+
+class VersionWriter(Protocol):
+    """One version on its way into a store, complete or not at all. One thread at a time calls it."""
+
+    transport: WeightTransport
+    """What the manifests of whole versions call the store."""
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether a whole version is in this one's place already."""
+        ...
+
+    def stored(self) -> Mapping[str, Tensor]:
+        """What is in this version's place already; {} where that can't be compared with."""
+        ...
+
+    def reserve(self, num_bytes: int) -> None:
+        """The whole version will have so many bytes. Raises InvalidInput where the store takes no such version."""
+
+    def open(self, name: str, num_bytes: int) -> FileWriter: ...
+
+    def early_path(self, name: str) -> str | None:
+        """Where a file that was closed can be read before the version is complete, below the weight root; None: not."""
+        ...
+
+    def put_in_place(self) -> tuple[WeightFile, ...]:
+        """Makes what was written loadable; where nothing was, what is there stays. Answers the version's files."""
+        ...
+
+    def discard(self) -> None:
+        """Takes back what was written and is not in place; the writer may begin again."""
+
+
+class VersionStore(Protocol):
+    """The trainer's side of a store: one job's versions. Errors are those of a WeightPublisher."""
+
+    folder: RunFolder
+    """What names the versions, also where no folder is written."""
+    wait_s: float
+    """The longest that the store may take for one tensor."""
+
+    def begin(self, plan: PlannedVersion) -> VersionWriter: ...
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        """Removes older versions but those whose directories are `in_use`."""
+
+    def remove_after(self, policy_version: int) -> None:
+        """Removes the versions of a future that a rewind took back, unless they are written over unread."""
+
+    def clear_scratch(self) -> None:
+        """Removes what killed writers left, before anything is written."""
+
+    def remove_all(self) -> None:
+        """Removes what the end of the job would leave where no reader looks for it."""
+
+
+class TensorFile:
+    """A safetensors file whose tensors come in any order; it is opened with the first one."""
+
+    def __init__(self, name: str, layout: Layout, open_file: Callable[[str, int], FileWriter]) -> None:
+        """open_file: takes the name, and the bytes that the file will have."""
+        self.name = name
+        self.num_missing = len(layout)
+        self._plan = FilePlan(layout)
+        self._open_file = open_file
+        self._file: FileWriter | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The file's bytes when it is whole."""
+        return self._plan.num_bytes
+
+    def write(self, name: str, data: memoryview) -> None:
+        """Writes one tensor's bytes to their place; the last tensor closes the file."""
+        if self._file is None:
+            self._file = self._open_file(self.name, self.num_bytes)
+            self._file.write_at(memoryview(self._plan.header), 0)
+        self._file.write_at(data, self._plan.start_of(name))
+        self.num_missing -= 1
+        if not self.num_missing:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def version_files(step: WeightStep | WeightManifest) -> list[VersionFile]:
+    """The files that a manifest, or one step of it, lists."""
+    return [
+        VersionFile(
+            policy_version=step.policy_version, directory=step.directory, name=file.name, num_bytes=file.num_bytes
+        )
+        for file in step.files
+    ]
+
+
+def announced_file(shard: WeightShard) -> VersionFile:
+    """The file of a version that is not complete yet."""
+    directory, _, name = shard.path.rpartition("/")
+    return VersionFile(policy_version=shard.policy_version, directory=directory, name=name, num_bytes=shard.num_bytes)

@@ -1,0 +1,161 @@
+"""Versions as what they are: safetensors files, in as many shards as their bytes ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from torch import Tensor
+
+from contracts.versions import WeightManifest
+from contracts.weights import WeightShard
+from onbeat.process.crash_points import reach
+from onbeat.weights.arrival import Arrival, EngineTensors
+from onbeat.weights.files.tensor_folder import are_same
+from onbeat.weights.hashing import bytes_of
+from onbeat.weights.layout import Layout, PlannedVersion, planned, split_into_shards
+from onbeat.weights.publication import Publication, StoredVersion, VersionSink, publish_all
+from onbeat.weights.stores import (
+    TensorFile,
+    VersionFiles,
+    VersionStore,
+    VersionWriter,
+    announced_file,
+    version_files,
+)
+
+SHARD_BYTES = 256 * 1024**2
+"""Small enough that a receiver reads the first shards of a large model while the others are written."""
+SHARD_NAME = "weights-{number:05d}-of-{count:05d}.safetensors"
+Announce = Callable[[WeightShard], None]
+
+
+class WholeSink:
+    """A VersionSink: a whole version on its way into a store, shard by shard.
+
+    Where the version is there already, what comes is compared with it, and nothing is written until they differ: a
+    version that is published again leaves the files alone that generators may be reading.
+    """
+
+    def __init__(
+        self, plan: PlannedVersion, writer: VersionWriter, *, announce: Announce, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        """announce: is told of each shard but the last one as soon as it can be read, where the store lets it be.
+
+        Raises InvalidInput for a version that is too large for the store.
+        """
+        self._plan = plan
+        self._writer = writer
+        self._announce = announce
+        shards = split_into_shards(plan.layout, shard_bytes=shard_bytes)
+        files = [
+            TensorFile(SHARD_NAME.format(number=number, count=len(shards)), shard, writer.open)
+            for number, shard in enumerate(shards, start=1)
+        ]
+        writer.reserve(sum(file.num_bytes for file in files))
+        self._file_of = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        self._num_open = len(shards)
+        self._equal: dict[str, Tensor] | None = {}
+        """The tensors there that are equal to those that came; None while a version is being written."""
+        self._there: Mapping[str, Tensor] | None = None
+        """The tensors that are there; None until the first tensor comes."""
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        if self._there is None:
+            self._there = self._writer.stored()
+        if self._equal is not None:
+            if (found := self._there.get(name)) is not None and are_same(found, tensor):
+                self._equal[name] = found
+                return
+            self._begin_writing(self._equal)
+        self._write(name, tensor)
+
+    def close(self, weights_digest: str) -> WeightManifest:
+        if self._equal is not None and (self._there or {}).keys() != self._equal.keys():
+            # The store holds more than the version.
+            self._begin_writing(self._equal)
+        return self._plan.manifest(weights_digest, transport=self._writer.transport, files=self._writer.put_in_place())
+
+    def discard(self) -> None:
+        for file in self._file_of.values():
+            file.close()
+        self._writer.discard()
+
+    def _begin_writing(self, earlier: Mapping[str, Tensor]) -> None:
+        self._equal = None
+        for name, found in earlier.items():
+            self._write(name, found)
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        file = self._file_of[name]
+        file.write(name, bytes_of(tensor))
+        if file.num_missing:
+            return
+        reach("consumer.writing_weights")
+        self._num_open -= 1
+        # The last shard is not announced: the manifest, which follows at once, names it.
+        if self._num_open:
+            self._tell(file.name, num_bytes=file.num_bytes)
+
+    def _tell(self, name: str, *, num_bytes: int) -> None:
+        path, version = self._writer.early_path(name), self._plan.policy_version
+        if path is not None:
+            self._announce(WeightShard(policy_version=version, path=path, name=name, num_bytes=num_bytes))
+
+
+class WholePublisher:
+    """A WeightPublisher of whole versions, whatever the store."""
+
+    def __init__(self, store: VersionStore, *, announce: Announce, shard_bytes: int = SHARD_BYTES) -> None:
+        """announce: is told of each shard before the version is whole."""
+        self._store = store
+        self._announce = announce
+        self._shard_bytes = shard_bytes
+
+    def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
+        """Begins a version. One that is there already is left as it is; one with other content is replaced.
+
+        Raises InvalidInput for one that is too large for the store.
+        """
+        plan = planned(self._store.folder, layout, policy_version=policy_version)
+        return Publication(layout, self._sink(plan, is_again=is_again), wait_s=self._store.wait_s)
+
+    def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
+        """Publishes what is stored as any version."""
+        return publish_all(self, stored, layout)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        self._store.remove_before(policy_version, in_use=in_use)
+
+    def remove_after(self, policy_version: int) -> None:
+        self._store.remove_after(policy_version)
+
+    def clear_scratch(self) -> None:
+        self._store.clear_scratch()
+
+    def remove_all(self) -> None:
+        self._store.remove_all()
+
+    def _sink(self, plan: PlannedVersion, *, is_again: bool) -> VersionSink:
+        writer = self._store.begin(plan)
+        return WholeSink(plan, writer, announce=self._announce, shard_bytes=self._shard_bytes)
+
+
+def fill_whole(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, arrival: Arrival) -> None:
+    """Puts a whole version in place, and has each of its tensors hashed, but for those that were ahead of it.
+
+    Raises WeightsRejected for what is missing, damaged, or not the engine's model.
+    """
+    known = arrival.known(manifest.files)
+    shards = (files.tensors(file) for file in version_files(manifest) if file.name not in known)
+    engine.place_all(shards, manifest.policy_version, hashing=arrival.hashing, in_place=known.values())
+
+
+def take_shard_ahead(files: VersionFiles, shard: WeightShard, engine: EngineTensors) -> None:
+    """Puts a shard of a version that is not whole yet in place. Raises WeightsRejected, or changes nothing."""
+    tensors = files.tensors(announced_file(shard))
+    engine.check(tensors, shard.policy_version)
+    arrival = engine.arriving(shard.policy_version)
+    # Before the first byte is overwritten: from then on no delta can start at what the tensors held.
+    arrival.base = None
+    engine.place(tensors, shard.policy_version)
+    arrival.took(shard, {name: engine.tensors[name] for name in tensors})
