@@ -20,7 +20,7 @@ VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""
 
 SOURCE_DIGEST = "ecd3adb611015abb3483b0f9e9530af8"
-"""BLAKE2b-128 over the paths and bytes of its Python files (reward_service/scorers/reasoning/known_package.py)."""
+"""BLAKE2b-128 over the paths and bytes of its Python files (`known_package.py` of the scorer)."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -33,7 +33,7 @@ OUR_SCORERS = _names(
     prime_factorization puzzle24 simple_integration spiral_matrix string_insertion
     """
 )
-"""reward_service/scorers/reasoning/own_tasks.py scores these: the package's scorers evaluate text, or may not end."""
+"""`own_tasks.py` of the scorer scores these: the package's scorers evaluate text, or may not end."""
 
 ITS_SCORERS = _names(
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from contracts.rewards import RegexReward, RewardItem
-from reward_service.scorers.grammars.last_tag import last_answer
+from reward_service.scorers.last_tag import last_answer
 
 
 def score(component: RegexReward, item: RewardItem) -> float:

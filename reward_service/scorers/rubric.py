@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from contracts.rewards import (
     NumericReward,
     OverlongReward,
     PluginReward,
-    ReasoningGymReward,
     RegexReward,
     RewardComponent,
     RewardItem,
@@ -24,8 +24,8 @@ from contracts.rewards import (
     UnscorableReason,
     named,
 )
-from onbeat.process.entry_points import UnknownEntryPoint
-from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, reasoning_gym, regex
+from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
+from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, regex
 from reward_service.scorers import format as whole_format
 from reward_service.scorers.refusals import BadReference, TooComplex
 
@@ -50,11 +50,13 @@ SCORERS: dict[type[Component], Scorer] = {
     FormatReward: Scorer(score=whole_format.score),
     LengthReward: Scorer(score=length.score, is_linear=True),
     OverlongReward: Scorer(score=overlong.score, is_linear=True),
-    ReasoningGymReward: Scorer(score=reasoning_gym.score, warm_up=reasoning_gym.warm_up),
     MathVerifyReward: Scorer(score=math_verify.score, warm_up=math_verify.warm_up, rehearsals=math_verify.REHEARSALS),
     PluginReward: Scorer(score=plugin.score, warm_up=plugin.warm_up),
 }
 """A new kind of component is a file beside this one, its record in contracts/rewards.py, and a line here."""
+
+GROUP = "onbeat.scorers"
+"""Entry points of the kinds that aren't in SCORERS, by their names in specs: modules with `score` and `warm_up`."""
 
 MAX_DETAIL_CHARS = 500
 MAX_SCORE = 1e12
@@ -78,14 +80,30 @@ def score_in_place(component: RewardComponent, reason: UnscorableReason, *, sett
     return component.stated_score
 
 
+def scorer_of(component: RewardComponent) -> Scorer:
+    """Finds what scores the component. Raises UnknownEntryPoint where it is an extra that isn't installed."""
+    return SCORERS.get(type(component)) or _offered(component.name)
+
+
+@functools.cache
+def _offered(name: str) -> Scorer:
+    module = find_entry_point(GROUP, name, field="type", where="reward service").load()
+    return Scorer(score=module.score, warm_up=module.warm_up)
+
+
+def is_linear(component: RewardComponent) -> bool:
+    scorer = SCORERS.get(type(component))
+    return scorer is not None and scorer.is_linear
+
+
 def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
     """True if any component may run away, crash, or run foreign code."""
-    return not all(SCORERS[type(component)].is_linear for component in components)
+    return not all(map(is_linear, components))
 
 
 def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
     """Breakdown name of the component that a lost process was busy with; "" where it may have been one of several."""
-    names = [name for name, component in named(components) if not SCORERS[type(component)].is_linear]
+    names = [name for name, component in named(components) if not is_linear(component)]
     return names[0] if len(names) == 1 else ""
 
 
@@ -101,11 +119,8 @@ def keeps_its_process(components: tuple[RewardComponent, ...]) -> bool:
 
 def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:
     """What a process must have imported for a rubric, plug-ins apart: few values, so that they can be remembered."""
-    return frozenset(
-        component.name
-        for component in components
-        if SCORERS[type(component)].warm_up and not isinstance(component, PluginReward)
-    )
+    known = [(component, SCORERS.get(type(component))) for component in without_plugins(components)]
+    return frozenset(component.name for component, scorer in known if scorer is None or scorer.warm_up)
 
 
 def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComponent, ...]:
@@ -115,11 +130,10 @@ def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComp
 def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
     """Does the slow imports of a rubric once; the reason why no item can be scored, or None."""
     for name, component in named(components):
-        scorer = SCORERS[type(component)]
-        if scorer.warm_up is None:
-            continue
         try:
-            scorer.warm_up(component)
+            scorer = scorer_of(component)
+            if scorer.warm_up is not None:
+                scorer.warm_up(component)
             for item in scorer.rehearsals:
                 scorer.score(component, item)
         except Exception as error:
@@ -163,7 +177,7 @@ def weighted_sum(
 def score_component(name: str, component: RewardComponent, item: RewardItem) -> float | Unscorable:
     """The unweighted score."""
     try:
-        value = float(SCORERS[type(component)].score(component, item))
+        value = float(scorer_of(component).score(component, item))
     except Exception as error:
         return _unscorable(name, error)
     if not is_score(value):

@@ -20,7 +20,6 @@ from typing import Any
 import httpx
 import msgpack
 import pytest
-import reasoning_gym
 import uvicorn
 from fastapi import FastAPI
 
@@ -31,7 +30,6 @@ from contracts.rewards import (
     FormatReward,
     MathVerifyReward,
     PluginReward,
-    ReasoningGymReward,
     RegexReward,
     RewardComponent,
     RewardItem,
@@ -401,16 +399,9 @@ def test_any_messagepack_client_can_ask_and_read(client: httpx.Client) -> None:
 
 
 def test_rubric_of_heavy_scorers_is_scored_in_the_worker_processes(client: httpx.Client) -> None:
-    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=5)[0]
-    answer = entry["answer"]
-    item = RewardItem(
-        prompt=entry["question"],
-        completion=f"<answer>{answer}</answer>",
-        reference=answer,
-        task_entry=json.dumps({"task": "chain_sum", "entry": entry}),
-    )
-    response = post(client, ReasoningGymReward(), MathVerifyReward(weight=0.5), items=(item,))
-    assert response.results == (Scored(reward=1.5, breakdown={"reasoning_gym": 1.0, "math_verify": 1.0}),)
+    item = RewardItem(prompt="2+3=", completion="<answer>5</answer>", reference="5")
+    response = post(client, FormatReward(pattern=".*5.*"), MathVerifyReward(weight=0.5), items=(item,))
+    assert response.results == (Scored(reward=1.5, breakdown={"format": 1.0, "math_verify": 1.0}),)
 
 
 VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}

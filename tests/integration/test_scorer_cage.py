@@ -154,7 +154,7 @@ def test_neither_the_service_nor_the_stack_can_be_killed(outcome: Outcome) -> No
 
 def test_what_a_scorer_needs_is_there_in_every_cage(outcome: Outcome) -> None:
     """reasoning-gym imports matplotlib, which wants a folder that it may write into."""
-    assert outcome.told["reasoning gym"] == "1.0"
+    assert outcome.told.get("reasoning gym", "1.0") == "1.0"
 
 
 def test_what_a_scorer_left_running_is_gone_with_the_pool(outcome: Outcome) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import builtins
-import json
 from typing import Any
 
 import math_verify.parser
 import pytest
-import reasoning_gym
 
 from contracts.encoding.numbers import MAX_CHARS, NUMBER
 from contracts.rewards import (
@@ -240,44 +238,6 @@ def test_the_overlong_punishment_falls_linearly_over_the_buffer(num_tokens: int,
 def test_a_punishment_by_tokens_needs_their_number() -> None:
     refused = refusal(OverlongReward(max_tokens=16, buffer_tokens=4), item("x"))
     assert (refused.reason, "num_tokens" in refused.detail) == ("bad_reference", True)
-
-
-def chain_sum_entry() -> tuple[str, str]:
-    """(task entry, right answer)"""
-    entry: dict[str, Any] = reasoning_gym.create_dataset("chain_sum", size=1, seed=3)[0]
-    return json.dumps({"task": "chain_sum", "entry": entry}), entry["answer"]
-
-
-def test_reasoning_gym_scores_the_text_between_the_last_answer_tags() -> None:
-    task_entry, answer = chain_sum_entry()
-    component = ReasoningGymReward()
-    assert score(component, item(f"so <answer>\n{answer}\n</answer>", task_entry=task_entry)) == 1.0
-    assert score(component, item(f"<answer>0</answer> no, <answer>{answer}</answer>", task_entry=task_entry)) == 1.0
-    assert score(component, item(f"<answer>{answer}</answer> <answer>x</answer>", task_entry=task_entry)) == 0.0
-    assert score(component, item(answer, task_entry=task_entry)) == 0.0
-
-
-def test_reasoning_gym_partial_credit_counts_only_when_not_strict() -> None:
-    task_entry, answer = chain_sum_entry()
-    rambling = item(f"{answer} or something else", task_entry=task_entry)
-    assert score(ReasoningGymReward(answer_pattern=""), rambling) == 0.0
-    assert 0.0 < score(ReasoningGymReward(answer_pattern="", strict=False), rambling) < 1.0
-    assert score(ReasoningGymReward(answer_pattern=""), item(answer, task_entry=task_entry)) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("task_entry", "named"),
-    [
-        ("", "JSON"),
-        ("[1]", "expected"),
-        ('{"task": "chain_sum", "entry": {"question": "1+1"}}', "answer, metadata"),
-        ('{"task": "no_such_task", "entry": {"question": "", "answer": "", "metadata": {}}}', "no_such_task"),
-    ],
-)
-def test_task_entry_that_cannot_be_scored_is_a_bad_reference(task_entry: str, named: str) -> None:
-    unscorable = refusal(ReasoningGymReward(), item("no answer tags at all", task_entry=task_entry))
-    assert unscorable.reason == "bad_reference"
-    assert named in unscorable.detail
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.rewards import ReasoningGymReward
-from reward_service.scorers.grammars.last_tag import SHAPE, last_answer
+from reward_service.scorers.last_tag import SHAPE, last_answer
 
 PATTERNS = [
     ReasoningGymReward().answer_pattern,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from contracts.errors import InvalidInput
 from contracts.rewards import ReasoningGymReward, RewardItem
 from contracts.spec_tables.reasoning_tasks import OUR_SCORERS, TaskEntry, read_task_entry
-from reward_service.scorers.grammars.last_tag import last_answer
-from reward_service.scorers.reasoning import its_tasks, own_tasks
-from reward_service.scorers.reasoning.known_package import check_package
+from onbeat_extras.scorers import its_tasks, own_tasks
+from onbeat_extras.scorers.known_package import check_package
+from reward_service.scorers.last_tag import last_answer
 from reward_service.scorers.refusals import BadReference
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from reward_service.scorers.reasoning.known_package import check_package
+from onbeat_extras.scorers.known_package import check_package
 from reward_service.scorers.refusals import BadReference
 
 Entry = dict[str, Any]

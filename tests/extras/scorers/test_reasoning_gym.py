@@ -20,8 +20,8 @@ from contracts.rewards import ExactReward, ReasoningGymReward, RewardItem, Score
 from contracts.spec_tables import reasoning_tasks
 from contracts.spec_tables.datasets import AdditionDataset, ReasoningGymDataset
 from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
+from onbeat_extras.scorers import known_package, own_tasks
 from reward_service.scorers import rubric
-from reward_service.scorers.reasoning import known_package, own_tasks
 
 ALL_TASKS = sorted(DATASETS)
 EVALUATING = frozenset({"eval", "exec", "compile", "__import__", "parse_expr", "sympify", "lambdify", "literal_eval"})
@@ -326,3 +326,53 @@ def test_a_task_that_cannot_be_scored_is_known_from_the_spec(
 
 def test_a_task_without_a_scorer_still_makes_prompts_for_other_rewards() -> None:
     reasoning_tasks.check_job(ReasoningGymDataset(task="intermediate_integration"), (ExactReward(),))
+
+
+def test_the_text_between_the_last_answer_tags_is_scored() -> None:
+    entry = json.loads(entry_of("chain_sum"))
+    answer = entry["answer"]
+    for completion, expected in (
+        (f"so <answer>\n{answer}\n</answer>", 1.0),
+        (f"<answer>0</answer> no, <answer>{answer}</answer>", 1.0),
+        (f"<answer>{answer}</answer> <answer>x</answer>", 0.0),
+        (answer, 0.0),
+    ):
+        result = scored("chain_sum", completion, entry, component=ReasoningGymReward())
+        assert isinstance(result, Scored)
+        assert result.breakdown == {"reasoning_gym": expected}
+
+
+def test_partial_credit_counts_only_when_not_strict() -> None:
+    entry = json.loads(entry_of("chain_sum"))
+    rambling = f"{entry['answer']} or something else"
+    strict = ReasoningGymReward(answer_pattern="")
+    assert scored("chain_sum", rambling, entry, component=strict) == Scored(reward=0.0, breakdown={strict.name: 0.0})
+    assert 0.0 < reward("chain_sum", rambling, entry) < 1.0
+    assert reward("chain_sum", entry["answer"], entry) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("task_entry", "named"),
+    [
+        ("", "JSON"),
+        ("[1]", "expected"),
+        ('{"task": "chain_sum", "entry": {"question": "1+1"}}', "answer, metadata"),
+        ('{"task": "no_such_task", "entry": {"question": "", "answer": "", "metadata": {}}}', "no_such_task"),
+    ],
+)
+def test_a_task_entry_that_cannot_be_scored_is_a_bad_reference(task_entry: str, named: str) -> None:
+    item = RewardItem(prompt="?", completion="no answer tags at all", reference="", task_entry=task_entry)
+    refused = rubric.score_item((ReasoningGymReward(),), item)
+    assert isinstance(refused, Unscorable)
+    assert refused.reason == "bad_reference"
+    assert named in refused.detail
+
+
+def test_without_the_extra_each_item_is_refused_by_the_name_that_nothing_offers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rubric, "GROUP", "onbeat.nothing")
+    monkeypatch.setattr(rubric, "_offered", rubric._offered.__wrapped__)
+    for refused in (rubric.warm_up((WHOLE,)), scored("chain_sum", "1", STUB)):
+        assert isinstance(refused, Unscorable)
+        assert (refused.reason, "reasoning_gym" in refused.detail) == ("unknown_entry_point", True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from reward_service.scorers.grammars.arithmetic import MAX_BITS, Malformed, bounded
+from onbeat_extras.scorers.arithmetic import MAX_BITS, Malformed, bounded
 
 Monomial = tuple[tuple[str, int], ...]
 Polynomial = dict[Monomial, Fraction]

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from reward_service.scorers.grammars.arithmetic import Algebra, Integers, Malformed, Rationals, Value, value_of
-from reward_service.scorers.grammars.literals import Items, read_list, read_string
-from reward_service.scorers.grammars.polynomials import Polynomials, derivative
+from onbeat_extras.scorers.arithmetic import Algebra, Integers, Malformed, Rationals, Value, value_of
+from onbeat_extras.scorers.literals import Items, read_list, read_string
+from onbeat_extras.scorers.polynomials import Polynomials, derivative
 from reward_service.scorers.refusals import BadReference
 
 Entry = dict[str, Any]
