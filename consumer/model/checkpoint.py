@@ -15,7 +15,6 @@ import torch
 from blake3 import blake3
 from msgspec import UNSET
 
-from consumer.model.older_versions import check_older, stored_version
 from contracts.checkpoints import FORMAT_VERSION, STATE_FILE, AdapterState, CheckpointState, OlderVersion, read_state
 from contracts.encoding.wire import encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
@@ -43,7 +42,7 @@ class Checkpoint:
     @property
     def older(self) -> list[StoredVersion]:
         """The versions before its own, oldest first. Raises ContractViolation for a file that is none."""
-        return [stored_version(self.folder, one) for one in self.state.older or ()]
+        return [_stored_version(self.folder, one) for one in self.state.older or ()]
 
 
 def write_checkpoint(
@@ -176,9 +175,22 @@ def _iteration_of(folder: Path) -> int:
     return int(folder.name[1:])
 
 
+def _check_window(older: Iterable[OlderVersion], needed: Iterable[int], versions: Mapping[int, str]) -> None:
+    """Raises WeightsRejected unless `older` has each version that is needed, as the job's audit chain knows it.
+
+    versions: version → digest by the chain.
+    """
+    held = {one.policy_version: one.weights_digest for one in older}
+    for version in needed:
+        if version not in held:
+            raise WeightsRejected(f"it lacks version {version}, which batches of its window are sampled with")
+        if held[version] != versions.get(version):
+            raise WeightsRejected(f"its version {version} is not one of this job")
+
+
 def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Mapping[int, str]) -> None:
     state = checkpoint.state
-    check_older(state.older or (), needed, versions)
+    _check_window(state.older or (), needed, versions)
     for one in state.older or ():
         _verify_file(checkpoint.folder / one.file, state.files.get(one.file, ""))
 
@@ -200,3 +212,13 @@ def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
 
 def _file_digest(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
+def _stored_version(folder: Path, older: OlderVersion) -> StoredVersion:
+    """Opens one that a checkpoint in `folder` holds. Raises ContractViolation for a file that is none."""
+    return StoredVersion(
+        policy_version=older.policy_version,
+        weights_digest=older.weights_digest,
+        tensors=StoredTensors([folder / older.file]),
+        tensors_digest=older.tensors_digest,
+    )

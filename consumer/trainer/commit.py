@@ -29,11 +29,10 @@ from consumer.trainer.report import RunLog, sampled_scores
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.errors import Unavailable, WeightsRejected
-from contracts.events import CheckpointWritten, EvaluationFinished, IterationCommitted, TimelineSpan, record_digest
+from contracts.events import CheckpointWritten, TimelineSpan
 from contracts.timeline import TRAINER
 from contracts.versions import WeightManifest
-from onbeat.loop.chain import commit_record
-from onbeat.loop.expected import evaluation_score
+from onbeat.loop.trained_job import commit_iteration, report_evaluation
 from onbeat.process.crash_points import reach
 
 
@@ -58,7 +57,14 @@ class Commits:
             # An iteration that only evaluates is the last one.
             following = iteration.number + 1 if iteration.number < held.spec.last_iteration else None
         takes_turns = held.schedule.takes_turns
-        self._commit(iteration, stepped, None if takes_turns else opening)
+        self._last_link = commit_iteration(
+            held,
+            iteration,
+            made=stepped.made if stepped else None,
+            metrics=stepped.metrics if stepped else None,
+            opening=None if takes_turns else opening,
+            last_link=self._last_link,
+        )
         held.measure(iteration.spans, stepped.metrics if stepped else None)
         # The lease comes before the files: a trainer that slept since its commit would write into its successor's.
         held.side.renew()
@@ -98,33 +104,7 @@ class Commits:
         if stepped is not None:
             self._run_log.metrics(stepped.metrics)
         self._run_log.timeline(iteration.spans)
-        score = evaluation_score(iteration.expected.values(), iteration.evaluation)
-        if score is not None:
-            self._run_log.evaluation(score)
-            held.jobs.record_evaluation(held.folder.job_id, score)
-            held.tell(EvaluationFinished(at_s=time.time(), score=score))
-
-    def _commit(self, iteration: Iteration, stepped: Stepped | None, opening: Opening | None) -> None:
-        side = self._held.side
-        record = commit_record(
-            iteration,
-            self._held.spec,
-            made=stepped.made if stepped else None,
-            numbers=stepped.metrics if stepped else None,
-            trainer_epoch=side.trainer_epoch,
-            previous=self._last_link,
-            environment=self._held.window.environment,
-        )
-        event = None
-        if stepped is not None:
-            event = IterationCommitted(
-                at_s=time.time(), metrics=stepped.metrics, weights_digest=stepped.made.weights_digest
-            )
-        made = (stepped.made.policy_version, stepped.made.weights_digest) if stepped else None
-        side.commit(record, iteration.digests, event=event, opening=opening, made=made)
-        self._last_link = record_digest(record)
-        self._held.chain_file.append(record, self._last_link)
-        reach("consumer.after_commit")
+        report_evaluation(held, iteration, self._run_log.evaluation)
 
     def _end_turn(self, made: WeightManifest, opening: Opening | None) -> None:
         """Leaves nothing to do, and no memory that a generator could use, before the generators have their turn."""

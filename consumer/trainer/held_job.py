@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
-from broker.presence import Presence, StagePresence
 from broker.spans import SpanStream
 from broker.trainer_side import TrainerSide
 from consumer.foreign_code import torch_kept
-from consumer.model.older_versions import PublishedVersions
 from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from consumer.trainer.schedule import Schedule
@@ -25,20 +23,20 @@ from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
 from onbeat.loop.chain_file import ChainFile
-from onbeat.loop.generator_watch import GeneratorWatch
 from onbeat.loop.lease_keeper import LeaseKeeper
-from onbeat.loop.pieces import Pieces
 from onbeat.loop.recording import Recorder
-from onbeat.loop.stage_watch import StageWatch
+from onbeat.loop.trained_job import watches_of
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat.rendering.pieces import Pieces
 from onbeat.telemetry.tracing import trace_export
 from onbeat.weights.model_folder import end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion
+from onbeat.weights.receiver import PublishedVersions
 from onbeat.weights.transports import make_publisher
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ class HeldJob:
         self._metrics = metrics
         self._traces = trace_export(settings)
         self.horizons = self.jobs.horizons(job_id)
-        self.generators, self.stages = _watches(broker, spec, side=side, job_id=job_id)
+        self.generators, self.stages = watches_of(broker, spec, side=side, job_id=job_id)
         self.layout = policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""
         lora = spec.trainer.lora
@@ -170,17 +168,3 @@ def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id:
         environments=EnvironmentService(settings, job_id=job_id, deadline_s=spec.timeouts.dependency_s, outlasts=True),
         end_ids=end_ids,
     )
-
-
-def _watches(broker: Broker, spec: JobSpec, *, side: TrainerSide, job_id: str) -> tuple[GeneratorWatch, StageWatch]:
-    """Returns what notices that no generator lives any more, or no stage worker."""
-    generators = GeneratorWatch.of(Presence(broker), spec, job_id=job_id, kind=lambda: side.fence().engine)
-    stages = StageWatch(
-        StagePresence(broker),
-        job_id,
-        spec.stages,
-        with_work=side.stages_with_work,
-        deadline_s=spec.timeouts.no_stage_worker_s,
-        dependency_s=spec.timeouts.dependency_s,
-    )
-    return generators, stages

@@ -14,26 +14,15 @@ Produces:     the version that the ranks hold, and the older ones that the windo
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 
 from broker.fence import FenceState
 from consumer.model.checkpoint import Checkpoint, latest_checkpoint, set_aside_after
 from consumer.trainer.held_job import HeldJob
-from contracts.events import TrainerStarted, record_digest
 from contracts.spec import JobSpec
-from onbeat.loop.chain import (
-    check_same_environment,
-    check_same_run,
-    furthest_commit,
-    needs_rewind,
-    rewind_record,
-)
+from onbeat.loop.chain import furthest_commit
 from onbeat.loop.chain_file import read_chain, restored
-from onbeat.process.crash_points import reach
-
-log = logging.getLogger(__name__)
+from onbeat.loop.trained_job import begin_window, take_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,35 +63,19 @@ def start(held: HeldJob) -> Started:
     for stored in checkpoint.older if checkpoint else ():
         held.window.add(held.publish_stored(stored))
     manifest = held.publish_weights(first)
-    check_same_run(chain, manifest, held.spec)
-    check_same_environment(chain, held.window.environment, held.spec)
-    held.window.add(manifest)
+    take_up(held, chain, manifest)
     held.settled = manifest
-    epoch = side.trainer_epoch
-    held.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
     has_work = not is_finished(fence, checkpoint, held.spec)
     held.recorder.begin(first if has_work else None)
     if has_work:
-        if needs_rewind(fence, first, held.window.digests):
-            log.warning("the fence is at iteration %d, the newest checkpoint resumes at %d", fence.iteration, first)
-            record = rewind_record(last_link, manifest, trainer_epoch=epoch)
-            side.rewind(record)
-            held.chain_file.append(record)
-            last_link = record_digest(record)
-            held.weights.remove_after(first)
-        _open(held, first)
+        last_link = begin_window(
+            held,
+            first,
+            last_link=last_link,
+            remove_after=held.weights.remove_after,
+            set_aside=lambda first: set_aside_after(held.folder.checkpoints, first - 1),
+        )
     return Started(first=first if has_work else None, last_link=last_link, furthest=furthest_commit(chain))
-
-
-def _open(held: HeldJob, first: int) -> None:
-    """Announces the versions, then opens the window, or goes on with what is open of it: the fence opens no iteration
-    whose version has no manifest. Rollouts that generators have published into it are trained in their turn."""
-    for manifest in held.window.manifests:
-        held.side.publish_weights(manifest, oldest_kept=held.window.oldest_version(first))
-    set_aside_after(held.folder.checkpoints, first - 1)
-    for opening in held.window.begin(first):
-        held.side.open_iteration(opening, held.window.digests)
-        reach("consumer.after_opening")
 
 
 def next_iteration(checkpoint: Checkpoint | None) -> int:

@@ -19,41 +19,30 @@ rewind. `begin` imports torch.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.roles import TRAINER
-from broker.trainer_side import Arrived
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput, JobEnded
-from contracts.events import EvaluationFinished, IterationCommitted, TrainerStarted, record_digest
 from contracts.jobs import JobState
-from contracts.rollouts import RolloutBatch
 from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.client.connection import client_settings
-from onbeat.client.training.arrivals import HeldIteration, TrainingIteration, require_taken
+from onbeat.client.training.arrivals import TrainingIteration, require_taken
 from onbeat.client.training.files import TrainerFiles
 from onbeat.client.training.tenure import Tenure
-from onbeat.loop.chain import (
-    check_same_environment,
-    check_same_run,
-    commit_record,
-    needs_rewind,
-    rewind_record,
-)
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
-from onbeat.loop.expected import ExpectedIteration, evaluation_score
-from onbeat.loop.pieces import Pieces
+from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.recording import Recorder
+from onbeat.loop.trained_job import begin_window, commit_iteration, report_evaluation, take_up
 from onbeat.loop.window import Window
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import prompt_source
+from onbeat.rendering.pieces import Pieces
 from onbeat.weights.model_path import model_folder
 
 if TYPE_CHECKING:
@@ -135,8 +124,8 @@ class Consumer:
 
         tenure = self._tenure
         self._weights = weights
-        self._recorder = self._make_recorder()
-        self._window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
+        self._tenure.recorder = self._make_recorder()
+        self._tenure.window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
         self._versions = Versions(
             self.spec,
             tenure.folder,
@@ -148,7 +137,7 @@ class Consumer:
         if self._fence.committed >= self.spec.last_iteration:
             return
         tenure.renew()
-        self._recorder.begin(self.version)
+        self._tenure.recorder.begin(self.version)
         self._versions.publisher.clear_scratch()
         made = self._versions.publish(weights, self.version)
         known = self._made.get(self.version, made.weights_digest)
@@ -158,10 +147,15 @@ class Consumer:
                 field="weights",
                 cure=f"restore them from {self.state}, as `commit` was given them",
             )
-        check_same_run(self._chain, made, self.spec)
-        check_same_environment(self._chain, self._window.environment, self.spec)
-        self._window.add(made)
-        self._open(made)
+        take_up(tenure, self._chain, made)
+        self._last_link = begin_window(
+            tenure,
+            self.version,
+            last_link=self._last_link,
+            remove_after=self._versions.publisher.remove_after,
+            set_aside=self._files.set_aside_after,
+        )
+        self._next = self.version
 
     def __iter__(self) -> Iterator[TrainingIteration]:
         """Yields each open iteration, which is to be committed before the next. Where it ends, the job has succeeded.
@@ -215,13 +209,13 @@ class Consumer:
         if save is not None:
             self._files.save(made, save)
         tenure.renew()
-        tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(iteration.number))
+        tenure.side.publish_weights(made, oldest_kept=self._tenure.window.oldest_version(iteration.number))
         self._commit(iteration, made, loss=float(loss), grad_norm=float(grad_norm), learning_rate=float(learning_rate))
         if save is not None:
             # The state follows from the chain of a server that comes back without this commit.
-            self._chain_file.sync()
+            self._tenure.chain_file.sync()
         tenure.renew()
-        in_use = tenure.generators.loading(before=made.policy_version) | self._recorder.kept_versions
+        in_use = tenure.generators.loading(before=made.policy_version) | self._tenure.recorder.kept_versions
         self._require_versions().publisher.remove_before(made.policy_version, in_use=in_use)
         self._files.keep_newest()
         return made
@@ -229,8 +223,8 @@ class Consumer:
     def _find_state(self) -> None:
         """Finds the newest state that follows from the audit chain, and gives Redis back what it lost up to that."""
         tenure, side = self._tenure, self._tenure.side
-        self._chain_file = ChainFile(tenure.folder)
-        known = read_chain(tenure.jobs, tenure.job_id, self.spec, self._chain_file)
+        self._tenure.chain_file = ChainFile(tenure.folder)
+        known = read_chain(tenure.jobs, tenure.job_id, self.spec, self._tenure.chain_file)
         self._made = known.versions(side.fence().committed, self.spec.iterations)
         self.version, self.state = self._files.newest_state(self._made) or (0, None)
         if self.state is not None:
@@ -264,60 +258,21 @@ class Consumer:
         )
         return IterationPlan(job_id, self.spec, source)
 
-    def _open(self, made: WeightManifest) -> None:
-        """Rewinds where the fence is ahead of the state, and opens what is due."""
-        tenure, first = self._tenure, self.version
-        epoch = tenure.side.trainer_epoch
-        tenure.tell(
-            TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(self._chain))
-        )
-        if needs_rewind(self._fence, first, self._window.digests):
-            log.warning("the fence is at iteration %d, the newest state at %d", self._fence.iteration, first)
-            record = rewind_record(self._last_link, made, trainer_epoch=epoch)
-            tenure.side.rewind(record)
-            self._chain_file.append(record)
-            self._last_link = record_digest(record)
-            self._require_versions().publisher.remove_after(first)
-        tenure.side.publish_weights(made, oldest_kept=self._window.oldest_version(first))
-        self._files.set_aside_after(first)
-        for opening in self._window.begin(first):
-            tenure.side.open_iteration(opening, self._window.digests)
-        self._next = first
-
     def _turn_to(self, number: int) -> TrainingIteration:
         tenure = self._tenure
         if self._iteration is not None and self._iteration.number == number:
             return self._iteration
         if self._iteration is not None:
             self._iteration.close()
-        expected = ExpectedIteration(self._window.turn_to(number))
-        held = HeldIteration(
-            side=tenure.side,
-            spec=self.spec,
+        self._iteration = TrainingIteration(
+            tenure,
+            ExpectedIteration(tenure.window.turn_to(number)),
             check=tenure.check,
-            generators=tenure.generators,
-            stages=tenure.stages,
             reread=self._reread,
-            tell=tenure.tell,
-            record=partial(self._record, expected),
+            max_rows=self._max_rows,
+            fail=self._fail_with,
         )
-        self._iteration = TrainingIteration(held, expected, max_rows=self._max_rows, fail=self._fail_with)
         return self._iteration
-
-    def _record(self, expected: ExpectedIteration, item: Arrived, as_trained: RolloutBatch) -> None:
-        """Writes what the job's policy chooses; advantages and log-probs of this trainer are its own."""
-        batch = item.batch
-        if not self._recorder.takes(batch):
-            return
-        self._recorder.take(
-            batch,
-            asked=expected.expected[batch.batch_id],
-            digest=item.digest,
-            manifests=self._window.manifests,
-            engine=lambda: self._tenure.side.fence().engine,
-            as_trained=as_trained,
-        )
-        self._recorder.write(batch.batch_id)
 
     def _only_evaluate(self, iteration: TrainingIteration) -> None:
         """The last iteration of a job with an evaluation has nothing to train."""
@@ -336,47 +291,28 @@ class Consumer:
     ) -> None:
         """made: None where it only evaluated."""
         tenure, number, expected = self._tenure, iteration.number, iteration.expected
-        epoch = tenure.side.trainer_epoch
-        metrics = event = opening = None
+        metrics = opening = None
         if made is not None:
             metrics = iteration.numbers.metrics(
                 number,
-                trainer_epoch=epoch,
+                trainer_epoch=tenure.side.trainer_epoch,
                 loss=loss,
                 grad_norm=grad_norm,
                 learning_rate=learning_rate,
                 trajectories=expected.played.metrics(),
             )
             self._files.append(tenure.folder.metrics, [metrics])
-            event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
-            self._window.add(made)
-            opening = self._window.opened_by(number)
-        self._record_evaluation(expected)
-        record = commit_record(
-            expected,
-            self.spec,
-            made=made,
-            numbers=metrics,
-            trainer_epoch=epoch,
-            previous=self._last_link,
-            environment=self._window.environment,
+            tenure.window.add(made)
+            opening = tenure.window.opened_by(number)
+        report_evaluation(tenure, expected, lambda score: self._files.append(tenure.folder.evaluations, [score]))
+        self._last_link = commit_iteration(
+            tenure, expected, made=made, metrics=metrics, opening=opening, last_link=self._last_link
         )
-        version = (made.policy_version, made.weights_digest) if made else None
-        tenure.side.commit(record, expected.digests, event=event, opening=opening, made=version)
-        self._last_link = record_digest(record)
-        self._chain_file.append(record, self._last_link)
-        self._recorder.commit(number)
+        tenure.recorder.commit(number)
         self._next = number + 1 if number < self.spec.last_iteration else None
 
-    def _record_evaluation(self, expected: ExpectedIteration) -> None:
-        score = evaluation_score(expected.expected.values(), expected.evaluation)
-        if score is not None:
-            self._files.append(self._tenure.folder.evaluations, [score])
-            self._tenure.jobs.record_evaluation(self._tenure.job_id, score)
-            self._tenure.tell(EvaluationFinished(at_s=time.time(), score=score))
-
     def _reread(self, refused: frozenset[str]) -> None:
-        for manifest in self._window.manifests:
+        for manifest in self._tenure.window.manifests:
             if manifest.directory in refused:
                 log.warning("a generator refuses %s: it is read back", manifest.directory)
                 self._require_versions().reread(manifest)

@@ -27,9 +27,9 @@ from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.loop.pieces import Pieces
 from onbeat.process.crash_points import reach
 from onbeat.process.private_folders import make_missing
+from onbeat.rendering.pieces import Pieces
 
 log = logging.getLogger(__name__)
 

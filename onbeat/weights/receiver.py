@@ -11,26 +11,32 @@ The fastest way comes first; where its result is not the version, the whole vers
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from contracts.errors import WeightsRejected
+from contracts.checkpoints import OlderVersion
+from contracts.errors import ContractViolation, WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+from onbeat.process.crash_points import reach
 from onbeat.weights.adapter.reader import AdapterReader
 from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, Fill, fill_and_check
 from onbeat.weights.delta.codec import DELTA_PREFIX
 from onbeat.weights.delta.reader import fill_delta, take_delta_ahead
-from onbeat.weights.files.store import FolderFiles
+from onbeat.weights.files.store import FolderFiles, LocalFile
 from onbeat.weights.files.stored_tensors import StoredTensors
-from onbeat.weights.layout import Layout
+from onbeat.weights.hashing import HashingThreads, bytes_of
+from onbeat.weights.layout import Layout, check_names, layout_of
 from onbeat.weights.redis.chunks import ChunkReader
-from onbeat.weights.stores import version_files
+from onbeat.weights.stores import TensorFile, version_files
 from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import fill_whole, take_shard_ahead
+
+Take = Callable[[str, Tensor], None]
+"""What is done with a tensor, by its name."""
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +117,65 @@ class WeightReceiver:
     def load_ahead(self, shard: WeightShard) -> None:
         """`VersionLoader.load_ahead` into the engine's tensors."""
         self._loader.load_ahead(shard, self._memory)
+
+
+class PublishedVersions:
+    """Versions as generators find them, read back by their trainer."""
+
+    def __init__(self, layout: Layout, *, root: Path, chunks: Callable[[str], ChunkReader]) -> None:
+        """layout: of the weights. root: the weight root. chunks: job id → its chunks in Redis."""
+        self._layout = layout
+        self._root = root
+        self._chunks = chunks
+
+    def check(self, manifest: WeightManifest) -> None:
+        """Raises WeightsRejected for a version that is not there as it was published."""
+        self._pass_through(manifest, lambda layout: lambda name, tensor: None)
+
+    def save(self, manifests: Iterable[WeightManifest], folder: Path) -> tuple[OlderVersion, ...]:
+        """Writes a file for each into a folder that exists, whichever transport carried it; raises as `check` does."""
+        return tuple(self._save(manifest, folder) for manifest in manifests)
+
+    def _save(self, manifest: WeightManifest, folder: Path) -> OlderVersion:
+        name = f"older-v{manifest.policy_version:06d}.safetensors"
+
+        def into_file(layout: Layout) -> Take:
+            file = TensorFile(name, layout, lambda name, num_bytes: LocalFile(folder / name))
+            return lambda tensor_name, tensor: file.write(tensor_name, bytes_of(tensor))
+
+        tensors_digest = self._pass_through(manifest, into_file)
+        reach("consumer.saving_older_versions")
+        return OlderVersion(
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            tensors_digest=tensors_digest,
+            file=name,
+        )
+
+    def _pass_through(self, manifest: WeightManifest, make_take: Callable[[Layout], Take]) -> str:
+        """Hands each tensor on and hashes it, one in memory where the transport lets it; returns their digest.
+
+        make_take: the layout of what the version's files hold → what takes the tensors.
+        """
+        version = manifest.policy_version
+        published = manifest.adapter.adapter_digest if manifest.adapter else manifest.weights_digest
+        try:
+            tensors = read_back(manifest, self._layout, root=self._root, chunks=self._chunks)
+            layout = layout_of(tensors) if manifest.adapter else self._layout
+            check_names(version, expected=layout, found=tensors)
+            take = make_take(layout)
+            with HashingThreads() as hashing:
+                for name in layout:
+                    tensor = tensors[name]
+                    hashed = hashing.add_one(name, tensor)
+                    take(name, tensor)
+                    hashed.result()
+                found = hashing.digest()
+        except ContractViolation as error:
+            raise WeightsRejected(f"version {version}: {error}") from error
+        if found != published:
+            raise WeightsRejected(f"version {version} has digest {found}, it was published with {published}")
+        return found
 
 
 def read_back(

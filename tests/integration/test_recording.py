@@ -27,7 +27,7 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.recording import RecordingSpec
-from onbeat.loop.pieces import Pieces
+from onbeat.rendering.pieces import Pieces
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 

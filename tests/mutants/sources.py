@@ -92,12 +92,17 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/consumer/trainer/test_report.py",
     ),
     "onbeat/loop/chain.py": ("tests/unit/onbeat/loop/test_chain.py", "tests/unit/consumer/trainer/test_commit.py"),
+    "onbeat/loop/gathering.py": ("tests/unit/consumer/trainer/test_gather.py",),
+    "onbeat/loop/trained_job.py": (
+        "tests/unit/consumer/trainer/test_commit.py",
+        "tests/integration/test_trainer_restarts.py",
+        "tests/integration/test_older_redis.py",
+    ),
     "onbeat/loop/window.py": ("tests/unit/onbeat/loop/test_window.py",),
     "consumer/gradient/accumulation.py": ("tests/unit/consumer/gradient/test_accumulation.py",),
     "consumer/gradient/saved_state.py": CHECKPOINT,
     "contracts/checkpoints.py": CHECKPOINT,
     "consumer/model/checkpoint.py": CHECKPOINT,
-    "consumer/model/older_versions.py": OLDER,
     **{
         f"consumer/trainer/{name}.py": (f"tests/unit/consumer/trainer/test_{name}.py",)
         for name in ("gather", "step", "commit")

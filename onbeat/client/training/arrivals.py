@@ -9,10 +9,8 @@ of the iterator.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,27 +18,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec import UNSET
 
-from broker.trainer_side import Arrived, TrainerSide
-from contracts.errors import BatchFailed, FenceViolation, InvalidInput
-from contracts.events import BatchDead, JobEvent
+from broker.trainer_side import Arrived
+from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, base_values
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from onbeat.client.rows import RowKey, Rows
 from onbeat.client.training.numbers import SampledNumbers
 from onbeat.loop.expected import ExpectedIteration
-from onbeat.loop.generator_watch import GeneratorWatch
-from onbeat.loop.stage_watch import StageWatch
-from onbeat.loop.staged import staged_batch
+from onbeat.loop.gathering import WAIT_S, Gathering
+from onbeat.loop.trained_job import TrainedJob
 from onbeat.process.waiting import Waiting
 
 PREFETCHED = 2
 """Batches that wait in memory, decoded, for the trainer."""
-CLAIMED_AT_ONCE = 4
-WAIT_S = 1.0
-RECONCILE_EVERY_S = 2.0
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -53,38 +44,27 @@ class MicroBatch(Rows):
     """float64[n]: the job's rewards, with what its stages add to them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldIteration:
-    """What the thread needs of the job that this process trains."""
-
-    side: TrainerSide
-    spec: JobSpec
-    check: Callable[[], None]
-    """Raises where the process must stop: JobEnded, FencedOff, Unavailable."""
-    generators: GeneratorWatch
-    stages: StageWatch
-    reread: Callable[[frozenset[str]], None]
-    """Looks at versions that generators refuse, by their folders; raises where one is damaged."""
-    tell: Callable[[JobEvent], None]
-    record: Callable[[Arrived, RolloutBatch], None]
-    """Is given what came first, and the batch as it is trained: the job's records may have it."""
-
-
 class TrainingIteration:
     """One open iteration. Iterating takes each batch once; it is acknowledged by the commit of the iteration alone."""
 
     def __init__(
         self,
-        held: HeldIteration,
+        job: TrainedJob,
         expected: ExpectedIteration,
         *,
+        check: Callable[[], None],
+        reread: Callable[[frozenset[str]], None],
         max_rows: int,
         fail: Callable[[BaseException], None],
     ) -> None:
-        """max_rows: of a micro-batch; at least one group comes at once. fail: is told what ended the arrivals."""
+        """check: raises where the process must stop (JobEnded, FencedOff, Unavailable). reread: looks at versions that
+        generators refuse, by their folders; raises where one is damaged. max_rows: of a micro-batch; at least one group
+        comes at once. fail: is told what ended the arrivals."""
         self.expected = expected
         self.numbers = SampledNumbers()
-        self._held = held
+        self._job = job
+        self._check = check
+        self._gathering = Gathering(job, expected, train=self._take, mend=reread)
         self._max_rows = max_rows
         self._fail = fail
         self._queue: queue.Queue[MicroBatch | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
@@ -93,7 +73,6 @@ class TrainingIteration:
         self._is_gathered = False
         self._error: BaseException | None = None
         self._pieces: deque[MicroBatch] = deque()
-        self._reconciled_s = time.monotonic()
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -150,73 +129,25 @@ class TrainingIteration:
             self._hand_over(error)
 
     def _gather(self) -> None:
-        held, expected = self._held, self.expected
+        expected, gathering = self.expected, self._gathering
         waiting = Waiting(
-            expected.missing_in_words, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
+            expected.missing_in_words, deadline_s=self._job.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s"
         )
         while not expected.is_complete and not self._closing.is_set():
-            held.check()
-            if self._take():
+            self._check()
+            if gathering.take():
                 continue
             waiting.poke(expected.missing_in_words)
-            held.stages.check(self.number)
-            if refused := held.generators.check():
-                held.reread(refused)
-            self._reconcile()
-            held.side.wait_for_rollouts(self.number, WAIT_S)
+            gathering.look()
+            gathering.wait()
 
-    def _take(self) -> int:
-        arrived, num_dead = self._held.side.claim_rollouts(self.number, max_batches=CLAIMED_AT_ONCE)
-        if num_dead > len(self.expected.abandoned):
-            self._settle_dead()
-        for item in arrived:
-            batch = item.batch
-            if not self.expected.take(item):
-                continue
-            if batch.purpose != "train":
-                self._held.record(item, batch)
-                continue
-            rows, as_trained = self._as_trained(batch)
-            self._held.record(item, as_trained)
-            self.numbers.add(as_trained, rows.rewards)
-            self._hand_over(rows)
-        return len(arrived)
-
-    def _as_trained(self, batch: RolloutBatch) -> tuple[MicroBatch, RolloutBatch]:
-        """Puts beside a batch what its stages have made of it. Raises FenceViolation where that is gone."""
-        spec = self._held.spec
-        columns: dict[str, tuple[bytes, ...]] = {}
-        as_trained = batch
-        if spec.stages:
-            columns = self._held.side.columns(batch)
-            as_trained, digest = staged_batch(batch, columns, spec)
-            self.expected.put_columns(as_trained, digest)
+    def _take(self, item: Arrived, as_trained: RolloutBatch) -> None:
+        # Advantages and log-probs of this trainer are its own: the record has none.
+        self._job.recorder.write(as_trained.batch_id)
         rewards = np.array([rollout.reward for group in as_trained.groups for rollout in group.rollouts])
-        return micro_batch(batch, columns, spec, rewards), as_trained
-
-    def _settle_dead(self) -> None:
-        held = self._held
-        for batch_id, reason in self.expected.abandon(held.side.dead_batches(self.number)).items():
-            held.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
-            if held.spec.rollout.on_failed_batch == "fail":
-                attempts = held.spec.rollout.max_attempts
-                raise BatchFailed(f"is dead after {attempts} attempts: {reason}", field=f"batch {batch_id}")
-            log.warning("batch %s is abandoned: %s", batch_id, reason)
-
-    def _reconcile(self) -> None:
-        """Dispatches again what a restarted server has lost. Raises FenceViolation where a commit is gone."""
-        if time.monotonic() - self._reconciled_s < RECONCILE_EVERY_S:
-            return
-        self._reconciled_s = time.monotonic()
-        committed = self._held.side.fence().committed
-        if committed != self.number - 1:
-            raise FenceViolation(
-                f"the trainer is at iteration {self.number}, a restart of the server has lost the commits since "
-                f"{committed}",
-                cure="start the process again: it goes on from what the server has",
-            )
-        if again := self._held.side.reconcile(self.number, self.expected.missing):
-            log.warning("%d batches of iteration %d were lost and go out again", again, self.number)
+        self.numbers.add(as_trained, rewards)
+        columns = {} if as_trained.columns is UNSET else as_trained.columns
+        self._hand_over(micro_batch(item.batch, columns, self._job.spec, rewards))
 
     def _hand_over(self, what: MicroBatch | BaseException | None) -> None:
         while not self._closing.is_set():
@@ -224,7 +155,7 @@ class TrainingIteration:
                 return self._queue.put(what, timeout=WAIT_S)
             except queue.Full:
                 if not isinstance(what, BaseException):
-                    self._held.check()
+                    self._check()
 
     def _in_pieces(self, rows: MicroBatch) -> Iterator[MicroBatch]:
         groups = max(1, self._max_rows // rows.group_size)

@@ -22,7 +22,7 @@ from contracts.versions import WeightManifest
 from onbeat.weights.layout import Layout, layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.publication import WeightPublisher
-from onbeat.weights.receiver import WeightReceiver
+from onbeat.weights.receiver import PublishedVersions
 from onbeat.weights.transports import make_publisher
 
 Weights = torch.nn.Module | Mapping[str, Tensor]
@@ -44,8 +44,7 @@ class Versions:
         """Raises InvalidInput that names model.path."""
         model = empty_model(model_folder, dtype=getattr(torch, spec.model.dtype), device="meta")
         self._layout: Layout = layout_of(dict(weight_tensors(model)))
-        self._broker = broker
-        self._root = folder.weight_root
+        self._published = PublishedVersions(self._layout, root=folder.weight_root, chunks=partial(WeightChunks, broker))
         self.publisher: WeightPublisher = make_publisher(
             spec, folder, chunks=side, announce=side.announce_shard, pause=pause
         )
@@ -60,10 +59,8 @@ class Versions:
 
     def reread(self, manifest: WeightManifest) -> None:
         """Raises Unavailable where a version is not there as it was published: a trainer that starts writes it."""
-        targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in self._layout.items()}
-        receiver = WeightReceiver(targets, root=self._root, chunks=partial(WeightChunks, self._broker))
         try:
-            receiver.load(manifest)
+            self._published.check(manifest)
         except WeightsRejected as error:
             raise Unavailable(
                 f"a published version is damaged: {error}",

@@ -12,7 +12,6 @@ import time
 from typing import NoReturn
 
 from broker.connection.roles import TRAINER
-from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, InvalidInput, JobEnded, OnbeatError
 from contracts.events import JobEvent
@@ -21,16 +20,18 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.client.connection import JobConnection, job_ended, speaking_the_same
-from onbeat.loop.generator_watch import GeneratorWatch
+from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
-from onbeat.loop.stage_watch import StageWatch
+from onbeat.loop.recording import Recorder
+from onbeat.loop.trained_job import watches_of
+from onbeat.loop.window import Window
 from onbeat.process.waiting import Waiting
 
 LEASE_POLL_S = 0.25
 
 
 class Tenure:
-    """One trainer epoch of one job."""
+    """One trainer epoch of one job; a TrainedJob once the consumer has found its state, and begun."""
 
     role = TRAINER
 
@@ -56,17 +57,10 @@ class Tenure:
             plan=self.spec.stage_plan,
         )
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
-        self.generators = GeneratorWatch.of(
-            Presence(self.connection.broker), self.spec, job_id=job_id, kind=lambda: self.side.fence().engine
-        )
-        self.stages = StageWatch(
-            StagePresence(self.connection.broker),
-            job_id,
-            self.spec.stages,
-            with_work=self.side.stages_with_work,
-            deadline_s=self.spec.timeouts.no_stage_worker_s,
-            dependency_s=self.spec.timeouts.dependency_s,
-        )
+        self.generators, self.stages = watches_of(self.connection.broker, self.spec, side=self.side, job_id=job_id)
+        self.chain_file: ChainFile
+        self.recorder: Recorder
+        self.window: Window
         self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
         self._is_kept = False
 

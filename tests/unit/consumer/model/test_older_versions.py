@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from consumer.model.checkpoint import Checkpoint, latest_checkpoint, read_checkpoint, write_checkpoint
-from consumer.model.older_versions import PublishedVersions
 from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights
 from onbeat.weights.files.tensor_folder import save_tensors
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
-from onbeat.weights.receiver import read_back
+from onbeat.weights.receiver import PublishedVersions, read_back
 from tests.unit.onbeat.weights.adapter.test_adapters import Store as AdapterStore
 from tests.unit.onbeat.weights.adapter.test_adapters import base, merged
 from tests.unit.onbeat.weights.test_weight_store import Store as WeightStore

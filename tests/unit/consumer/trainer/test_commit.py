@@ -170,6 +170,9 @@ class Played:
 
     # RunLog
 
+    def evaluation(self, score: object) -> None:
+        self.said.append("evaluation")
+
     def metrics(self, metrics: object) -> None:
         self.said.append("metrics")
 

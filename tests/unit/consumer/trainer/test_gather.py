@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-import consumer.trainer.gather as gathering
+import consumer.trainer.gather as gather_module
+import onbeat.loop.gathering as gathering
 from broker.fence import FenceState, OpenIteration
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
@@ -279,7 +280,7 @@ def test_passes_that_go_on_past_the_time_of_an_iteration_end_no_job_and_one_that
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(gathering, "Waiting", partial(Waiting, clock=clock.read))
+    monkeypatch.setattr(gather_module, "Waiting", partial(Waiting, clock=clock.read))
     assert len(gathered(Slow(folder, clock=clock, num_waits=2)).stats) == len(IDS)
     with pytest.raises(DeadlineExceeded, match="for the passes of 1 batches of iteration 0"):
         gathered(Slow(folder, clock=clock, num_waits=4))

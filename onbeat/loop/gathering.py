@@ -1,0 +1,142 @@
+"""The batches of one open iteration on their way to its trainer, whichever trainer that is.
+
+    published batch ─▶ claimed, checked ─▶ (its columns are read, checked and put beside it) ─▶ the trainer
+    dead batch ──────▶ abandoned, or the end of the job
+
+Consumes:     rollout batches of that iteration, in the order in which they arrive. What generators publish into the
+              later ones of the window stays in Redis until their turn.
+Waits for:    the next batch, for as long as the caller says.
+Unblocked by: generators that publish, or fail, a batch; stage workers that put the last of its columns.
+Produces:     each expected batch once, as it is trained.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from broker.trainer_side import Arrived
+from contracts.errors import BatchFailed, FenceViolation
+from contracts.events import BatchDead
+from contracts.rollouts import RolloutBatch
+from onbeat.loop.expected import ExpectedIteration
+from onbeat.loop.staged import staged_batch
+from onbeat.loop.trained_job import TrainedJob
+from onbeat.telemetry.correlation import about_batch
+
+CLAIMED_AT_ONCE = 4
+"""Few enough that a cancel is noticed soon, many enough that a small model does not wait for round trips."""
+WAIT_S = 1.0
+RECONCILE_EVERY_S = 2.0
+STAGE_REASON = "stage "
+"""The reason of a batch that died in a stage begins with it (fail_rows.lua, claim_rows.lua)."""
+
+log = logging.getLogger(__name__)
+
+
+class Gathering:
+    """Used by one thread: `take` while something comes, `look` and `wait` where nothing did."""
+
+    def __init__(
+        self,
+        job: TrainedJob,
+        iteration: ExpectedIteration,
+        *,
+        train: Callable[[Arrived, RolloutBatch], None],
+        mend: Callable[[frozenset[str]], None],
+    ) -> None:
+        """train: takes each training batch once, as it came and as it is trained. mend: looks at the versions that
+        generators refuse, by their folders; it raises where one can't be mended."""
+        self._job = job
+        self._iteration = iteration
+        self._train = train
+        self._mend = mend
+        self._reconciled_s = time.monotonic()
+
+    def take(self) -> int:
+        """Claims what is published, and settles what is dead; answers how many batches came.
+
+        Raises BatchFailed where the spec says that a dead batch fails the job, FenceViolation for what wasn't asked for
+        and where columns are gone, ContractViolation where they are not those of the job's stages.
+        """
+        arrived, num_dead = self._job.side.claim_rollouts(self._iteration.number, max_batches=CLAIMED_AT_ONCE)
+        if num_dead > len(self._iteration.abandoned):
+            self._settle_dead()
+        for item in arrived:
+            batch = item.batch
+            with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=batch.attempt):
+                self._take_one(item)
+        return len(arrived)
+
+    def look(self) -> None:
+        """Notices what keeps batches away: refused weights, stages without workers, what a restarted server has lost.
+
+        Raises what `mend` does, DeadlineExceeded, and FenceViolation where a commit or an opening is gone.
+        """
+        if refused := self._job.generators.check():
+            self._mend(refused)
+        self._job.stages.check(self._iteration.number)
+        if time.monotonic() - self._reconciled_s >= RECONCILE_EVERY_S:
+            self._reconciled_s = time.monotonic()
+            self._reconcile()
+
+    def wait(self) -> None:
+        self._job.side.wait_for_rollouts(self._iteration.number, WAIT_S)
+
+    def _take_one(self, item: Arrived) -> None:
+        if not self._iteration.take(item):
+            log.info("a second copy of batch %s is ignored", item.batch.batch_id)
+        elif item.batch.purpose == "train":
+            batch = self._as_trained(item.batch)
+            self._record(item, batch)
+            self._train(item, batch)
+        else:
+            self._record(item, item.batch)
+            self._job.recorder.write(item.batch.batch_id)
+
+    def _as_trained(self, batch: RolloutBatch) -> RolloutBatch:
+        """Returns the batch with what stages have made of it; in a job without stages, as it came."""
+        if not self._job.spec.stages:
+            return batch
+        as_trained, digest = staged_batch(batch, self._job.side.columns(batch), self._job.spec)
+        self._iteration.put_columns(as_trained, digest)
+        return as_trained
+
+    def _record(self, item: Arrived, as_trained: RolloutBatch) -> None:
+        """Takes a batch into the job's records, where they are to have it; the trainer writes those that it trains."""
+        job = self._job
+        if job.recorder.takes(as_trained):
+            job.recorder.take(
+                item.batch,
+                asked=self._iteration.expected[as_trained.batch_id],
+                digest=item.digest,
+                manifests=job.window.manifests,
+                engine=lambda: job.side.fence().engine,
+                as_trained=as_trained,
+            )
+
+    def _settle_dead(self) -> None:
+        job = self._job
+        for batch_id, reason in self._iteration.abandon(job.side.dead_batches(self._iteration.number)).items():
+            job.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
+            if job.spec.rollout.on_failed_batch == "fail":
+                attempts = f" after {job.spec.rollout.max_attempts} attempts"
+                # The attempts of a stage are its own, and its reason has their number where it matters.
+                tried = "" if job.spec.stages and reason.startswith(STAGE_REASON) else attempts
+                raise BatchFailed(f"is dead{tried}: {reason}", field=f"batch {batch_id}")
+            log.warning("batch %s is abandoned: %s", batch_id, reason)
+
+    def _reconcile(self) -> None:
+        """Dispatches again what a restarted server has lost of any open iteration."""
+        side, current = self._job.side, self._iteration.number
+        committed = side.fence().committed
+        if committed != current - 1:
+            raise FenceViolation(
+                f"the trainer is at iteration {current}, a restart of the server has lost the commits since "
+                f"{committed}",
+                cure="start the trainer again: it goes on from what the server has",
+            )
+        for number, batches in ((current, self._iteration.missing), *self._job.window.ahead_of(current)):
+            if again := side.reconcile(number, batches):
+                log.warning("%d batches of iteration %d were lost and go out again", again, number)
