@@ -137,8 +137,14 @@ local function unpacked(text)
   return is_packed and type(value) == 'table' and value or nil
 end
 
+-- What the fence says, where that is a number of slots: loops run over them, and a role may have written the field by hand.
+local function sound_slots(told)
+  local slots = tonumber(told)
+  return slots and slots >= 1 and slots <= MAX_SLOTS and slots == math.floor(slots) and slots or 1
+end
+
 local function num_slots()
-  if not NUM_SLOTS then NUM_SLOTS = tonumber(redis.call('HGET', FENCE, 'num_slots')) or 1 end
+  if not NUM_SLOTS then NUM_SLOTS = sound_slots(redis.call('HGET', FENCE, 'num_slots')) end
   return NUM_SLOTS
 end
 
@@ -169,7 +175,7 @@ local LEDGER_FORMAT = 5
 local function read_fence()
   local epoch, committed, format, window, versions, slots = unpack(redis.call('HMGET', FENCE,
     'epoch', 'committed', 'ledger_format', 'window', 'versions', 'num_slots'))
-  NUM_SLOTS = NUM_SLOTS or tonumber(slots) or 1
+  NUM_SLOTS = NUM_SLOTS or sound_slots(slots)
   local is_readable = tonumber(format) == LEDGER_FORMAT
   return { epoch = tonumber(epoch), committed = tonumber(committed) or -1,
     window = is_readable and unpacked(window) or {}, packed_versions = is_readable and versions }
@@ -474,9 +480,14 @@ local function member_of(stage, id, item)
   return whole(stage) .. '/' .. id .. '/' .. whole(item)
 end
 
+-- Most rows of a batch, as of what waits for stages in a job (`max_waiting_rows` of its spec): loops run over them.
+local MAX_ROWS = 2 ^ 20
+
 local function num_rows(batch)
   local num_groups, group_size = string.match(batch.shape, '^(%d+)x(%d+)$')
-  return num_groups * group_size, tonumber(group_size)
+  local rows = (num_groups or 0) * (group_size or 0)
+  if rows < 1 or rows > MAX_ROWS then return error('not the shape of a batch') end
+  return rows, tonumber(group_size)
 end
 
 -- How many rows of the batch an item of the stage has.

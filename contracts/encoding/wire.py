@@ -105,8 +105,10 @@ def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     return decoder
 
 
-def decode(data: bytes, kind: type[T]) -> T:
-    """MessagePack → record. Raises ContractViolation that names the field."""
+def decode(data: bytes | None, kind: type[T]) -> T:
+    """MessagePack → record. Raises ContractViolation that names the field, also where there is nothing to read."""
+    if data is None:
+        raise ContractViolation("is not there", field=getattr(kind, "__name__", str(kind)))
     decoder = decoder_of(kind)
     try:
         return decoder.decode(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from redis.exceptions import ResponseError
@@ -11,13 +12,16 @@ from redis.exceptions import ResponseError
 from broker.connection.client import connect
 from broker.connection.script_texts import function_name
 from broker.generator_side import FailOutcome
+from broker.job_store import JobStore
 from broker.presence import Presence
 from broker.spans import report_spans
 from contracts.encoding.wire import encode
-from contracts.errors import InvalidInput
+from contracts.errors import ContractViolation, InvalidInput, OnbeatError
 from contracts.events import TimelineSpan
+from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.stage_parts import StagedJob, external
 from tests.integration.test_fence import DIGEST, Job, job_of
 
 
@@ -78,3 +82,40 @@ def test_a_write_of_no_job_is_of_a_key_of_the_server(job: Job) -> None:
     assert job.broker.write("HSET", "bounds", "field", "value") == 1
     assert job.broker.redis.hgetall("onbeat:bounds") == {b"field": b"value"}
     assert job.broker.write("DEL", "bounds") == 1
+
+
+@pytest.mark.parametrize("slots", ["9" * 400, str(2**63 - 1), "-1", "nan", "1.5", "x"])
+def test_a_fence_that_names_no_sound_number_of_slots_has_one_and_no_loop_is_endless(job: Job, slots: str) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
+    keys = job.broker.job_keys(job.job_id)
+    job.broker.redis.hset(keys.fence, "num_slots", slots)
+    operator = JobStore(job.broker)
+    operator.move(job.job_id, JobState.CANCELLED)
+    assert job.broker.redis.xlen(keys.slots[0].prompts) == 0
+    told = encode({"idempotency_key": "", "as_seen": None})
+    removed = job.broker.redis.execute_command(
+        "FCALL", function_name("remove_job"), 0, job.job_id, "", told, encode({})
+    )
+    assert removed == [b"removed"]
+
+
+@pytest.mark.parametrize("shape", ["1x99999999999", "99999999999x1", f"{'9' * 400}x1", "0x0", "x", 7])
+def test_a_batch_whose_ledger_names_no_sound_shape_is_an_error_and_no_endless_loop(
+    redis_server: EmbeddedRedis, shape: Any
+) -> None:
+    staged = StagedJob(redis_server, [external("judge")])
+    staged.open()
+    batch = staged.publish()
+    ledger = staged.keys.slots[0].ledger
+    entry = msgspec.msgpack.decode(staged.operator.redis.hget(ledger, batch.batch_id))
+    staged.operator.redis.hset(ledger, batch.batch_id, msgspec.msgpack.encode(entry | {"shape": shape}))
+    with pytest.raises(OnbeatError, match="not the shape of a batch"):
+        staged.stage().claim("judge", 8)
+    assert staged.operator.redis.ping()
+
+
+def test_a_claim_of_a_version_whose_manifest_is_gone_is_damaged(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
+    job.broker.redis.delete(job.broker.job_keys(job.job_id).weights)
+    with pytest.raises(ContractViolation, match="WeightManifest: is not there"):
+        job.generator().claim(10)
