@@ -37,7 +37,7 @@ from tests.pipeline import Pipeline, wait_for_exit
 
 OUTAGE_S = 20.0 if IS_LONG else 3.0
 """An outage that outlasts the leases."""
-HANG_S = 40.0 if IS_LONG else 7.0
+HANG_S = 50.0 if IS_LONG else 7.0
 """A hang that outlasts the leases and one call of a generator; the long one outlasts what any process waits."""
 TRANSITIONS = (
     "acquire_trainer",
@@ -94,6 +94,12 @@ def test_processes_outlast_a_redis_that_refuses_connections(pipeline: Pipeline, 
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 
+def start_again(pipeline: Pipeline) -> None:
+    """Starts the generator again where it gave up, as its supervisor does: the long hang outlasts what it waits."""
+    if not pipeline.children["producer-1"].is_running:
+        pipeline.start_generators(1)
+
+
 def test_a_redis_that_hangs_for_longer_than_its_calls_last_loses_no_run(pipeline: Pipeline, undisturbed: str) -> None:
     """A stopped server takes connections and answers nothing; what gives up is started again, as a consumer does."""
     job_id, _ = pipeline.jobs.create(short_job())
@@ -104,6 +110,7 @@ def test_a_redis_that_hangs_for_longer_than_its_calls_last_loses_no_run(pipeline
         os.kill(redis, signal.SIGSTOP)
         time.sleep(HANG_S)
         os.kill(redis, signal.SIGCONT)
+        start_again(pipeline)
         if wait_for_exit(trainer, DEADLINE_S) != 0:
             pipeline.train_to_the_end(job_id)
     assert pipeline.children["producer-1"].is_running
@@ -122,6 +129,7 @@ def test_answers_that_a_black_hole_swallows_lose_no_run(tmp_path: Path, undistur
             pipeline.proxy.swallow()
             time.sleep(HANG_S)
             pipeline.proxy.answer()
+            start_again(pipeline)
             if wait_for_exit(trainer, DEADLINE_S) != 0:
                 pipeline.train_to_the_end(job_id)
         assert_undisturbed(pipeline, job_id, undisturbed)
