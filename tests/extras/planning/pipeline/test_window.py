@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from consumer.ranks import group
-from consumer.trainer import gather
 from contracts.schedule import Schedule
+from onbeat.loop import gathering
 from onbeat_extras.planning.pipeline import generators, trainer
 from onbeat_extras.planning.pipeline.window import LATE, RECENT, Batch, Window
 from producer import generator, heartbeat
@@ -127,7 +127,7 @@ def test_the_simulation_counts_like_the_generator_the_trainer_and_the_fence() ->
     assert generators.MAX_FINISHING == generator.MAX_FINISHING
     assert generators.PRESENCE_INTERVAL_S == heartbeat.PRESENCE_INTERVAL_S
     assert generators.COPY_LOOK_S == heartbeat.COPY_LOOK_S
-    assert trainer.CLAIMED_AT_ONCE == gather.CLAIMED_AT_ONCE
+    assert trainer.CLAIMED_AT_ONCE == gathering.CLAIMED_AT_ONCE
     assert trainer.HANDED_OUT_PER_RANK == group.HANDED_OUT_PER_RANK
     late = re.search(r"LATE = ([\d.]+) \*", (SCRIPTS / "claim_prompt.lua").read_text())
     recent = re.search(r"RECENT = (\d+)", (SCRIPTS / "prelude.lua").read_text())
