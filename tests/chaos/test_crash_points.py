@@ -14,7 +14,6 @@ from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from onbeat.process.crash_points import CRASH_POINTS, arm
 from tests.chaos.short_job import (
-    IS_LONG,
     LAG,
     assert_undisturbed,
     long_variant,
@@ -70,9 +69,7 @@ def test_every_place_where_a_trainer_can_die_is_healed_by_its_successor(
         oracle = sequential_digest(pipeline, job, tmp_path)
     job_id, _ = pipeline.jobs.create(job)
     with running(pipeline, "producer-steady"):
-        # What has nothing to do with a lag is hit without one; `make chaos` hits it under a lag, too.
-        points = TRAINER_POINTS * (job is JOB or IS_LONG) + LAGGING_POINTS * (job is LAGGING)
-        for point in points:
+        for point in TRAINER_POINTS + LAGGING_POINTS * (job is LAGGING):
             # A trainer opens only its first iteration by itself, so that it gets to that point once.
             nth = 1 if point == "consumer.after_opening" else 2
             exit_code = pipeline.train_until_death(job_id, crash_at=f"{point}:{nth}")
