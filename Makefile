@@ -87,11 +87,11 @@ fuzz: $(STAMP)
 	.venv-fuzz/bin/python -m pip install -q 'schemathesis==4.32.5'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz .venv-fuzz/bin/schemathesis
 
-# The walks through the model on a real server (docs/model.md), 2,000 new ones instead of the fixed 120 of `make test`.
+# The walks through the model on a real server (docs/fence.md), 2,000 new ones instead of the fixed 120 of `make test`.
 soak: $(STAMP)
 	SOAK_EXAMPLES=$${SOAK_EXAMPLES:-2000} $(BIN)/python -m pytest --timeout 0 tests/model/test_model_and_scripts.py
 
-# The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/model.md).
+# The fence's protocol to the last reachable state, then without each of its checks: some minutes (docs/fence.md).
 model: $(STAMP)
 	$(BIN)/python -m tests.model
 

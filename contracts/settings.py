@@ -166,7 +166,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Base URL of an OpenTelemetry collector (OTLP over HTTP), to which trainers send what became of each batch, e.g.
     http://127.0.0.1:4318; needs the extra `otel`. "": nothing is sent, and nothing imported."""
     crash_at: str = ""
-    """Crash point (docs/failure-modes.md) at which a trainer, a generator, a stage worker or the environment
+    """Crash point (docs/promises.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""
 
     def colocated_threads_each(self, num_processes: int = 1) -> int:

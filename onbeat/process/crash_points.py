@@ -3,7 +3,7 @@
     ONBEAT_CRASH_AT=consumer.after_step:3 python -m consumer JOB_ID
 
 kills the process with SIGKILL the third time that it gets there. Unset, `reach` compares two strings and does nothing.
-docs/failure-modes.md says what each death leaves behind and how it heals.
+docs/promises.md says what each death leaves behind and how it heals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""I1 to I5 and I7 of docs/invariants.md: what a state, or a step, may not be. Each answers what broke, or ""."""
+"""I1 to I5 and I7 of docs/promises.md: what a state, or a step, may not be. Each answers what broke, or ""."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fence's protocol, explored to the last state: it is right, and it needs its checks (docs/model.md)."""
+"""The fence's protocol, explored to the last state: it is right, and it needs its checks (docs/fence.md)."""
 
 from __future__ import annotations
 

@@ -300,12 +300,12 @@ def test_the_index_of_decisions_has_each_of_them_in_order_by_its_title() -> None
         assert (folder / name).read_text().splitlines()[0] == f"# {number} · {title}"
 
 
-def test_the_readme_and_the_page_of_failures_count_the_same_runs_of_chaos_as_the_results() -> None:
+def test_the_readme_and_the_page_of_promises_count_the_same_runs_of_chaos_as_the_results() -> None:
     results = [json.loads(path.read_bytes()) for path in tracked("benchmarks/results/chaos-*.json")]
     runs, faults = (sum(result[key] for result in results) for key in ("rounds_run", "faults"))
     assert not any(result.get("other_weights") for result in results)
     assert f"other weights, of {runs} with {faults:,} kills and pauses |" in (ROOT / "README.md").read_text()
-    page = (ROOT / "docs" / "failure-modes.md").read_text()
+    page = (ROOT / "docs" / "promises.md").read_text()
     assert f"Of {runs} runs of it, with {faults:,} faults, none ended with other weights" in page
     assert all(path.name in page for path in tracked("benchmarks/results/chaos-*.json"))
 
@@ -335,10 +335,9 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
 
 
 def test_every_crash_point_is_explained() -> None:
-    page = (ROOT / "docs" / "failure-modes.md").read_text()
-    assert set(re.findall(r"^\| `((?:consumer|producer|environment|stage)\.\w+)` \|", page, re.MULTILINE)) == set(
-        CRASH_POINTS
-    )
+    page = (ROOT / "docs" / "promises.md").read_text()
+    explained = re.findall(r"^`((?:consumer|producer|environment|stage)\.\w+)` \|", page, re.MULTILINE)
+    assert set(explained) == set(CRASH_POINTS)
 
 
 def test_each_test_that_the_docs_name_exists() -> None:
@@ -349,7 +348,7 @@ def test_each_test_that_the_docs_name_exists() -> None:
 
 
 def test_each_sentence_that_the_invariants_name_is_a_test() -> None:
-    page = (ROOT / "docs" / "invariants.md").read_text()
+    page = (ROOT / "docs" / "promises.md").read_text().partition("\n## Processes")[0]
     sentences = set(re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+){3,})`", page))
     tests = "".join(path.read_text() for path in tracked("tests/*.py"))
     assert len(sentences) > 20
