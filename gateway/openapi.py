@@ -16,12 +16,15 @@ from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import Record
 from contracts.events import JobEvent
 from contracts.problems import MEDIA_TYPE, ProblemDetails
+from contracts.spec_tables.algorithm import PluginLoss
 from onbeat.http_service.access import OPEN_PATHS
 from onbeat.http_service.bodies import JSON
 
 KEY_SCHEME = "key"
 KEY = {"type": "http", "scheme": "bearer", "description": "The stack's API key"}
 REFERENCE = "#/components/schemas/{name}"
+LONE_TABLES = frozenset({PluginLoss.__name__})
+"""Tables with a `type` that has no other: msgspec reads them without it, though its schema asks for it."""
 JOB_IN = {"JobStatus": "/job_id", "JobList": "/jobs/0/job_id"}
 """Schema that holds a job's id → where, as a JSON pointer."""
 
@@ -48,6 +51,18 @@ def list_of(name: str, member: str, items: dict[str, Any]) -> dict[str, Any]:
 
 def answer(schema: dict[str, Any], description: str = "", *, media_type: str = JSON) -> dict[str, Any]:
     return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {name: {"type": "string"} for name in ("event", "data", "id")},
+}
+
+
+def event_stream(description: str) -> dict[str, Any]:
+    """Arguments of a route that sends events; the schema is of one of them, as tools read it for this media type."""
+    return answers(EVENT, description, media_type="text/event-stream")
 
 
 REFUSAL = answer(record(ProblemDetails), "What is wrong, by field (RFC 9457)", media_type=MEDIA_TYPE)
@@ -98,6 +113,8 @@ def schemas_of_answers() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_records, ref_template=REFERENCE)
     classes = {kind.__name__: kind for kind in _subclasses(Record)}
     for name, schema in schemas.items():
+        if name in LONE_TABLES:
+            schema["required"].remove("type")
         docstrings = field_docstrings(classes[name]) if name in classes else {}
         for field, text in docstrings.items():
             if field in schema.get("properties", {}):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -19,17 +17,13 @@ NUM_SHOWN = 100
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def _described(text: str) -> dict[str, Any]:
-    return openapi.answers({"type": "string"}, text, media_type="text/event-stream")
-
-
 router = APIRouter(prefix="/v1", tags=["live"])
 
 
 @router.get(
     "/live",
     response_class=StreamingResponse,
-    **_described("`jobs`: a JobList of the newest hundred, whenever it changed; `problem`: ProblemDetails"),
+    **openapi.event_stream("`jobs`: a JobList of the newest hundred, whenever it changed; `problem`: ProblemDetails"),
 )
 async def live(request: Request, services: HasServices) -> Response:
     """Send the newest jobs, at once and whenever one changed, looked at once a second."""
@@ -39,7 +33,9 @@ async def live(request: Request, services: HasServices) -> Response:
 @router.get(
     "/jobs/{job_id}/live",
     response_class=StreamingResponse,
-    **_described("`status`: a JobStatus, `streams`: a StreamReport, each when it changed; `problem`: ProblemDetails"),
+    **openapi.event_stream(
+        "`status`: a JobStatus, `streams`: a StreamReport, each when it changed; `problem`: ProblemDetails"
+    ),
 )
 async def job_live(job_id: KnownJob, services: HasServices) -> Response:
     """Send the job's status and its streams, at once and whenever they changed, looked at once a second.

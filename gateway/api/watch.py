@@ -24,14 +24,13 @@ DIGEST: dict[str, Any] = {"type": "object", "properties": {"digest": {"type": "s
 LINK: dict[str, Any] = {"allOf": [openapi.record(AuditRecord), DIGEST]}
 METRICS = openapi.answers(openapi.list_of("IterationList", "iterations", openapi.record(IterationMetrics)))
 AUDIT = openapi.answers(openapi.list_of("AuditChain", "records", LINK))
-EVENTS = openapi.answers({"type": "string"}, "Events to the job's final state", media_type="text/event-stream")
 Last = Annotated[int | None, Query(ge=1, le=2 * MAX_ITERATIONS)]
 """A chain has a record for each iteration and each rewind."""
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
 
 
-@router.get("/events", response_class=StreamingResponse, **EVENTS)
+@router.get("/events", response_class=StreamingResponse, **openapi.event_stream("Events to the job's final state"))
 async def events(
     request: Request,
     job_id: KnownJob,

@@ -83,12 +83,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of every route with this path: the framework's own header names those of the first one."""
+    """The methods of every route with this path: the framework's own header names those of the first one.
+
+    A path that a route spells out is no job's id, though a pattern takes it too.
+    """
     routes: list[BaseRoute] = request.app.state.routes
     found = [
         route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
     ]
-    return ", ".join(sorted({method for route in found for method in route.methods or ()}))
+    spelt_out = [route for route in found if not route.param_convertors]
+    return ", ".join(sorted({method for route in spelt_out or found for method in route.methods or ()}))
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:

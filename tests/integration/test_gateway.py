@@ -582,6 +582,7 @@ def test_the_document_says_who_needs_the_key_what_metrics_are_and_where_a_job_le
 
 def test_a_wrong_method_is_told_every_right_one_of_its_path(ask: Callable[..., httpx.Response]) -> None:
     assert ask("PUT", "/v1/jobs").headers["Allow"] == "GET, POST"
+    assert ask("PUT", "/v1/jobs/check").headers["Allow"] == "POST"
     assert ask("PUT", "/v1/jobs/job-none").headers["Allow"] == "DELETE, GET"
     assert ask("PUT", "/v1/jobs/job-none/cancel").headers["Allow"] == "POST"
 
