@@ -94,6 +94,11 @@ class FenceState(Record, frozen=True, kw_only=True):
     def dead(self) -> int:
         return self.window[0].dead if self.window else 0
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether nothing of the oldest open iteration is left to sample: `synchronous` and `colocated` wait for it."""
+        return self.published + self.dead >= self.expected
+
     def is_held(self, now_s: float) -> bool:
         """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
         left_s = self.lease_until_s - now_s

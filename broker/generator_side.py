@@ -256,15 +256,11 @@ class GeneratorSide:
         )
         return PublishOutcome(answer[0].decode())
 
-    def fail(self, claim: Claim, reason: str) -> FailOutcome:
-        """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6)."""
-        return self._give_back(claim, reason, is_released=False)
+    def fail(self, claim: Claim, reason: str, *, is_released: bool = False) -> FailOutcome:
+        """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6).
 
-    def release(self, claim: Claim, reason: str) -> FailOutcome:
-        """Gives the batch back as if it had not been claimed: the fault is this generator's, or a service's (I6)."""
-        return self._give_back(claim, reason, is_released=True)
-
-    def _give_back(self, claim: Claim, reason: str, *, is_released: bool) -> FailOutcome:
+        is_released: as if it had not been claimed, for the fault is this generator's, or a service's.
+        """
         answer = self._run(
             "fail_batch",
             batch_id=claim.prompt_batch.batch_id,

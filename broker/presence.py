@@ -107,13 +107,14 @@ class Presence:
 class StagePresence:
     """The stage workers."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, serves: Iterable[str] = ()) -> None:
+        """serves: as `StageWorkerInfo.serves`, of a worker."""
         self._broker = broker
+        self._serves = tuple(sorted(serves))
 
-    def beat(self, worker_id: str, serves: Iterable[str], info: dict[str, str] | None = None) -> None:
-        """serves: as `StageWorkerInfo.serves`."""
+    def beat(self, worker_id: str, info: dict[str, str]) -> None:
         seen_s = self._broker.now_s()
-        record = StageWorkerInfo(worker_id=worker_id, seen_s=seen_s, serves=tuple(sorted(serves)), info=info or {})
+        record = StageWorkerInfo(worker_id=worker_id, seen_s=seen_s, serves=self._serves, info=info)
         _beat(self._broker, STAGE_WORKERS, worker_id, encode(record))
 
     def leave(self, worker_id: str) -> None:

@@ -63,37 +63,23 @@ class TrainerExit(IntEnum):
     """It was asked to end while it loaded, or while Redis was away: it ended where it stood, with nothing to save."""
 
 
-class GeneratorExit(IntEnum):
-    """How `python -m producer` ends."""
-
-    STOPPED = 0
-    """It was asked to end, and finished what it held."""
-    DIED = 1
-    """Redis stayed away, or a task died, before the generator had claimed any work."""
-    REFUSED = 2
-    """A setting is bad."""
-    DIED_AT_WORK = 4
-    """Its engine died or hangs, or a task died after work was claimed: perhaps of a batch, which the fence takes out of
-    circulation in the end."""
-
-
-class StageWorkerExit(IntEnum):
-    """How `python -m consumer.stages` ends."""
+class WorkerExit(IntEnum):
+    """How `python -m producer` and `python -m consumer.stages` end."""
 
     STOPPED = 0
     """It was asked to end, and finished what it held, or gave it up after a grace."""
     DIED = 1
-    """Redis stayed away, or a task died, before the worker had claimed any item."""
+    """Redis stayed away, or a task died, before the worker had claimed anything."""
     REFUSED = 2
     """A setting is bad."""
     DIED_AT_WORK = 4
-    """A computation hangs, or a task died after an item was claimed: perhaps of that item, whose batch the broker takes
-    out of circulation in the end."""
+    """Its engine died, a computation hangs, or a task died after work was claimed: perhaps of that work, which the
+    broker takes out of circulation in the end."""
 
 
 def is_of_work(exit_code: int) -> bool:
     """Whether a generator or a stage worker may have died of its work: a kernel without memory sends a signal."""
-    return exit_code in (GeneratorExit.DIED_AT_WORK, StageWorkerExit.DIED_AT_WORK) or exit_code < 0
+    return exit_code == WorkerExit.DIED_AT_WORK or exit_code < 0
 
 
 class ResumeRequest(Record, frozen=True, kw_only=True):

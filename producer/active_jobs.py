@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
@@ -15,20 +14,17 @@ from broker.presence import ENGINE, LEAVES_ALONE, NOT_REPRODUCIBLE, WRONG_ENGINE
 from contracts.errors import ContractViolation, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
-from producer.broker_calls import BrokerCalls
+from onbeat.work.calls import BrokerCalls
+from onbeat.work.left_alone import Alone, LeftAlone
 from producer.rollout.carried_batch import ActiveJob
 
 log = logging.getLogger(__name__)
 
-MAX_WHY = 500
-"""Characters of a reason that it shows."""
 MODEL_SLICE_S = 10.0
 """A loaded model serves at least this long while its jobs have work: loading another at every batch would take longer
 than the batches."""
-ALONE_S = (1.0, 32.0)
-"""Pauses before a job that this generator could not serve is tried again: the first, and the longest."""
 OVERDUE_S = 30.0
-"""Such a job is tried before the work of others, once it has waited for so long to be tried at all."""
+"""A job that is left alone is tried before the work of others, once it has waited for so long to be tried at all."""
 ASK_AGAIN_S = 10.0
 """A job that another kind of engine samples is asked again after this long: a resume may have freed it."""
 
@@ -61,24 +57,10 @@ class FairShare:
         self._served_s = {job_id: at for job_id, at in self._served_s.items() if job_id in active}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeftAlone:
-    """A job that this generator could not load, or reach what it needs for."""
-
-    why: str
-    manifest: WeightManifest | None
-    """What it could not load, or was to load, then."""
-    due_s: float
-    """When it is tried again."""
-
-
 class ActiveJobs:
     """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine.
 
-    One that it can't load is left alone, and costs its batches no attempt:
-
-        served ── a load fails ──▶ left alone, and the claim given back ── a load goes well ──▶ served
-                                      └─ tried again without a claim, ever more seldom
+    One that it can't load is left alone (onbeat/work/left_alone.py), and costs its batches no attempt.
     """
 
     def __init__(
@@ -105,9 +87,8 @@ class ActiveJobs:
         self._engine = ""
         self._refused: dict[str, tuple[str, float]] = {}
         """Job id → the kind of engine that samples it, and when it was asked last."""
-        self._alone: dict[str, LeftAlone] = {}
-        self._pauses_s: dict[str, float] = {}
-        """The next pause of each job that was left alone since a batch of it was loaded."""
+        self._alone: LeftAlone[str, WeightManifest | None] = LeftAlone(clock)
+        """By the job's id; with what could not be loaded, or was to be."""
         self._turns = FairShare()
         self._jobs: dict[str, ActiveJob] = {}
         self._left_alone: set[str] = set()
@@ -141,8 +122,7 @@ class ActiveJobs:
                 side = self._make_side(job_id, await self._engine_for(spec))
                 self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
         self._refused = {job_id: found for job_id, found in self._refused.items() if job_id in job_ids}
-        self._alone = {job_id: alone for job_id, alone in self._alone.items() if job_id in job_ids}
-        self._pauses_s = {job_id: pause_s for job_id, pause_s in self._pauses_s.items() if job_id in job_ids}
+        self._alone.forget_all_but(job_ids)
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
 
@@ -161,22 +141,18 @@ class ActiveJobs:
     def leave_alone(self, job: ActiveJob, error: Exception, manifest: WeightManifest | None) -> None:
         """Leaves the job to generators that can serve it, until `serve_again`; says so once. manifest: what was to be
         loaded."""
-        if job.job_id not in self._alone:
+        if self._alone.leave(job.job_id, error, manifest):
             log.warning("leaves %s alone until it can serve it: %s", job.job_id, error)
-        pause_s = self._pauses_s.get(job.job_id, ALONE_S[0])
-        self._pauses_s[job.job_id] = min(ALONE_S[1], 2 * pause_s)
-        why = " ".join(str(error).split())[:MAX_WHY]
-        self._alone[job.job_id] = LeftAlone(why=why, manifest=manifest, due_s=self._clock() + pause_s)
 
-    def left_alone(self, job: ActiveJob) -> LeftAlone | None:
+    def left_alone(self, job: ActiveJob) -> Alone[WeightManifest | None] | None:
         return self._alone.get(job.job_id)
 
     def loaded(self, job: ActiveJob) -> None:
         """Records that a claimed batch of the job had all that it needs."""
-        self._pauses_s.pop(job.job_id, None)
+        self._alone.went_well(job.job_id)
 
     def serve_again(self, job: ActiveJob) -> None:
-        if self._alone.pop(job.job_id, None):
+        if self._alone.serve_again(job.job_id):
             log.info("serves %s: it can load it now", job.job_id)
 
     @property
@@ -186,7 +162,7 @@ class ActiveJobs:
             NOT_REPRODUCIBLE: self._not_reproducible(),
             ENGINE: self._engine,
             WRONG_ENGINE: " ".join(sorted(self._refused)),
-            LEAVES_ALONE: "\n".join(f"{job_id}: {alone.why}" for job_id, alone in sorted(self._alone.items())),
+            LEAVES_ALONE: "\n".join(f"{job_id}: {why}" for job_id, why in sorted(self._alone.reasons.items())),
         }
 
     def side_of(self, job_id: str) -> GeneratorSide | None:
@@ -218,12 +194,12 @@ class ActiveJobs:
         """
         clock_s = self._clock()
         not_now = {job_id for job_id, (_, at_s) in self._refused.items() if clock_s - at_s < ASK_AGAIN_S}
-        not_now |= {job_id for job_id, alone in self._alone.items() if alone.due_s > clock_s}
+        not_now |= set(self._alone) - self._alone.due
         models = {job_id: job.spec.model for job_id, job in self._jobs.items() if job_id not in not_now}
 
         def is_last(job_id: str) -> bool:
-            alone = self._alone.get(job_id)
-            return alone is not None and clock_s - alone.due_s < OVERDUE_S
+            overdue_s = self._alone.overdue_s(job_id)
+            return overdue_s is not None and overdue_s < OVERDUE_S
 
         order = sorted(self._turns.order(models, now_s), key=is_last)
         return [self._jobs[job_id] for job_id in order]

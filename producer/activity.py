@@ -1,34 +1,25 @@
 """What this generator does and did: for its presence, for the timelines of its jobs, for its metrics.
 
-    serve loop, receipt, carrier ─ record ─▶ Activity ─┬─▶ Reports ─ once a second, and when idle ─▶ the job's spans
-                                                       ├─▶ histograms, where the process has metrics
-                                                       └─▶ tokens a second ─▶ heartbeat
-
-Reports   waits for something to report, then for the next second or for an idle generator; unblocked by either;
-          produces one small write to Redis, in a thread, beside what is sampled.
+serve loop, receipt, carrier ─ record ─▶ Activity ─┬─▶ Spans ─▶ Reports (onbeat/work/spans.py)
+                                                   ├─▶ histograms, where the process has metrics
+                                                   └─▶ tokens a second ─▶ heartbeat
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from broker.generator_side import Claim, GeneratorSide
-from broker.spans import MAX_SPANS
-from contracts.errors import BrokerUnavailable
-from contracts.events import TimelineSpan
+from broker.generator_side import Claim
 from onbeat.telemetry.timeline.report import covered_s
-from producer.broker_calls import BrokerCalls
+from onbeat.work.spans import Spans
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import GeneratorMetrics
 
-REPORT_S = 1.0
-"""Shortest time between two reports of a busy generator."""
 RATE_S = 60.0
 """The tokens a second are those of the rounds that ended in this time."""
 LEAST_S = 0.001
@@ -46,14 +37,9 @@ class Activity:
         metrics: GeneratorMetrics | None = None,
     ) -> None:
         """metrics: of the process, where it serves any."""
-        self.generator_id = generator_id
         self.now_s = wall_clock
+        self.spans = Spans(generator_id)
         self._metrics = metrics
-        self.changed = asyncio.Event()
-        """Set while there is something to report."""
-        self.idle = asyncio.Event()
-        """Set while this generator holds no batch."""
-        self._spans: dict[str, deque[TimelineSpan]] = {}
         self._rounds: deque[tuple[float, float, int]] = deque(maxlen=256)
         self._waits_since_s: float | None = None
 
@@ -62,16 +48,7 @@ class Activity:
     ) -> None:
         """Books what was done for a job; times are Unix times."""
         self.observe(what, ended_s - started_s)
-        span = TimelineSpan(
-            who=self.generator_id,
-            what=what,
-            iteration=iteration,
-            batch_id=batch_id,
-            started_s=started_s,
-            ended_s=ended_s,
-        )
-        self._spans.setdefault(job_id, deque(maxlen=MAX_SPANS)).append(span)
-        self.changed.set()
+        self.spans.record(job_id, what, iteration=iteration, batch_id=batch_id, started_s=started_s, ended_s=ended_s)
 
     def observe(self, what: str, seconds: float) -> None:
         """Books how long something took that is no span of its own."""
@@ -108,12 +85,12 @@ class Activity:
         """From now on there is nothing to do, unless that was so already."""
         if self._waits_since_s is None:
             self._waits_since_s = self.now_s()
-            self.idle.set()
+            self.spans.idle.set()
 
     def claimed(self, claim: Claim) -> None:
         """The wait, if there was one, ends with this batch."""
         since_s, self._waits_since_s = self._waits_since_s, None
-        self.idle.clear()
+        self.spans.idle.clear()
         now_s, batch = self.now_s(), claim.prompt_batch
         if since_s is not None and now_s - since_s >= LEAST_S:
             self.record(batch.job_id, "wait", iteration=batch.iteration, started_s=since_s, ended_s=now_s)
@@ -125,39 +102,3 @@ class Activity:
         recent = [(started_s, ended_s, number) for started_s, ended_s, number in self._rounds if ended_s >= since_s]
         seconds = covered_s((started_s, ended_s) for started_s, ended_s, _ in recent)
         return sum(number for _, _, number in recent) / seconds if seconds > 0.0 else 0.0
-
-    def take(self) -> dict[str, list[TimelineSpan]]:
-        """Returns what has not been reported yet, by the job's id, and forgets it."""
-        found, self._spans = self._spans, {}
-        self.changed.clear()
-        return {job_id: list(spans) for job_id, spans in found.items()}
-
-
-class Reports:
-    """`run` reports until it is cancelled; it dies of a broker that stays away, as the heartbeat does."""
-
-    def __init__(self, activity: Activity, calls: BrokerCalls, side_of: Callable[[str], GeneratorSide | None]) -> None:
-        """side_of: job id → this generator's side of an active job; None of one that has ended."""
-        self._activity = activity
-        self._calls = calls
-        self._side_of = side_of
-
-    async def run(self) -> None:
-        while True:
-            await self._activity.changed.wait()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S):
-                    await self._activity.idle.wait()
-            await self.send()
-
-    async def send(self) -> None:
-        """Reports what there is."""
-        for job_id, spans in self._activity.take().items():
-            if (side := self._side_of(job_id)) is not None:
-                await self._calls(side.report_spans, spans)
-
-    async def send_last(self, patience_s: float) -> None:
-        """Reports what there is, unless the server is away."""
-        with contextlib.suppress(TimeoutError, BrokerUnavailable):
-            async with asyncio.timeout(patience_s):
-                await self.send()

@@ -11,45 +11,41 @@
     turns: a job with an environment has several calls of the engine for a batch, and one of the reward service
            between two of them (rollout/turns.py)
     receipt: new versions of a job with a lag, read beside the batch that is sampled (receipt.py)
-    heartbeat: presence of the generator, leases of every batch between its claim and its end (heartbeat.py)
-    reports: what it did beside its batches, once a second, for the timelines of its jobs (activity.py)
+    serving, leases, presence, reports: those of each worker (onbeat/work/worker.py)
 
-serve      consumes active jobs and prompt batches; waits for prompts, or for room in the engine and among the
-           finishing batches; unblocked by an opened iteration or an expired lease; produces a carry for each batch.
 carry      consumes a claimed batch; waits for the engine, the reward service and the broker; produces a rollout batch
            or a failure. Where the job resamples, it goes back to the engine with the prompts of equal reward.
 
-A batch is claimed only when the engine has room for it, and no more at a time than this generator's share of an
-iteration: there is no prefetch, so work goes to an idle generator.
+A batch is claimed when the engine has room for it, and no more at a time than this generator's share of an iteration.
 Another version, or another model, is loaded when no batch is in the engine or may come back to it. A generator that
 finds no work in any job hedges: it samples a copy of a batch that another generator is late with. A generation whose
-batch another generator has published is dropped at the next heartbeat, a copy long before. A task of these that dies
-ends the process.
+batch another generator has published is dropped at the next heartbeat, a copy long before.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
-from broker.presence import Presence
+from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, services_info
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
+from contracts.events import TimelineSpan
 from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
-from onbeat.process.dependency import PROBE_EVERY_S, Dependency
+from onbeat.process.dependency import Dependency
 from onbeat.scoring.reward_client import RewardClient
 from onbeat.telemetry.correlation import about_batch
+from onbeat.work.calls import BrokerCalls
+from onbeat.work.heartbeat import Board, wait_for
+from onbeat.work.worker import IDLE_POLL_S, Worker
 from producer.active_jobs import ActiveJobs
-from producer.activity import Activity, Reports
-from producer.broker_calls import BrokerCalls
-from producer.heartbeat import Heartbeat, HeldBatches, wait_for
+from producer.activity import Activity
 from producer.receipt import Receipt
-from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
+from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches, name_of
 from producer.rollout.carrier import Carrier
 from producer.rollout.players import Players
 from producer.served_model import LoadedModel, ServedModel
@@ -61,31 +57,24 @@ log = logging.getLogger(__name__)
 
 MAX_FINISHING = 4
 """Batches that are scored and published while the next is sampled; beyond it sampling waits for the reward service."""
-IDLE_POLL_S = 0.5
-"""Time in which a new job is noticed while there is none."""
 PROMPTS_WAIT_S = 1.0
 """Longest blocking wait for prompts while there is one active job."""
 SHARED_PROMPTS_WAIT_S = 0.2
 """The same while there are several, since the wait is on one of them; and while batches are sampled, since a generator
 that has no more of them may hedge."""
-LOG_AFTER_S = 10.0
 STOP_GRACE_S = 10.0
 """Time that the batches in flight may still take after a stop."""
-IDLE_GRACE_S = 2.0
-"""Time that a wait for prompts may still take after a stop."""
-LEAVE_S = 1.0
-"""Time that the last word to a server may take."""
 
 
-class Generator:
-    """One generator process. `run` ends after `stop`, or raises what killed one of its tasks."""
+class Generator(Worker[Claim]):
+    """One generator process."""
 
     def __init__(
         self,
         *,
         generator_id: str,
         jobs: ActiveJobs,
-        presence: Presence,
+        presence: Board,
         calls: BrokerCalls,
         model: ServedModel,
         rewards: RewardClient,
@@ -97,95 +86,103 @@ class Generator:
         metrics: GeneratorMetrics | None = None,
     ) -> None:
         """services: what batches need beside the engine. metrics: of the process, where it serves any."""
-        self._generator_id = generator_id
-        self._presence = presence
-        self._calls = calls
-        self._model = model
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._stop_grace_s = stop_grace_s
-        self._jobs = jobs
-        self._held = HeldBatches()
         self._activity = Activity(generator_id, wall_clock=wall_clock, metrics=metrics)
-        self._heartbeat = Heartbeat(
-            generator_id=generator_id,
-            presence=presence,
+        super().__init__(
+            worker_id=generator_id,
             calls=calls,
-            model=model,
-            held=self._held,
-            activity=self._activity,
-            of_jobs=lambda: jobs.info,
+            board=presence,
+            spans=self._activity.spans,
+            report=self._report,
             services=services,
+            stop_grace_s=stop_grace_s,
+            clock=clock,
         )
-        self._services = services
+        self._jobs = jobs
+        self._model = model
+        self._wall_clock = wall_clock
+        self._held = HeldBatches(self._freed.set)
         self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
-        self._reports = Reports(self._activity, calls, jobs.side_of)
         self._carrier = Carrier(
             generator_id=generator_id,
             calls=calls,
             rewards=rewards,
             activity=self._activity,
-            freed=self._held.freed.set,
+            freed=self._freed.set,
         )
         self._players = players
-        self._carries: set[asyncio.Task[None]] = set()
-        self._stopping = asyncio.Event()
-        self._idle_since_s: float | None = None
-        self._idle_logged = False
-        self.has_claimed = False
-        """Whether it ever held a batch: the batch may then be what it dies of."""
 
-    def stop(self) -> None:
-        """Claims nothing more; `run` ends once the batches in flight have, or after the grace."""
-        self._stopping.set()
-        self._held.freed.set()
+    @property
+    def name(self) -> str:
+        return f"generator {self._worker_id}"
 
-    async def run(self) -> None:
-        """Serves until `stop`. Raises BrokerUnavailable when Redis stays away, and the error that a task dies of."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                parts = (self._heartbeat, self._receipt, self._reports)
-                background = [tasks.create_task(part.run()) for part in parts]
-                background += [tasks.create_task(self._watch(service)) for service in self._services]
-                serving = tasks.create_task(self._serve(tasks))
-                await self._stopping.wait()
-                await self._drain(serving)
-                for task in background:
-                    task.cancel()
-            await self._reports.send_last(LEAVE_S)
-            await self._leave()
-        finally:
-            self._calls.break_off()
-            await self._model.aclose()
-            self._calls.close()
+    def _parts(self) -> Sequence[Coroutine[None, None, None]]:
+        return (self._receipt.run(),)
 
-    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
-        while not self._stopping.is_set():
-            await self._until_freed(self._is_full)
-            found = await self._claim_next()
-            if found is None:
-                await self._wait_for_work()
-                continue
-            job, claim = found
-            batch = claim.prompt_batch
-            with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=claim.attempt):
-                loaded = await self._ready(job, claim)
-                if loaded is None or self._held.is_settled(claim):
-                    self._held.end(claim)
-                    continue
-                task = tasks.create_task(self._carry(self._begin(job, claim, loaded)))
-            self._carries.add(task)
-            task.add_done_callback(self._carries.discard)
+    async def _aclose(self) -> None:
+        await self._model.aclose()
 
-    async def _watch(self, service: Dependency) -> None:
-        """Asks after a service that is away, as long as there is a job; says so at once where that has changed."""
-        while True:
-            await asyncio.sleep(PROBE_EVERY_S)
-            before = service.is_away
-            if len(self._jobs):
-                await service.look()
-            if service.is_away != before:
-                self._held.changed.set()
+    def _settle(self, claim: Claim) -> None:
+        self._held.settle(claim)
+
+    def _copies(self) -> Sequence[Claim]:
+        return [claim for claim in self._leases if claim.hedged]
+
+    def _report(self, job_id: str, spans: Sequence[TimelineSpan]) -> None:
+        """Tells spans to an active job; those of another are of no use."""
+        if (side := self._jobs.side_of(job_id)) is not None:
+            side.report_spans(spans)
+
+    @property
+    def _has_jobs(self) -> bool:
+        return len(self._jobs) > 0
+
+    @property
+    def _awaited(self) -> str:
+        return f"prompts of {self._jobs}" if self._jobs else "a job"
+
+    def _info(self) -> dict[str, str]:
+        """The version is the one whose digest was verified."""
+        loaded = self._model.loaded
+        weights = loaded.engine.policy_version if loaded else None
+        return {
+            "model": loaded.model.path if loaded else "",
+            "policy_version": str(weights.policy_version) if weights else "",
+            "weights_digest": weights.weights_digest if weights else "",
+            "loading_weights": f"{self._model.loading_weights} {self._model.receiving_weights}".strip(),
+            "rejected_weights": self._model.rejected_weights,
+            "batches": str(self._leases),
+            DOING: self._doing(),
+            TOKENS_PER_S: f"{self._activity.tokens_per_s:.1f}",
+            AWAKE_FOR: self._model.awake_for,
+            **self._jobs.info,
+            **services_info(self._services),
+        }
+
+    def _doing(self) -> str:
+        """`loading v000003`, `generating 7/train/2; scoring 7/train/0`, or `waiting`."""
+        if self._model.loading_weights:
+            return f"loading {self._model.loading_weights.rpartition('/')[2]}"
+        away = [f"waiting for the {service.name}" for service in self._services if service.is_away]
+        return "; ".join(filter(None, [self._held.in_words, *away])) or "waiting"
+
+    async def _take(self) -> bool:
+        await self._until_freed(self._is_full)
+        found = await self._claim_next()
+        if found is None:
+            return False
+        job, claim = found
+        batch = claim.prompt_batch
+        with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=claim.attempt):
+            loaded = await self._ready(job, claim)
+            if loaded is None or self._held.is_settled(claim):
+                self._end(claim)
+            else:
+                self._begin(claim, self._carrier.carry(self._sample(job, claim, loaded)))
+        return True
+
+    def _end(self, claim: Claim) -> None:
+        self._held.end(claim)
+        super()._end(claim)
 
     def _is_full(self) -> bool:
         """Whether the engine takes no other batch, or the reward service has enough to do; never after a stop."""
@@ -194,16 +191,8 @@ class Generator:
         loaded, num_sampling = self._model.loaded, self._held.num_sampling
         is_busy = loaded is not None and num_sampling >= loaded.engine.max_concurrent_completions
         # A batch that shares the engine here would have it for itself in a generator that is idle.
-        has_share = num_sampling > 0 and self._held.num_in_engine >= self._jobs.share(self._heartbeat.num_generators)
+        has_share = num_sampling > 0 and self._held.num_in_engine >= self._jobs.share(self._heartbeat.num_live)
         return is_busy or has_share or self._held.num_finishing >= MAX_FINISHING
-
-    async def _until_freed(self, is_blocked: Callable[[], bool]) -> None:
-        """Waits while `is_blocked`; generating, scoring and publishing have deadlines of their own, so this ends."""
-        while is_blocked():
-            self._held.freed.clear()
-            await wait_for(self._held.freed, LOG_AFTER_S)
-            if not self._held.freed.is_set():
-                log.info("waiting for %s", self._held)
 
     async def _claim_next(self) -> tuple[ActiveJob, Claim] | None:
         """A batch of the job whose turn it is, under a lease that the heartbeat keeps; None if there is no work."""
@@ -230,11 +219,9 @@ class Generator:
                 if claim.hedged:
                     log.info("hedges %s", name_of(claim))
                 self._jobs.served(job, self._clock())
-                self._held.lease(job, claim)
+                self._hold(job.side, claim, lease_s=lease_s, name=name_of(claim))
                 self._activity.claimed(claim)
-                self.has_claimed = True
                 reach("producer.after_claim")
-                self._idle_since_s = None
                 return job, claim
         return None
 
@@ -252,7 +239,7 @@ class Generator:
         announced = await self._calls(job.side.announced_weights)
         if not announced:
             return False
-        refused = alone.manifest if alone is not None else None
+        refused = alone.tried if alone is not None else None
         await self._until_freed(lambda: self._held.need_weights)
         try:
             await self._load(job, refused if refused in announced else announced[-1], lambda: False)
@@ -260,7 +247,7 @@ class Generator:
             self._jobs.leave_alone(job, error, refused if refused in announced else announced[-1])
         else:
             self._jobs.serve_again(job)
-        self._held.changed.set()
+        self._heartbeat.changed.set()
         return not self._model.not_reproducible and self._jobs.left_alone(job) is None
 
     async def _load(self, job: ActiveJob, manifest: WeightManifest, still_needed: Callable[[], bool]) -> LoadedModel:
@@ -270,18 +257,11 @@ class Generator:
         return loaded
 
     async def _wait_for_work(self) -> None:
-        """Waits for prompts, a short deadline, or `stop`; a generator may be idle as long as the stack is."""
-        now_s = self._clock()
-        if not self._held.leases:
+        if not len(self._leases):
             self._activity.waits()
-        if self._idle_since_s is None:
-            self._idle_since_s, self._idle_logged = now_s, False
-        elif now_s - self._idle_since_s >= LOG_AFTER_S and not self._idle_logged:
-            self._idle_logged = True
-            log.info("waiting for %s", f"prompts of {self._jobs}" if self._jobs else "a job")
         if self._stopping.is_set() or not await self._turn_is_over():
             return
-        turns = self._jobs.in_turn(now_s)
+        turns = self._jobs.in_turn(self._clock())
         if not turns:
             await wait_for(self._stopping, IDLE_POLL_S)
             return
@@ -300,12 +280,12 @@ class Generator:
             return True
         if self._held.need_weights:
             # It may also be the work of a generator that died meanwhile: the wait is short.
-            self._held.freed.clear()
-            await wait_for(self._held.freed, SHARED_PROMPTS_WAIT_S)
+            self._freed.clear()
+            await wait_for(self._freed, SHARED_PROMPTS_WAIT_S)
             return False
         await self._model.sleep()
         # The trainer waits for this word.
-        self._held.changed.set()
+        self._heartbeat.changed.set()
         return True
 
     async def _ready(self, job: ActiveJob, claim: Claim) -> LoadedModel | None:
@@ -316,15 +296,15 @@ class Generator:
                 await self._until_freed(lambda: self._held.need_weights)
             had_turn_of = self._model.awake_for
             with self._activity.span(job.job_id, "load", iteration=claim.prompt_batch.iteration):
-                loaded = await self._load(job, claim.manifest, lambda: self._held.has_lease(claim))
+                loaded = await self._load(job, claim.manifest, lambda: claim in self._leases)
             if self._model.awake_for != had_turn_of:
-                self._held.changed.set()
+                self._heartbeat.changed.set()
             self._jobs.loaded(job)
             return loaded
         except (BatchFailed, WeightsRejected, InvalidInput) as error:
             self._jobs.leave_alone(job, error, claim.manifest)
             await self._carrier.release(job, claim, error)
-            self._held.changed.set()
+            self._heartbeat.changed.set()
             return None
         except Exception as error:
             # This generator dies of it, and the batch was not in its engine yet.
@@ -332,7 +312,7 @@ class Generator:
                 await self._carrier.release(job, claim, error)
             raise
 
-    def _begin(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
+    def _sample(self, job: ActiveJob, claim: Claim, loaded: LoadedModel) -> CarriedBatch:
         """Puts a claimed batch into the engine."""
         weights, play = loaded.verified, self._players.play_for(job.spec, loaded)
         self._activity.holds(weights.policy_version)
@@ -340,30 +320,3 @@ class Generator:
         batch.sample(started_s=self._wall_clock())
         self._held.carry(batch)
         return batch
-
-    async def _carry(self, batch: CarriedBatch) -> None:
-        try:
-            await self._carrier.carry(batch)
-        finally:
-            self._held.end(batch.claim)
-
-    async def _drain(self, serving: asyncio.Task[None]) -> None:
-        """Lets what is in flight end. What does not end in time is given up: its lease expires, another takes it."""
-        try:
-            async with asyncio.timeout(self._stop_grace_s):
-                await asyncio.wait({serving}, timeout=IDLE_GRACE_S)
-                if not self._held.leases:
-                    serving.cancel()  # it waits for Redis, and holds nothing
-                await asyncio.wait({serving})
-                if self._carries:
-                    await asyncio.wait(self._carries)
-        except TimeoutError:
-            log.warning("gave up %s", self._held)
-            for task in (serving, *self._carries):
-                task.cancel()
-
-    async def _leave(self) -> None:
-        """Takes its name off the board; a server that is away forgets it by itself, and must not hold the end up."""
-        with contextlib.suppress(TimeoutError, BrokerUnavailable):
-            async with asyncio.timeout(LEAVE_S):
-                await self._calls(self._presence.leave, self._generator_id)

@@ -18,8 +18,8 @@ import logging
 from contracts.errors import BrokerUnavailable, WeightsRejected
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
+from onbeat.work.calls import BrokerCalls
 from producer.activity import Activity
-from producer.broker_calls import BrokerCalls
 from producer.rollout.carried_batch import ActiveJob
 from producer.served_model import ServedModel
 

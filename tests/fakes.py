@@ -170,17 +170,13 @@ class FakeSide:
         self._changes.notify()
         return outcome
 
-    def fail(self, claim: Claim, reason: str) -> FailOutcome:
-        self.failed.append((claim.prompt_batch.batch_id, reason))
+    def fail(self, claim: Claim, reason: str, *, is_released: bool = False) -> FailOutcome:
+        """A batch that is released may be claimed again, as it is from the server."""
+        (self.released if is_released else self.failed).append((claim.prompt_batch.batch_id, reason))
+        if is_released:
+            self.add(claim.prompt_batch, claim.manifest)
         self._changes.notify()
-        return FailOutcome.RETRIED
-
-    def release(self, claim: Claim, reason: str) -> FailOutcome:
-        """The batch may be claimed again, as it is from the server."""
-        self.released.append((claim.prompt_batch.batch_id, reason))
-        self.add(claim.prompt_batch, claim.manifest)
-        self._changes.notify()
-        return FailOutcome.RELEASED
+        return FailOutcome.RELEASED if is_released else FailOutcome.RETRIED
 
 
 class FakeJobs:

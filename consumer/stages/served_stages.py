@@ -3,7 +3,7 @@
 One that it can't serve it leaves alone, so that it uses up no attempt of an item that another worker could make:
 
     served ── its model isn't on this host ──▶ lacking ── it is there now ──▶ served    looked at in each turn
-       └───── its model, or a key, is refused ──▶ refused ── it is taken ──▶ served     tried ever more seldom
+       └───── its model, or a key, is refused ──▶ refused ── it is taken ──▶ served     onbeat/work/left_alone.py
 """
 
 from __future__ import annotations
@@ -23,20 +23,12 @@ from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import BuiltInStage, ExternalStage, JudgingStage
+from onbeat.work.left_alone import LeftAlone, in_one_line
 
 log = logging.getLogger(__name__)
 
 StageKey = tuple[str, str]
 """(job id, name of the stage)."""
-PAUSES_S = (2.0, 64.0)
-"""Before what was refused is tried again: the first pause, and the longest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Refused:
-    why: str
-    due_s: float
-    """Monotonic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +68,10 @@ class ServedStages:
         self._make_side = make_side
         self.kinds = frozenset(kinds)
         self._check = check
-        self._clock = clock
         self._by_job: dict[str, tuple[ServedStage, ...]] = {}
         self._unreadable: set[str] = set()
         self._lacking: dict[StageKey, str] = {}
-        self._refused: dict[StageKey, _Refused] = {}
-        self._pauses_s: dict[StageKey, float] = {}
-        """The next pause of each that was refused since an item of it was made."""
+        self._refused: LeftAlone[StageKey, None] = LeftAlone(clock)
         self._claimed_s: dict[StageKey, float] = {}
 
     def __len__(self) -> int:
@@ -94,7 +83,7 @@ class ServedStages:
     @property
     def left_alone(self) -> str:
         """As `broker.presence.LEAVES_ALONE` has it."""
-        alone = self._lacking | {key: refused.why for key, refused in self._refused.items()}
+        alone = self._lacking | self._refused.reasons
         return "\n".join(f"{'/'.join(key)}: {why}" for key, why in sorted(alone.items()))
 
     @property
@@ -110,9 +99,10 @@ class ServedStages:
             if job_id not in self._unreadable and (job_id not in self._by_job or self._may_change(job_id)):
                 await self._add(job_id)
         self._by_job = {job_id: self._by_job[job_id] for job_id in job_ids if job_id in self._by_job}
-        for by_stage in (self._claimed_s, self._lacking, self._refused, self._pauses_s):
-            for key in [key for key in by_stage if key[0] not in self._by_job]:
-                del by_stage[key]
+        keys = {stage.key for stages in self._by_job.values() for stage in stages}
+        self._refused.forget_all_but(keys)
+        self._claimed_s = {key: at_s for key, at_s in self._claimed_s.items() if key in keys}
+        self._lacking = {key: why for key, why in self._lacking.items() if key in keys}
         for stage in [stage for stages in self._by_job.values() for stage in stages if stage.key in self._lacking]:
             await self._look_for_what_it_needs(stage)
 
@@ -128,28 +118,24 @@ class ServedStages:
     def leave_alone(self, stage: ServedStage, refusal: InvalidInput) -> None:
         """Claims no more items of it before `serve_again`: what was refused is the stage's and this host's, not the
         item's."""
-        if stage.key not in self._refused:
+        if self._refused.leave(stage.key, refusal, None):
             log.warning("leaves %s alone until it can serve it: %s", stage, refusal)
-        pause_s = self._pauses_s.get(stage.key, PAUSES_S[0])
-        self._pauses_s[stage.key] = min(PAUSES_S[1], 2 * pause_s)
-        self._refused[stage.key] = _Refused(why=_in_one_line(refusal), due_s=self._clock() + pause_s)
 
     def to_look_at(self) -> list[ServedStage]:
         """The stages whose refusal is to be tried again now."""
-        now_s = self._clock()
-        due = {key for key, refused in self._refused.items() if refused.due_s <= now_s} - self._lacking.keys()
+        due = self._refused.due - self._lacking.keys()
         return [stage for stages in self._by_job.values() for stage in stages if stage.key in due]
 
     def made(self, stage: ServedStage) -> None:
         """Records that columns of an item were made."""
-        self._pauses_s.pop(stage.key, None)
+        self._refused.went_well(stage.key)
 
     def serve_again(self, stage: ServedStage) -> None:
-        if self._refused.pop(stage.key, None):
+        if self._refused.serve_again(stage.key):
             log.info("serves %s: what was refused is taken now", stage)
 
     def _served(self) -> list[ServedStage]:
-        alone = self._lacking.keys() | self._refused.keys()
+        alone = self._lacking.keys() | set(self._refused)
         return [stage for stages in self._by_job.values() for stage in stages if stage.key not in alone]
 
     async def _look_for_what_it_needs(self, stage: ServedStage) -> None:
@@ -158,7 +144,7 @@ class ServedStages:
         except InvalidInput as error:
             if stage.key not in self._lacking:
                 log.warning("leaves %s alone: %s", stage, error)
-            self._lacking[stage.key] = _in_one_line(error)
+            self._lacking[stage.key] = in_one_line(error)
         else:
             if self._lacking.pop(stage.key, None):
                 log.info("serves %s: what it lacked is there", stage)
@@ -229,7 +215,3 @@ def field_of(stage: ServedStage, key: str) -> str:
 def renamed(error: InvalidInput, field: str) -> InvalidInput:
     """The error with the field by which the spec names the thing."""
     return InvalidInput(error.problem, field=field, cure=error.cure)
-
-
-def _in_one_line(error: InvalidInput) -> str:
-    return " ".join(str(error).split())

@@ -22,7 +22,6 @@ from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.schedule import all_published
 from contracts.rollouts import RolloutBatch
 from onbeat.loop.gathering import WAIT_S, Gathering
 from onbeat.process.waiting import Waiting
@@ -51,11 +50,11 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
     may_take, is_sampled = held.schedule.takes_at_once, False
     while not iteration.is_complete or ranks.num_training:
         held.keeper.check()
-        if not may_take and (may_take := held.schedule.may_take(side.fence())) and held.schedule.takes_turns:
+        if not may_take and (may_take := side.fence().is_sampled) and held.schedule.takes_turns:
             held.generators.wait_for_turn(held.folder.job_id, held.keeper.check)
         if took := may_take and has_use_for_more() and gathering.take():
             _book(held, iteration, ranks.trained())
-        if not is_sampled and ranks.num_training > 1 and (is_sampled := all_published(side.fence())):
+        if not is_sampled and ranks.num_training > 1 and (is_sampled := side.fence().is_sampled):
             ranks.all_sampled()
         if took:
             passes.progress()

@@ -14,7 +14,6 @@ from broker.trainer_side import TrainerSide
 from consumer.foreign_code import torch_kept
 from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
-from consumer.trainer.schedule import Schedule
 from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import IterationMetrics, JobEvent, TimelineSpan
 from contracts.run_folder import RunFolder
@@ -62,7 +61,7 @@ class HeldJob:
         Raises InvalidInput that names the spec's field, or the setting.
         """
         self.spec = spec
-        self.schedule = Schedule(spec.schedule, spec.max_policy_lag)
+        self.schedule = spec.schedule_rule
         self.side = side
         self.keeper = keeper
         self.ranks = make_ranks(settings, spec)

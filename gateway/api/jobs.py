@@ -22,8 +22,7 @@ from contracts.spec_submission import check_submitted
 from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi
-from gateway.job_list import MAX_LISTED, newest_jobs
-from gateway.removal import remove_for_good
+from gateway.job_list import MAX_LISTED, newest_jobs, remove_for_good
 from gateway.services import HasServices, KnownJob, Services
 from gateway.submission import requests
 from gateway.submission.environment_check import check_environment

@@ -11,25 +11,34 @@ iteration returns it. What it puts, publishes or commits stands, and may be repe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from contracts.errors import JobEnded
-from contracts.rewards import Scored
-from contracts.versions import WeightManifest
 from onbeat.client.consumer import Consumer
 from onbeat.client.producer import Producer
-from onbeat.client.samples import PromptClaim, Sample
+from onbeat.client.samples import PromptClaim
 from onbeat.client.stage import Stage, StageRows
 from onbeat.client.training.arrivals import MicroBatch, TrainingIteration
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Core = TypeVar("Core", Stage, Producer, Consumer)
 END: Any = object()
+
+
+def in_thread(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """The method of the core as one of its async form."""
+
+    @functools.wraps(call)
+    async def calls(form: InThreads[Any], *args: P.args, **options: P.kwargs) -> T:
+        return await asyncio.to_thread(call, form.core, *args, **options)
+
+    return calls
 
 
 class Taking(Generic[T]):
@@ -100,11 +109,9 @@ class AsyncStage(InThreads[Stage]):
         async for rows in _until_ended(lambda: self.get(timeout_s=1.0)):
             yield rows
 
-    async def put(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> bool:
-        return await asyncio.to_thread(self.core.put, rows, columns)
-
-    async def fail(self, rows: StageRows, reason: str) -> None:
-        await asyncio.to_thread(self.core.fail, rows, reason)
+    put = in_thread(Stage.put)
+    fail = in_thread(Stage.fail)
+    release = in_thread(Stage.release)
 
 
 class AsyncProducer(InThreads[Producer]):
@@ -122,24 +129,11 @@ class AsyncProducer(InThreads[Producer]):
         async for claim in _until_ended(lambda: self.claim(timeout_s=1.0)):
             yield claim
 
-    async def load(self, claim: PromptClaim, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> str:
-        return await asyncio.to_thread(self.core.load, claim, model)
-
-    async def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
-        return await asyncio.to_thread(self.core.score, claim, samples)
-
-    async def publish(
-        self,
-        claim: PromptClaim,
-        samples: Sequence[Sequence[Sample]],
-        scores: Sequence[Sequence[Scored]],
-        *,
-        weights_digest: str,
-    ) -> bool:
-        return await asyncio.to_thread(self.core.publish, claim, samples, scores, weights_digest=weights_digest)
-
-    async def fail(self, claim: PromptClaim, reason: str) -> None:
-        await asyncio.to_thread(self.core.fail, claim, reason)
+    load = in_thread(Producer.load)
+    score = in_thread(Producer.score)
+    publish = in_thread(Producer.publish)
+    fail = in_thread(Producer.fail)
+    release = in_thread(Producer.release)
 
 
 class AsyncConsumer(InThreads[Consumer]):
@@ -154,9 +148,6 @@ class AsyncConsumer(InThreads[Consumer]):
         await super().__aexit__(kind, error, trace)
         return isinstance(error, JobEnded)
 
-    async def begin(self, weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
-        await asyncio.to_thread(self.core.begin, weights)
-
     def __aiter__(self) -> AsyncIterator[TrainingIteration]:
         """Yields the open iterations; `rows_of` goes through one."""
         return self._taking.over(iter(self.core))
@@ -165,22 +156,10 @@ class AsyncConsumer(InThreads[Consumer]):
         """Yields its micro-batches."""
         return self._taking.over(iter(iteration))
 
-    async def commit(
-        self,
-        weights: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
-        *,
-        loss: float = 0.0,
-        grad_norm: float = 0.0,
-        learning_rate: float = 0.0,
-        save: Callable[[Path], object] | None = None,
-    ) -> WeightManifest:
-        """Commits as Consumer.commit does; a cancelled one goes on, and the iteration is committed once."""
-        return await asyncio.to_thread(
-            lambda: self.core.commit(weights, loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, save=save)
-        )
-
-    async def fail(self, reason: str) -> None:
-        await asyncio.to_thread(self.core.fail, reason)
+    begin = in_thread(Consumer.begin)
+    commit = in_thread(Consumer.commit)
+    """A cancelled one goes on, and the iteration is committed once."""
+    fail = in_thread(Consumer.fail)
 
 
 async def _until_ended(take: Callable[[], Awaitable[T | None]]) -> AsyncIterator[T]:

@@ -127,6 +127,26 @@ class JobConnection:
         self.broker.close()
 
 
+@contextmanager
+def connected(
+    job_id: str,
+    *,
+    role: str,
+    what: str,
+    redis_url: str = "",
+    run_dir: str | Path | None = None,
+    settings: StackSettings | None = None,
+) -> Iterator[JobConnection]:
+    """A connection that the body takes over; it is closed where the body raises. what: the process is, in its id."""
+    found = client_settings(role, redis_url=redis_url, run_dir=run_dir, settings=settings)
+    connection = JobConnection(found, job_id, what=what)
+    try:
+        yield connection
+    except BaseException:
+        connection.close(lambda: None)
+        raise
+
+
 class Beat(threading.Thread):
     """Work that is repeated beside the caller. A server that is away for one beat is asked again at the next."""
 

@@ -16,9 +16,8 @@ and what comes second (I3).
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING
 from broker.connection.roles import GENERATOR
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome, WeightChunks
 from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
-from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, JobEnded, WeightsRejected
+from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected
 from contracts.rewards import Scored
 from contracts.rollouts import (
     BatchTimings,
@@ -37,7 +36,8 @@ from contracts.rollouts import (
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.client.connection import JobConnection, client_settings, speaking_the_same
+from onbeat.client.connection import connected
+from onbeat.client.own_worker import OwnWorker
 from onbeat.client.samples import PromptClaim, Sample, completions_of
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from onbeat.weights.receiver import WeightReceiver
 
-WAIT_S = 5.0
-PRESENCE_S = 2.0
 FULL_PAUSE_S = 0.5
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
 """Pauses between loads of a refused version: its trainer sees the refusal, and writes it again."""
@@ -61,7 +59,7 @@ OWN_ENGINE = "a producer of one's own"
 MAX_ENGINE_CHARS = 500
 
 
-class Producer:
+class Producer(OwnWorker[Claim, PromptClaim]):
     """One generator of one job. A context manager; a claim belongs to one thread at a time."""
 
     def __init__(
@@ -81,41 +79,22 @@ class Producer:
 
         Raises NotFound for a job that isn't there, InvalidInput for one that this producer must not serve.
         """
-        found = client_settings(GENERATOR, redis_url=redis_url, run_dir=run_dir, settings=settings)
-        self._connection = JobConnection(found, job_id, what="producer")
-        try:
-            _check_job(self._connection.spec, reproducible=reproducible)
+        who = {"redis_url": redis_url, "run_dir": run_dir, "settings": settings}
+        with connected(job_id, role=GENERATOR, what="producer", **who) as connection:
+            spec, broker = connection.spec, connection.broker
+            _check_job(spec, reproducible=reproducible)
             _check_engine(engine)
-        except BaseException:
-            self._connection.close(lambda: None)
-            raise
-        self._side = GeneratorSide(
-            self._connection.broker,
-            job_id,
-            self._connection.process_id,
-            engine=engine if self._connection.spec.deterministic else None,
-        )
-        self._presence = Presence(self._connection.broker)
-        self._info = {NOT_REPRODUCIBLE: "" if reproducible else OWN_ENGINE}
-        self._held: dict[int, Claim] = {}
-        self._lock = threading.Lock()
+            kind = engine if spec.deterministic else None
+            self._side = GeneratorSide(broker, job_id, connection.process_id, engine=kind)
+            super().__init__(
+                connection,
+                side=self._side,
+                board=Presence(broker),
+                lease_s=spec.timeouts.generator_lease_s,
+                wait=self._side.wait_for_prompts,
+            )
+        self._said = {NOT_REPRODUCIBLE: "" if reproducible else OWN_ENGINE}
         self._loaded: _Loaded | None = None
-
-    def __enter__(self) -> Producer:
-        lease_s = self.spec.timeouts.generator_lease_s
-        self._connection.keep(self._beat, every_s=min(PRESENCE_S, lease_s / 3))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Gives up what it holds: the leases run out, and another generator samples it."""
-        self._connection.close(lambda: self._presence.leave(self._connection.process_id))
-
-    @property
-    def spec(self) -> JobSpec:
-        return self._connection.spec
 
     @property
     def model_folder(self) -> Path:
@@ -128,29 +107,20 @@ class Producer:
         Raises JobEnded once the job needs no more, WrongEngine where it is deterministic and another kind of engine
         samples it, BrokerUnavailable where Redis stays away.
         """
-        ends_s = time.monotonic() + timeout_s
-        while True:
-            with speaking_the_same():
-                claim = self._side.claim(self.spec.timeouts.generator_lease_s)
-            if claim is not None:
-                with self._lock:
-                    self._held[claim.number] = claim
-                return PromptClaim(claim=claim, claimed_s=time.time())
-            self._connection.check()
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0:
-                return None
-            self._side.wait_for_prompts(min(left_s, WAIT_S))
+        return self._take(self._claim, timeout_s)
 
-    def __iter__(self) -> Iterator[PromptClaim]:
-        """Yields batches until the job has ended."""
-        while True:
-            try:
-                claim = self.claim(timeout_s=WAIT_S)
-            except JobEnded:
-                return
-            if claim is not None:
-                yield claim
+    def _claim(self) -> PromptClaim | None:
+        claim = self._side.claim(self._lease_s)
+        if claim is None:
+            return None
+        self._hold(claim, name=f"{claim.prompt_batch.job_id} {claim.prompt_batch.batch_id}")
+        return PromptClaim(claim=claim, claimed_s=time.time())
+
+    def _claims_of(self, taken: PromptClaim) -> Sequence[Claim]:
+        return (taken.claim,)
+
+    def _info(self) -> dict[str, str]:
+        return {"model": self.spec.model.path, **self._said, "batches": str(self._leases)}
 
     def make_model(self, device: str = "cpu") -> PreTrainedModel:
         """Makes the job's transformers model without its values, which `load` brings. It imports torch."""
@@ -170,14 +140,14 @@ class Producer:
         if self._loaded is None or self._loaded.model is not model:
             self._loaded = _Loaded(self._receiver(model), model)
         if self._loaded.digest != manifest.weights_digest:
-            self._info[LOADING_WEIGHTS] = " ".join(step.directory for step in manifest.steps)
+            self._said[LOADING_WEIGHTS] = " ".join(step.directory for step in manifest.steps)
             self._beat()
             try:
                 self._loaded.digest = ""
                 self._loaded.digest = self._read(self._loaded.receiver, manifest)
             finally:
-                self._info[LOADING_WEIGHTS] = ""
-        self._info |= {"policy_version": str(manifest.policy_version), "weights_digest": self._loaded.digest}
+                self._said[LOADING_WEIGHTS] = ""
+        self._said |= {"policy_version": str(manifest.policy_version), "weights_digest": self._loaded.digest}
         return self._loaded.digest
 
     def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
@@ -226,18 +196,8 @@ class Producer:
         if outcome in REFUSED_FOR_GOOD:
             self.fail(claim, f"the fence refused it as {outcome.value}")
             raise FenceViolation(f"the fence refuses it as {outcome.value}", field=f"batch {claim.batch.batch_id}")
-        self._let_go(claim)
+        self._end(claim)
         return outcome is PublishOutcome.ACCEPTED
-
-    def fail(self, claim: PromptClaim, reason: str) -> None:
-        """Gives the batch back: tried again, and dead with the reason after `rollout.max_attempts` (I6)."""
-        self._let_go(claim)
-        self._side.fail(claim.claim, reason)
-
-    def release(self, claim: PromptClaim, reason: str) -> None:
-        """Gives the batch back as if it had not been claimed: this process, or a service, is the cause (I6)."""
-        self._let_go(claim)
-        self._side.release(claim.claim, reason)
 
     def _publish(self, claim: PromptClaim, record: RolloutBatch) -> PublishOutcome:
         """Repeats while rows that wait for stages leave no room; the lease is renewed meanwhile. Raises BrokerFull."""
@@ -304,28 +264,13 @@ class Producer:
             except WeightsRejected:
                 if pause_s is None:
                     raise
-                self._info[REJECTED_WEIGHTS] = manifest.directory
+                self._said[REJECTED_WEIGHTS] = manifest.directory
                 self._beat()
                 time.sleep(pause_s)
             else:
-                self._info[REJECTED_WEIGHTS] = ""
+                self._said[REJECTED_WEIGHTS] = ""
                 return digest
         raise AssertionError("the last load has raised")
-
-    def _let_go(self, claim: PromptClaim) -> None:
-        with self._lock:
-            self._held.pop(claim.claim.number, None)
-
-    def _beat(self) -> None:
-        with self._lock:
-            held = list(self._held.values())
-        batches = ", ".join(f"{one.prompt_batch.job_id} {one.prompt_batch.batch_id}" for one in held)
-        info = {"model": self.spec.model.path, **self._info, "batches": batches}
-        self._presence.beat(self._connection.process_id, info)
-        renewal = self._side.renew(held)
-        with self._lock:
-            for claim in (*renewal.lost, *renewal.settled):
-                self._held.pop(claim.number, None)
 
 
 @dataclass

@@ -10,27 +10,26 @@ the process dies, they go to another worker of the stage. A put that was answere
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from broker.connection.roles import STAGE
 from broker.presence import StagePresence
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide
-from contracts.errors import Conflict, InvalidInput, JobEnded, NotFound
+from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.experience.columns import BASE_COLUMNS, Column, check_values, row_shapes
 from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import ExternalStage
-from onbeat.client.connection import JobConnection, client_settings, speaking_the_same
+from onbeat.client.connection import JobConnection, connected
+from onbeat.client.own_worker import OwnWorker
 from onbeat.client.rows import RowKey, Rows, packed
 
-WAIT_S = 5.0
-"""Longest wait of an iteration over a stage before it looks whether the job goes on."""
-PRESENCE_S = 2.0
+MAX_ROWS = 256
+"""A `get` takes no more, where its caller doesn't say."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,7 +39,7 @@ class StageRows(Rows):
     items: tuple[ClaimedItem, ...] = field(repr=False)
 
 
-class Stage:
+class Stage(OwnWorker[ClaimedItem, StageRows]):
     """One stage of one job. A context manager; its methods may be called by several threads."""
 
     def __init__(
@@ -56,60 +55,36 @@ class Stage:
 
         Raises NotFound for a job or a stage that isn't there, InvalidInput for a stage of another type than external.
         """
-        found = client_settings(STAGE, redis_url=redis_url, run_dir=run_dir, settings=settings)
-        self._connection = JobConnection(found, job_id, what=f"stage-{name}")
-        try:
-            self.stage: PlannedStage = _external(self._connection, name)
-        except BaseException:
-            self._connection.close(lambda: None)
-            raise
-        self._side = StageSide(self._connection.broker, job_id, self._connection.process_id)
-        self._presence = StagePresence(self._connection.broker)
-        self._held: dict[tuple[int, str, int], ClaimedItem] = {}
-        self._lock = threading.Lock()
+        who = {"redis_url": redis_url, "run_dir": run_dir, "settings": settings}
+        with connected(job_id, role=STAGE, what=f"stage-{name}", **who) as connection:
+            self.stage: PlannedStage = _external(connection, name)
+            self._side = StageSide(connection.broker, job_id, connection.process_id)
+            super().__init__(
+                connection,
+                side=self._side,
+                board=StagePresence(connection.broker, serves=[f"{job_id}/{name}"]),
+                lease_s=self.stage.lease_s,
+                wait=self._side.wait,
+            )
         made = {column.name: column for stage in self._side.plan.stages for column in stage.outputs}
         self._columns: dict[str, Column] = {name: made.get(name) or BASE_COLUMNS[name] for name in self.stage.inputs}
 
-    def __enter__(self) -> Stage:
-        self._connection.keep(self._beat, every_s=min(PRESENCE_S, self.stage.lease_s / 3))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Gives up what it holds: the leases run out, and another worker computes it."""
-        self._connection.close(lambda: self._presence.leave(self._connection.process_id))
-
-    def get(self, max_rows: int = 256, *, timeout_s: float = 60.0) -> StageRows | None:
+    def get(self, max_rows: int = MAX_ROWS, *, timeout_s: float = 60.0) -> StageRows | None:
         """Returns rows whose input columns are there, and that no other worker holds; None when there are none in time.
 
         One item at least, and no more of them than max_rows together. Raises JobEnded once the job needs no more,
         BrokerUnavailable where Redis stays away.
         """
-        ends_s = time.monotonic() + timeout_s
-        while True:
-            with speaking_the_same():
-                items = self._side.claim(self.stage.name, max_rows)
-            if items:
-                with self._lock:
-                    self._held |= {_key(item): item for item in items}
-                return self._rows(items)
-            self._connection.check()
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0:
-                return None
-            self._side.wait(min(left_s, WAIT_S))
+        return self._take(partial(self._claim, max_rows), timeout_s)
 
-    def __iter__(self) -> Iterator[StageRows]:
-        """Yields rows until the job has ended."""
-        while True:
-            try:
-                rows = self.get(timeout_s=WAIT_S)
-            except JobEnded:
-                return
-            if rows is not None:
-                yield rows
+    def _claim(self, max_rows: int = MAX_ROWS) -> StageRows | None:
+        items = self._side.claim(self.stage.name, max_rows)
+        for item in items:
+            self._hold(item, name=str(item))
+        return self._rows(items) if items else None
+
+    def _claims_of(self, taken: StageRows) -> Sequence[ClaimedItem]:
+        return taken.items
 
     def put(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> bool:
         """Puts the stage's outputs of these rows, and so acknowledges them; False where they are not needed any more.
@@ -126,23 +101,11 @@ class Stage:
             made.append((item, {name: given[start:end] for name, given in values.items()}))
             start = end
         outcomes = self._connection.until_room(lambda: self._side.put(made))
-        self._let_go(rows)
+        self._end(rows)
         for (item, _), outcome in zip(made, outcomes, strict=True):
             if outcome is PutOutcome.DIVERGENT:
                 raise self._divergent(item)
         return any(outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN) for outcome in outcomes)
-
-    def fail(self, rows: StageRows, reason: str) -> None:
-        """Gives rows back: they are tried again, and past the stage's `max_attempts` their batch is dead (I6)."""
-        self._let_go(rows)
-        for item in rows.items:
-            self._side.fail(item, reason)
-
-    def release(self, rows: StageRows, reason: str) -> None:
-        """Gives rows back as if they had not been claimed: this process, or a service, is the cause (I6)."""
-        self._let_go(rows)
-        for item in rows.items:
-            self._side.fail(item, reason, is_released=True)
 
     def _packed(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> dict[str, list[bytes]]:
         of = f"stage {self.stage.name}, batch {', '.join(sorted(rows.batch_ids))}"
@@ -166,11 +129,6 @@ class Stage:
             },
         )
 
-    def _let_go(self, rows: StageRows) -> None:
-        with self._lock:
-            for item in rows.items:
-                self._held.pop(_key(item), None)
-
     def _divergent(self, item: ClaimedItem) -> Conflict:
         names = ", ".join(column.name for column in self.stage.outputs)
         return Conflict(
@@ -178,17 +136,6 @@ class Stage:
             field=f"stage {self.stage.name}, batch {item.batch_id}",
             cure="make the stage a function of its inputs, or leave out what was put",
         )
-
-    def _beat(self) -> None:
-        connection = self._connection
-        self._presence.beat(connection.process_id, [f"{connection.job_id}/{self.stage.name}"])
-        with self._lock:
-            held = list(self._held.values())
-        if held:
-            renewal = self._side.renew(held)
-            with self._lock:
-                for item in (*renewal.lost, *renewal.settled):
-                    self._held.pop(_key(item), None)
 
 
 def _external(connection: JobConnection, name: str) -> PlannedStage:
@@ -205,8 +152,3 @@ def _external(connection: JobConnection, name: str) -> PlannedStage:
         )
     plan = connection.spec.stage_plan
     return plan.stages[plan.index(name)]
-
-
-def _key(item: ClaimedItem) -> tuple[int, str, int]:
-    """What an item is held by: a rewind brings it again, under another claim."""
-    return item.claim, item.batch_id, item.item

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from contracts.settings import engine_from
 from contracts.spec import JobSpec
-from onbeat.circumstances import circumstances
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
@@ -25,6 +24,7 @@ from onbeat.stack.supervision import RestartPolicy
 from onbeat.terminal.output import FAILED, console_for, emit
 from onbeat.terminal.words import by_reason, duration, one_line, plural
 from onbeat_extras.chaos.campaign import ROUND_DEADLINE_S, Campaign
+from onbeat_extras.chaos.circumstances import circumstances
 from onbeat_extras.chaos.result import CampaignResult, ResultFile, RoundResult
 
 CHAOS_SPEC = Path("configs/chaos.toml")

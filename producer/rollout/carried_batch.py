@@ -1,7 +1,8 @@
-"""A batch between its claim and its end, as the serve loop, the heartbeat and its own carrier share it."""
+"""Batches between their claims and their ends, as the serve loop, the heartbeat and their own carriers share them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.generator_side import Claim, GeneratorSide
@@ -39,13 +40,70 @@ class CarriedBatch(SampledBatch):
         """Whether the fence has no room for it before an older iteration is committed."""
 
 
-ClaimKey = tuple[str, int]
-"""(job, number of the claim): what a claim is held by."""
+class HeldBatches:
+    """Claims are told apart by identity: a rewind brings the same batch again while the first copy is in the engine."""
 
+    def __init__(self, freed: Callable[[], None]) -> None:
+        """freed: called when a batch needs its engine no more."""
+        self._freed = freed
+        self._carried: dict[int, CarriedBatch] = {}
+        """Every batch that may be in the engine: what is not here may have another version loaded under it."""
+        self._settled: set[int] = set()
+        """The claims whose batches are needed no more; each is on its way to its end."""
 
-def key_of(claim: Claim) -> ClaimKey:
-    """A rewind brings the same batch under the same attempt while the first copy is in the engine: they are two."""
-    return claim.prompt_batch.job_id, claim.number
+    def is_settled(self, claim: Claim) -> bool:
+        """Whether the batch was settled before it was in the engine: then there is nothing to put into it."""
+        return id(claim) in self._settled
+
+    def carry(self, batch: CarriedBatch) -> None:
+        self._carried[id(batch.claim)] = batch
+
+    def end(self, claim: Claim) -> None:
+        self._carried.pop(id(claim), None)
+        self._settled.discard(id(claim))
+
+    def settle(self, claim: Claim) -> None:
+        """Drops the generation of a batch that is settled: an engine that was late, or hedged in vain, is free."""
+        self._settled.add(id(claim))
+        if batch := self._carried.get(id(claim)):
+            batch.settle()
+            self._freed()
+
+    @property
+    def in_words(self) -> str:
+        """What is in the engine and what is out of it; "" where there is nothing."""
+        of_each: dict[str, list[str]] = {"generating": [], "scoring": []}
+        for batch in self._carried.values():
+            of_each["generating" if batch.num_sampling else "scoring"].append(batch.claim.prompt_batch.batch_id)
+        return "; ".join(f"{what} {', '.join(sorted(ids))}" for what, ids in of_each.items() if ids)
+
+    @property
+    def num_sampling(self) -> int:
+        """Completions that are in the engine."""
+        return sum(batch.num_sampling for batch in self._carried.values())
+
+    @property
+    def num_in_engine(self) -> int:
+        """Batches that are in the engine."""
+        return sum(batch.num_sampling > 0 for batch in self._carried.values())
+
+    @property
+    def num_finishing(self) -> int:
+        """Batches that are out of the engine, on their way through the reward service and the fence.
+
+        Those that wait for a commit to make room are not: this generator may have to sample what it waits for.
+        """
+        return sum(not batch.num_sampling and not batch.lacks_room for batch in self._carried.values())
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a batch waits for a commit to make room in Redis."""
+        return any(batch.lacks_room for batch in self._carried.values())
+
+    @property
+    def need_weights(self) -> bool:
+        """Whether a batch is in the engine, or may come back to it."""
+        return any(batch.needs_weights for batch in self._carried.values())
 
 
 def name_of(claim: Claim) -> str:

@@ -17,7 +17,7 @@ from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailab
 from contracts.rollouts import RolloutBatch
 from onbeat.process.crash_points import reach
 from onbeat.process.waiting import Waiting
-from producer.broker_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
+from onbeat.work.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.rounds import Rounds
 
@@ -63,7 +63,7 @@ class Carrier(Rounds):
     async def release(self, job: ActiveJob, claim: Claim, error: Exception) -> None:
         """Gives the batch back as if it had not been claimed: it can't be the cause."""
         self.activity.ended("released")
-        outcome = await self.calls(job.side.release, claim, str(error))
+        outcome = await self.calls(job.side.fail, claim, str(error), is_released=True)
         log.warning("%s is given back (%s): %s", name_of(claim), outcome.value, error)
 
     async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:

@@ -108,7 +108,7 @@ def served(pipeline: Pipeline, job_id: str) -> Iterator[None]:
 def serve_until(ended: threading.Event, broker: Broker, job_id: str, makers: dict[str, Values]) -> None:
     side = StageSide(broker, job_id, "stage-worker")
     while not ended.is_set():
-        StagePresence(broker).beat("stage-worker", [f"{job_id}/{name}" for name in makers])
+        StagePresence(broker, [f"{job_id}/{name}" for name in makers]).beat("stage-worker", {})
         items = [item for name in makers for item in side.claim(name, 1000)]
         side.put([(item, makers[item.stage](item)) for item in items])
         if not items:

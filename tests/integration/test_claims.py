@@ -166,7 +166,8 @@ def test_nothing_under_a_claim_that_a_rewind_has_ended_is_taken_for_the_claim_th
     assert (new.prompt_batch, new.attempt) == (old.prompt_batch, old.attempt), "but for its number it is the same claim"
     assert new.number > old.number
     assert old_side.renew([old]).lost == (old,)
-    assert (old_side.fail(old, "late"), old_side.release(old, "late")) == (FailOutcome.SETTLED, FailOutcome.SETTLED)
+    assert old_side.fail(old, "late") is FailOutcome.SETTLED
+    assert old_side.fail(old, "late", is_released=True) is FailOutcome.SETTLED
     assert new_side.renew([new]) == Renewal()
     # What was sampled under the very version is the batch, of the first that brings it; the second copy is a duplicate.
     late = answer_to(old.prompt_batch, NAME)

@@ -35,7 +35,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import weights_digest
 from gateway.forgetting import forget_due
-from gateway.removal import remove_for_good
+from gateway.job_list import remove_for_good
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec

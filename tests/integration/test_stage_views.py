@@ -92,13 +92,18 @@ def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
     assert job.arrived() == ["0/train/0"]
 
 
+def board(job: StagedJob, *serves: str) -> StagePresence:
+    """Where a worker of these stages says that it lives."""
+    return StagePresence(job.brokers["stage"], serves)
+
+
 def test_a_status_names_the_first_stage_that_no_worker_serves(job: StagedJob) -> None:
-    presence = StagePresence(job.brokers["stage"])
     Presence(job.brokers["generator"]).beat(f"{job.job_id}-generator", {})
     assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a live worker of stage judge"
-    presence.beat(f"{job.job_id}-w1", [f"{job.job_id}/judge", "another-job/after"])
+    board(job, f"{job.job_id}/judge", "another-job/after").beat(f"{job.job_id}-w1", {})
     assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a live worker of stage after"
-    presence.beat(f"{job.job_id}-w2", [f"{job.job_id}/after"])
+    presence = board(job, f"{job.job_id}/after")
+    presence.beat(f"{job.job_id}-w2", {})
     assert job_status(job.brokers["gateway"], job.job_id).reason == ""
     presence.leave(f"{job.job_id}-w2")
     unserved = StagePresence(job.brokers["trainer"]).unserved(job.job_id, job.spec.stages)
@@ -107,9 +112,8 @@ def test_a_status_names_the_first_stage_that_no_worker_serves(job: StagedJob) ->
 
 def test_a_worker_of_a_type_serves_the_stages_of_that_type_in_every_job(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, [])
-    presence = StagePresence(job.brokers["stage"])
     worker = f"{job.job_id}-worker"
-    presence.beat(worker, ["reference"], {"model": "m"})
+    board(job, "reference").beat(worker, {"model": "m"})
     (seen,) = (one for one in StagePresence(job.brokers["gateway"]).live() if one.worker_id == worker)
     assert seen.is_for("any", ReferenceStage(name="frozen"))
     assert not seen.is_for("any", TeacherStage(model="m"))
@@ -120,14 +124,14 @@ def test_a_stage_that_the_worker_of_its_type_leaves_alone_is_served_by_none_and_
     redis_server: EmbeddedRedis,
 ) -> None:
     job = StagedJob(redis_server, [])
-    presence, worker = StagePresence(job.brokers["stage"]), f"{job.job_id}-worker"
+    presence, worker = board(job, "llm_judge"), f"{job.job_id}-worker"
     judge, second = (LlmJudgeStage(model="m", prompt="{completion}", name=name) for name in ("judge", "second"))
     lines = f"other/judge: elsewhere\n{job.job_id}/judge: judge.model: no folder `m`"
-    presence.beat(worker, ["llm_judge"], {LEAVES_ALONE: lines})
-    board = StagePresence(job.brokers["gateway"])
-    (seen,) = (one for one in board.live() if one.worker_id == worker)
+    presence.beat(worker, {LEAVES_ALONE: lines})
+    seen_by = StagePresence(job.brokers["gateway"])
+    (seen,) = (one for one in seen_by.live() if one.worker_id == worker)
     assert [seen.is_for(job_id, judge) for job_id in (job.job_id, "other", "third")] == [False, False, True]
-    assert board.unserved(job.job_id, [second, judge]) == {
+    assert seen_by.unserved(job.job_id, [second, judge]) == {
         "judge": f"a live worker of stage judge; {worker} leaves it alone: judge.model: no folder `m`"
     }
     presence.leave(worker)
@@ -137,8 +141,8 @@ def test_a_stage_worker_that_is_silent_is_not_counted_and_then_forgotten(
     redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = StagedJob(redis_server, [])
-    presence, worker = StagePresence(job.brokers["stage"]), f"{job.job_id}-silent"
-    presence.beat(worker, ["reference"])
+    worker = f"{job.job_id}-silent"
+    board(job, "reference").beat(worker, {})
     now_s = job.brokers["stage"].now_s()
     for later_s, is_kept in ((LIVE_S + 1, True), (10 * LIVE_S + 1, False)):
         monkeypatch.setattr(job.brokers["gateway"], "now_s", lambda later_s=later_s: now_s + later_s)

@@ -47,7 +47,6 @@ LARGE_FOLDERS = {
 SMALL_FILES = {
     "consumer/gradient/losses/": "a paper's loss each",
     "onbeat_extras/trackers/": "a tracker each, with its library",
-    "consumer/trainer/schedule.py": "the one thing of a schedule that asks the fence",
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
     "onbeat/prompts/datasets/environment.py": "a kind of data set, as its neighbours",

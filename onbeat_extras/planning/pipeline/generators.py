@@ -19,7 +19,7 @@ from onbeat_extras.planning.pipeline.window import Batch
 MAX_FINISHING = 4
 """As in producer/generator.py."""
 PRESENCE_INTERVAL_S = 2.0
-"""As in producer/heartbeat.py."""
+"""As in onbeat/work/heartbeat.py."""
 COPY_LOOK_S = 0.02
 """As there: time between two looks at whether a copy is still needed."""
 BEATS_PER_LEASE = 3

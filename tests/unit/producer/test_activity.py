@@ -23,7 +23,7 @@ def test_loads_publications_and_waits_reach_the_jobs_timeline(tmp_path: Path) ->
     async def scenario(stack: Stack) -> None:
         side = stack.add_job()
         async with stack.running():
-            await stack.changes.until(lambda: stack.generator._activity.idle.is_set())
+            await stack.changes.until(lambda: stack.generator._activity.spans.idle.is_set())
             await asyncio.sleep(0.01)
             side.add(*stack.work("job", 0))
             await stack.changes.until(lambda: len(side.published) == 1 and bool(side.spans))
@@ -45,12 +45,13 @@ def test_a_span_is_kept_unless_it_is_over_at_once_or_raises() -> None:
     with contextlib.suppress(WeightsRejected), activity.span("job", "load", iteration=3):
         clock.now_s += 1.0
         raise WeightsRejected("damaged")
-    assert activity.take() == {}
+    assert activity.spans.take() is None
     with activity.span("job", "publish", iteration=3, batch_id="3/train/0"):
         clock.now_s += 1.0
-    (span,) = activity.take()["job"]
+    job_id, (span,) = activity.spans.take() or ("", [])
+    assert job_id == "job"
     assert (span.who, span.what, span.batch_id, span.started_s, span.ended_s) == ("g", "publish", "3/train/0", 101, 102)
-    assert activity.take() == {}
+    assert activity.spans.take() is None
     text = metrics.exposition().decode()
     assert "onbeat_generator_publish_seconds_sum 1.0" in text
     assert "onbeat_generator_load_seconds_count 0.0" in text
@@ -60,7 +61,7 @@ def test_the_newest_spans_are_kept_while_the_server_is_away() -> None:
     activity = Activity("g", wall_clock=Clock())
     for number in range(1000):
         activity.record("job", "load", iteration=number, started_s=number, ended_s=number + 1.0)
-    kept = activity.take()["job"]
+    _, kept = activity.spans.take() or ("", [])
     assert (len(kept), kept[-1].iteration) == (64, 999)
 
 

@@ -22,8 +22,9 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
-from producer.active_jobs import ALONE_S, ASK_AGAIN_S, ActiveJobs
-from producer.broker_calls import BrokerCalls
+from onbeat.work.calls import BrokerCalls
+from onbeat.work.left_alone import PAUSES_S
+from producer.active_jobs import ASK_AGAIN_S, ActiveJobs
 from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import RELOAD_PAUSES_S, ServedModel
 from tests.builders import job_spec, prompt_batch
@@ -424,11 +425,11 @@ def test_weights_are_loaded_before_the_first_batch_of_a_version_and_what_can_not
             await stack.changes.until(lambda: "version 1 is not at" in stack.jobs.infos[-1]["leaves_alone"])
             assert stack.jobs.infos[-1]["leaves_alone"].startswith("job: ")
             looks = stack.shop.log.count("load 1")
-            stack.now_s += ALONE_S[1]
+            stack.now_s += PAUSES_S[1]
             await stack.changes.until(lambda: stack.shop.log.count("load 1") > looks)
             assert len(side.claimed) == 3, "nothing is claimed to find out that it is still away"
             weights.write_bytes(kept)
-            stack.now_s += ALONE_S[1]
+            stack.now_s += PAUSES_S[1]
             await stack.changes.until(lambda: len(side.published) == 3)
             await stack.changes.until(lambda: stack.jobs.infos[-1]["leaves_alone"] == "")
         assert stack.shop.log[:4] == ["open qwen3", "load 0", "generate job 0/train/0", "generate job 0/train/1"]

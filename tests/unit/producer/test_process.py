@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from contracts.jobs import GeneratorExit
-
 
 def run_producer(**environment: str) -> subprocess.CompletedProcess[str]:
     """`python -m producer` to its end."""
@@ -47,45 +45,3 @@ def test_an_unreachable_redis_is_one_clear_line(unused_port: int) -> None:
     assert str(unused_port) in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "secret-word" not in ended.stderr
-
-
-DIES = """
-import asyncio, sys
-from producer.__main__ import run_to_its_end
-
-class Generator:
-    has_claimed = sys.argv[1] == "at work"
-
-    async def run(self):
-        raise BaseExceptionGroup("", [MemoryError("of a batch")])
-
-sys.exit(asyncio.run(run_to_its_end(Generator())))
-"""
-
-
-@pytest.mark.parametrize(("when", "code"), [("at its start", 1), ("at work", GeneratorExit.DIED_AT_WORK)])
-def test_a_launcher_can_tell_a_death_at_work_from_one_at_the_start(when: str, code: int) -> None:
-    ended = subprocess.run([sys.executable, "-c", DIES, when], capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == code
-    assert "MemoryError: of a batch" in ended.stderr
-
-
-HANGS = """
-import asyncio, os, sys, threading
-from concurrent.futures import ThreadPoolExecutor
-from contracts.errors import EngineUnavailable
-from producer.__main__ import run_to_its_end
-
-class Generator:
-    async def run(self):
-        ThreadPoolExecutor().submit(threading.Event().wait)
-        raise BaseExceptionGroup("", [EngineUnavailable("batch 0/train/0 is not done after 1800 s")])
-
-asyncio.run(run_to_its_end(Generator()))
-"""
-
-
-def test_a_thread_that_hangs_in_the_engine_does_not_keep_the_process() -> None:
-    ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=300.0, check=False)
-    assert ended.returncode == GeneratorExit.DIED_AT_WORK
-    assert "batch 0/train/0 is not done" in ended.stderr

@@ -10,9 +10,10 @@ import pytest
 from consumer.ranks import group
 from contracts.schedule import Schedule
 from onbeat.loop import gathering
+from onbeat.work import heartbeat
 from onbeat_extras.planning.pipeline import generators, trainer
 from onbeat_extras.planning.pipeline.window import LATE, RECENT, Batch, Window
-from producer import generator, heartbeat
+from producer import generator
 from tests.builders import job_spec
 
 SCRIPTS = Path(__file__).parents[4] / "broker" / "scripts"
@@ -125,7 +126,7 @@ def test_a_job_that_is_not_deterministic_copies_nothing() -> None:
 
 def test_the_simulation_counts_like_the_generator_the_trainer_and_the_fence() -> None:
     assert generators.MAX_FINISHING == generator.MAX_FINISHING
-    assert generators.PRESENCE_INTERVAL_S == heartbeat.PRESENCE_INTERVAL_S
+    assert generators.PRESENCE_INTERVAL_S == heartbeat.PRESENCE_S
     assert generators.COPY_LOOK_S == heartbeat.COPY_LOOK_S
     assert trainer.CLAIMED_AT_ONCE == gathering.CLAIMED_AT_ONCE
     assert trainer.HANDED_OUT_PER_RANK == group.HANDED_OUT_PER_RANK

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 from broker.generator_side import FailOutcome
+from broker.presence import StageWorkerInfo
 from broker.stage_side import ClaimedItem, ItemRenewal, PutOutcome
 from consumer.stages.served_stages import ServedStage
 from contracts.encoding.arrays import pack_float32
@@ -125,7 +126,7 @@ class FakeStack:
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self.active: list[str] = []
-        self.beats: list[tuple[set[str], dict[str, str]]] = []
+        self.beats: list[dict[str, str]] = []
         self.left: list[str] = []
         self.is_away = False
         """Whether Redis doesn't answer."""
@@ -138,9 +139,12 @@ class FakeStack:
     def first_weights_digest(self, job_id: str) -> str:
         return ""
 
-    def beat(self, worker_id: str, serves: Iterable[str], info: dict[str, str]) -> None:
-        self.beats.append((set(serves), info))
+    def beat(self, worker_id: str, info: dict[str, str]) -> None:
+        self.beats.append(info)
         self._changes.notify()
+
+    def live(self) -> list[StageWorkerInfo]:
+        return []
 
     def leave(self, worker_id: str) -> None:
         self.left.append(worker_id)

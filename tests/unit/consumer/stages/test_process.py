@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from contracts.jobs import StageWorkerExit, is_of_work
+from contracts.jobs import WorkerExit
 from onbeat.stack.ports import free_port
 
 
@@ -35,7 +35,7 @@ def run_worker(**environment: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_bad_setting_is_named(setting: str, value: str, words: str) -> None:
     ended = run_worker(**{setting: value})
-    assert ended.returncode == StageWorkerExit.REFUSED
+    assert ended.returncode == WorkerExit.REFUSED
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -43,49 +43,7 @@ def test_a_bad_setting_is_named(setting: str, value: str, words: str) -> None:
 def test_an_unreachable_redis_is_one_clear_line() -> None:
     url = f"redis://stage:secret-word@127.0.0.1:{free_port()}/0"
     ended = run_worker(ONBEAT_REDIS_URL=url, ONBEAT_BROKER_TIMEOUT_S="0.3")
-    assert ended.returncode == StageWorkerExit.DIED
+    assert ended.returncode == WorkerExit.DIED
     assert "Redis" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "secret-word" not in ended.stderr
-
-
-ENDS = """
-import asyncio, sys, threading
-from unittest import mock
-import consumer.stages.__main__ as process
-from contracts.errors import DeadlineExceeded
-from contracts.settings import StackSettings
-
-class Worker:
-    has_claimed = sys.argv[1] == "at work"
-
-    def __init__(self, **_):
-        pass
-
-    def stop(self):
-        pass
-
-    async def run(self):
-        raise BaseExceptionGroup("", [DeadlineExceeded("stage teacher is not done")])
-
-class Service:
-    server, is_busy = None, Worker.has_claimed
-
-    def preload(self):
-        if self.is_busy:
-            threading.Thread(target=threading.Event().wait).start()
-
-process.StageWorker = Worker
-services = {"teacher": Service()}
-try:
-    sys.exit(asyncio.run(process.serve(StackSettings(), mock.Mock(), services, worker_id="w")))
-except* DeadlineExceeded:
-    sys.exit(process.StageWorkerExit.DIED)
-"""
-
-
-@pytest.mark.parametrize("when", ["at its start", "at work"])
-def test_a_thread_that_hangs_does_not_keep_the_process_and_a_launcher_can_tell_a_death_at_work(when: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", ENDS, when], capture_output=True, text=True, timeout=300, check=False)
-    assert is_of_work(ended.returncode) is (when == "at work")
-    assert ended.returncode == (StageWorkerExit.DIED_AT_WORK if when == "at work" else StageWorkerExit.DIED)

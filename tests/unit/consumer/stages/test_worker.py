@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.stage_side import PutOutcome
-from consumer.stages.served_stages import PAUSES_S, ServedStage, ServedStages
+from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.worker import StageWorker
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import (
@@ -24,6 +24,8 @@ from contracts.errors import (
     NotFound,
 )
 from contracts.events import TimelineSpan
+from onbeat.work.calls import BrokerCalls
+from onbeat.work.left_alone import PAUSES_S
 from tests.builders import job_spec
 from tests.fakes import Changes
 from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
@@ -61,10 +63,10 @@ class Stack:
         self.worker = StageWorker(
             worker_id="worker-a",
             stages=self.stages,
-            presence=typed(self.stack),
+            presence=self.stack,
+            calls=BrokerCalls(timeout_s=0.05, full_timeout_s=full_timeout_s),
             services=services,
             wait_for_items=typed(self.waiting),
-            full_timeout_s=full_timeout_s,
             stop_grace_s=stop_grace_s,
             report=lambda job_id, spans: self.told.extend((job_id, one) for one in spans),
         )
@@ -82,7 +84,7 @@ class Stack:
 
     def leaves_alone(self) -> str:
         """What it says of the stages that it leaves alone."""
-        return self.stack.beats[-1][1]["leaves_alone"] if self.stack.beats else ""
+        return self.stack.beats[-1]["leaves_alone"] if self.stack.beats else ""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -106,10 +108,9 @@ def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_a
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(TEACHER, SCORER, OWN)
         side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
-        kinds = {"teacher", "reward_model", "llm_judge"}
         info = {"stages": "job/reward_model, job/teacher", "items": "", "leaves_alone": ""}
         async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == (kinds, info))
+            await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == info)
         assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
         assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
         assert "own" not in {stage for stage, _ in side.asked}
@@ -196,9 +197,7 @@ def test_columns_of_another_shape_fail_their_item() -> None:
     drive(scenario)
 
 
-def test_columns_wait_for_room_in_a_full_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumer.stages.worker.FULL_PAUSE_S", 0.001)
-
+def test_columns_wait_for_room_in_a_full_server() -> None:
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(TEACHER)
         side.put_errors = [BrokerFull("at maxmemory"), BrokerFull("at maxmemory")]
@@ -335,8 +334,8 @@ def test_a_stage_that_this_host_can_not_serve_costs_no_attempt_and_is_served_aga
 def test_an_idle_worker_says_once_what_it_waits_for_and_again_after_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("consumer.stages.worker.LOG_AFTER_S", 0.0)
-    caplog.set_level("INFO", logger="consumer.stages.worker")
+    monkeypatch.setattr("onbeat.work.worker.LOG_AFTER_S", 0.0)
+    caplog.set_level("INFO", logger="onbeat.work.worker")
 
     def said() -> int:
         return sum("waiting for items of job/" in line for line in caplog.messages)

@@ -14,13 +14,13 @@ from broker.trainer_side import Opening
 from consumer.gradient.statistics import Scaling
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.schedule import Schedule
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.checkpoints import OlderVersion
 from contracts.errors import FencedOff, FenceViolation, Unavailable, WeightsRejected
 from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
+from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.chain_file import ChainFile

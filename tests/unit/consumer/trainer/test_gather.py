@@ -18,13 +18,13 @@ from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import measure_batch
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.schedule import Schedule
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, DeadlineExceeded, FenceViolation, Unavailable
 from contracts.events import BatchDead
 from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
+from contracts.schedule import Schedule
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.recording import Recorder
 from onbeat.loop.window import AskedIteration

@@ -14,10 +14,10 @@ from consumer.gradient.learner import OptimizerStep, Trained
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import Mismatch, measure_batch
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.schedule import Schedule
 from consumer.trainer.step import step
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import MismatchAlarm
+from contracts.schedule import Schedule
 from onbeat.loop.window import AskedIteration, Window
 from tests.builders import DIGEST, job_spec, rollout_batch
 

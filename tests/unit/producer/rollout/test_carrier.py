@@ -56,8 +56,8 @@ class EqualRewards:
         return [Scored(reward=1.0, breakdown={}) for _ in items]
 
 
-async def at_once(call: Callable[..., Any], *arguments: Any) -> Any:
-    return call(*arguments)
+async def at_once(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return call(*arguments, **options)
 
 
 class Carried:

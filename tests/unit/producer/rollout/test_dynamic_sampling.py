@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch, RolloutBatch, RolloutGroup, batch_digest
-from producer import generator
+from onbeat.work import worker
 from producer.rollout.dynamic_sampling import Places
 from tests.builders import prompt_batch, rollout
 from tests.unit.producer.test_generator import Stack, drive
@@ -188,7 +188,7 @@ def test_a_batch_that_is_settled_between_two_rounds_is_sampled_no_further_and_fr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The serve loop learns that the weights are free; it doesn't find out when it looks at them next.
-    monkeypatch.setattr(generator, "LOG_AFTER_S", 600.0)
+    monkeypatch.setattr(worker, "LOG_AFTER_S", 600.0)
 
     async def scenario(stack: Stack) -> None:
         side = stack.add_job(timeouts__generator_lease_s=0.03)

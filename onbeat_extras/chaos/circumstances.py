@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def circumstances(command: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onbeat.circumstances import circumstances
+from onbeat_extras.chaos.circumstances import circumstances
 
 ROOT = Path(__file__).parents[3]
 

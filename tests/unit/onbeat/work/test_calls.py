@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from contracts.errors import BrokerFull, BrokerUnavailable, OnbeatError
-from producer.broker_calls import BrokerCalls
+from onbeat.work.calls import BrokerCalls
 
 
 class Server:

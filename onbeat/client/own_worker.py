@@ -1,0 +1,127 @@
+"""What a generator and a stage of one's own have in common: claims of one job, under leases that a thread keeps.
+
+take ─ claim (lease) ─▶ Leases ◀─ end ─ publish, put, fail, release
+                          ▲
+            thread ─ renew, and say that it lives ─ dies of a server that stays away
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, Self, TypeVar
+
+from contracts.errors import JobEnded
+from contracts.spec import JobSpec
+from onbeat.client.connection import JobConnection, speaking_the_same
+from onbeat.work.heartbeat import PRESENCE_S, Board, C, Leases, Side
+
+T = TypeVar("T")
+"""What the caller is given of claims."""
+
+WAIT_S = 5.0
+"""Longest wait for work before it looks whether the job goes on."""
+
+
+class FailingSide(Side[C], Protocol[C]):
+    """A worker's side of a job, which takes claims back."""
+
+    def fail(self, claim: C, reason: str, /, *, is_released: bool = False) -> object: ...
+
+
+class OwnWorker(ABC, Generic[C, T]):
+    """One worker of one job. A context manager."""
+
+    def __init__(
+        self,
+        connection: JobConnection,
+        *,
+        side: FailingSide[C],
+        board: Board,
+        lease_s: float,
+        wait: Callable[[float], object],
+    ) -> None:
+        """wait: blocks until there may be work, or for so many seconds."""
+        self._connection = connection
+        self._own_side = side
+        self._board = board
+        self._lease_s = lease_s
+        self._wait = wait
+        self._leases: Leases[C] = Leases()
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._connection.spec
+
+    @abstractmethod
+    def _claim(self) -> T | None:
+        """Claims what there is, and holds it."""
+
+    @abstractmethod
+    def _claims_of(self, taken: T) -> Sequence[C]: ...
+
+    def _info(self) -> dict[str, str]:
+        """What an operator sees of it."""
+        return {}
+
+    def __enter__(self) -> Self:
+        self._connection.keep(self._beat, every_s=min(PRESENCE_S, self._lease_s / 3))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives up what it holds: the leases run out, and another worker does it."""
+        self._connection.close(lambda: self._board.leave(self._connection.process_id))
+
+    def __iter__(self) -> Iterator[T]:
+        """Yields work until the job has ended."""
+        while True:
+            try:
+                taken = self._take(self._claim, WAIT_S)
+            except JobEnded:
+                return
+            if taken is not None:
+                yield taken
+
+    def fail(self, taken: T, reason: str) -> None:
+        """Gives it back: it is tried again, and past the job's attempts its batch is dead with the reason (I6)."""
+        self._give_back(taken, reason, is_released=False)
+
+    def release(self, taken: T, reason: str) -> None:
+        """Gives it back as if it had not been claimed: this process, or a service, is the cause (I6)."""
+        self._give_back(taken, reason, is_released=True)
+
+    def _take(self, claim: Callable[[], T | None], timeout_s: float) -> T | None:
+        """What `claim` finds within timeout_s. Raises JobEnded."""
+        ends_s = time.monotonic() + timeout_s
+        while True:
+            with speaking_the_same():
+                taken = claim()
+            if taken is not None:
+                return taken
+            self._connection.check()
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            self._wait(min(left_s, WAIT_S))
+
+    def _hold(self, claim: C, *, name: str) -> None:
+        self._leases.hold(self._own_side, claim, lease_s=self._lease_s, name=name)
+
+    def _end(self, taken: T) -> None:
+        for claim in self._claims_of(taken):
+            self._leases.end(claim)
+
+    def _give_back(self, taken: T, reason: str, *, is_released: bool) -> None:
+        self._end(taken)
+        for claim in self._claims_of(taken):
+            self._own_side.fail(claim, reason, is_released=is_released)
+
+    def _beat(self) -> None:
+        self._board.beat(self._connection.process_id, self._info())
+        lapsed = self._leases.renew()
+        for claim in (*lapsed.lost, *lapsed.settled):
+            self._leases.end(claim)

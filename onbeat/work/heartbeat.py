@@ -1,0 +1,190 @@
+"""What a worker holds, and how the stack learns that it lives: its presence, and the leases of its claims (I5).
+
+    claim ─ hold ─▶ Leases ─ renew, three times a lease ─▶ held │ lost: another worker's │ settled: not needed any more
+                       └── end: published, put, or given back
+
+Heartbeat   waits for its next beat or a change; unblocked by either; produces renewed leases and presence. Between two
+            beats it looks after copies: one that came second is dropped within COPY_LOOK_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from broker.presence import GeneratorInfo, StageWorkerInfo, compare
+from onbeat.process.dependency import Dependency
+from onbeat.work.calls import BrokerCalls
+
+C = TypeVar("C")
+"""A claim: of a prompt batch, or of an item of a stage."""
+
+PRESENCE_S = 2.0
+"""Longest time between two signs of life."""
+
+
+Told = TypeVar("Told", covariant=True)
+
+
+class Renewal(Protocol[Told]):
+    """What became of claims; the others are still held."""
+
+    @property
+    def lost(self) -> Sequence[Told]: ...
+    @property
+    def settled(self) -> Sequence[Told]: ...
+
+
+class Side(Protocol[C]):
+    """A worker's side of one job."""
+
+    def renew(self, claims: Sequence[C], /) -> Renewal[C]:
+        """Begins the leases anew. Raises BrokerUnavailable."""
+        ...
+
+
+class Lapsed(NamedTuple, Generic[C]):
+    """Claims without a lease."""
+
+    lost: list[C]
+    """Other workers hold them now: who is first is needed."""
+    settled: list[C]
+    """No work on them is needed."""
+
+
+class _Lease(NamedTuple, Generic[C]):
+    side: Side[C]
+    claim: C
+    lease_s: float
+    name: str
+
+
+class Leases(Generic[C]):
+    """The claims of one worker. Thread-safe.
+
+    They are held by identity: after a rewind, or of a server that forgot a lease, the same work comes again as another
+    claim, while the first is still in work.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Lease[C]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[C]:
+        with self._lock:
+            return iter([lease.claim for lease in self._held.values()])
+
+    def __str__(self) -> str:
+        """Their names, for people."""
+        with self._lock:
+            return ", ".join(sorted(lease.name for lease in self._held.values()))
+
+    def __contains__(self, claim: object) -> bool:
+        return id(claim) in self._held
+
+    def hold(self, side: Side[C], claim: C, *, lease_s: float, name: str) -> None:
+        """Keeps a claim of the side's job until its end. name: for people."""
+        with self._lock:
+            self._held[id(claim)] = _Lease(side, claim, lease_s, name)
+
+    def end(self, claim: C) -> str | None:
+        """The claim's name; None where it wasn't held."""
+        with self._lock:
+            lease = self._held.pop(id(claim), None)
+        return lease.name if lease else None
+
+    @property
+    def pause_s(self) -> float:
+        """Until the next renewal: three fit into the shortest lease, since one or two may fail before it runs out."""
+        with self._lock:
+            return min([PRESENCE_S, *(lease.lease_s / 3 for lease in self._held.values())])
+
+    def renew(self, claims: Collection[C] | None = None) -> Lapsed[C]:
+        """Begins the leases of these claims anew, None: of all; answers those that have none any more. It blocks.
+
+        What it answers is still held here: the caller ends it. Safe to repeat. Raises BrokerUnavailable.
+        """
+        some = None if claims is None else {id(claim) for claim in claims}
+        by_side: dict[int, tuple[Side[C], list[C]]] = {}
+        with self._lock:
+            for key, lease in self._held.items():
+                if some is None or key in some:
+                    by_side.setdefault(id(lease.side), (lease.side, []))[1].append(lease.claim)
+        lapsed: Lapsed[C] = Lapsed([], [])
+        for side, held in by_side.values():
+            renewal = side.renew(held)
+            lapsed.lost.extend(renewal.lost)
+            lapsed.settled.extend(renewal.settled)
+        return lapsed
+
+
+COPY_LOOK_S = 0.02
+"""Time between two looks at whether a copy is still needed: most come second, and until it is dropped the engine is not
+free for the next iteration, nor asleep for a colocated job's trainer."""
+
+
+class Board(Protocol):
+    """Where the workers of a kind say that they live; each call raises BrokerUnavailable."""
+
+    def beat(self, worker_id: str, info: dict[str, str], /) -> None: ...
+    def live(self) -> Sequence[GeneratorInfo | StageWorkerInfo]: ...
+    def leave(self, worker_id: str, /) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Heartbeat(Generic[C]):
+    """`run` beats until it is cancelled; it dies of a broker that stays away."""
+
+    worker_id: str
+    calls: BrokerCalls
+    leases: Leases[C]
+    board: Board
+    info: Callable[[], dict[str, str]]
+    """What an operator sees of the worker."""
+    let_go: Callable[[Lapsed[C]], None]
+    """Ends what has no lease any more."""
+    copies: Callable[[], Sequence[C]]
+    """The claims that are copies of other workers' work."""
+    services: Sequence[Dependency]
+    """What the work needs beside the broker."""
+    num_live: int = 1
+    """Workers of its kind at the last beat."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at a claim, so that its lease is renewed soon enough, and where there is something to say; cleared at each
+    beat."""
+
+    async def run(self) -> None:
+        while True:
+            self.changed.clear()
+            await self.calls(self.board.beat, self.worker_id, self.info())
+            live = await self.calls(self.board.live)
+            self.num_live = max(1, len(live))
+            compare(self.services, self.worker_id, live)
+            self.let_go(await self.calls(self.leases.renew))
+            await self._until_beat()
+
+    async def _until_beat(self) -> None:
+        """Returns when the next beat is due, or something has changed; looks after copies until then."""
+        due_s = time.monotonic() + self.leases.pause_s
+        while (left_s := due_s - time.monotonic()) > 0:
+            await wait_for(self.changed, min(left_s, COPY_LOOK_S) if self.copies() else left_s)
+            if self.changed.is_set():
+                return
+            if copies := self.copies():
+                self.let_go(await self.calls(self.leases.renew, copies))
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Returns when the event is set, or the time is over."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,108 @@
+"""A worker as a process of its own, until SIGTERM or SIGINT: settings, broker, the worker's life, the exit code.
+
+Exit codes: `contracts.jobs.WorkerExit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from broker.connection.client import Broker, connect_within
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.jobs import WorkerExit
+from contracts.settings import StackSettings, settings_from
+from onbeat.process import crash_points
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.telemetry.logs import configure
+from onbeat.work.calls import BrokerCalls
+from onbeat.work.worker import Worker
+
+log = logging.getLogger(__name__)
+
+Serve = Callable[[Broker, str], Awaitable[int]]
+"""Serves as the worker of this id until a signal, and returns the exit code."""
+
+
+def run_worker(service: str, prepare: Callable[[StackSettings], Serve]) -> int:
+    """Returns the exit code of the process. service: its name in the log.
+
+    prepare: reads what the environment says of this kind of worker. Raises InvalidInput.
+    """
+    configure(StackSettings(), service=service)
+    try:
+        settings = settings_from(os.environ)
+        serve = prepare(settings)
+        crash_points.arm(settings.crash_at)
+    except InvalidInput as error:
+        log.error("%s", error)
+        return WorkerExit.REFUSED
+    configure(settings, service=service)
+    exit_cleanly_on_signals()
+
+    async def run() -> int:
+        return await serve(connect_within(settings, patience_s=settings.broker_timeout_s), own_id())
+
+    try:
+        return asyncio.run(run())
+    except* OnbeatError as group:
+        log.error("%s", first_error(group))
+    return WorkerExit.DIED
+
+
+def own_id() -> str:
+    """Host and process are for people; random characters, because a container's process is always number 1.
+
+    What a dead process has claimed and not heard of comes again to no other.
+    """
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def calls_of(broker: Broker, settings: StackSettings) -> BrokerCalls:
+    """How a worker calls its broker."""
+    return BrokerCalls(
+        timeout_s=settings.broker_timeout_s,
+        full_timeout_s=settings.broker_full_timeout_s,
+        break_off=broker.break_off,
+    )
+
+
+async def until_signal(worker: Worker[Any], *, what: str, hangs: Callable[[BaseExceptionGroup | None], bool]) -> int:
+    """Runs the worker until a signal, and returns the exit code. Raises what it died of before it claimed anything.
+
+    what: it serves, in words.
+    hangs: whether a thread of this process goes on, by what the worker died of. Then the process ends here: asyncio and
+    Python would wait for that thread.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    log.info("%s serves %s", worker.name, what)
+    code, died_of = WorkerExit.STOPPED, None
+    try:
+        await worker.run()
+    except BaseExceptionGroup as group:
+        if not worker.has_claimed and not hangs(group):
+            raise
+        code, died_of = WorkerExit.DIED_AT_WORK, group
+        _, foreign = group.split(OnbeatError)
+        log.error("%s", first_error(group), exc_info=foreign)
+    else:
+        log.info("%s left", worker.name)
+    if hangs(died_of):
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def first_error(group: BaseExceptionGroup) -> BaseException:
+    """The first leaf of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

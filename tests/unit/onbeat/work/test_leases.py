@@ -1,0 +1,72 @@
+"""What a worker holds: each claim by itself, whatever a server has forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from contracts.errors import BrokerUnavailable
+from onbeat.work.heartbeat import PRESENCE_S, Leases
+
+
+class Told(NamedTuple):
+    lost: Sequence[str] = ()
+    settled: Sequence[str] = ()
+
+
+class Side:
+    """One job's, which answers what it is set to; without an answer it is away."""
+
+    def __init__(self) -> None:
+        self.answer: Told | None = Told()
+        self.renewed: list[list[str]] = []
+
+    def renew(self, claims: Sequence[str], /) -> Told:
+        if self.answer is None:
+            raise BrokerUnavailable("connection refused")
+        self.renewed.append(list(claims))
+        return self.answer
+
+
+def test_leases_are_renewed_by_job_and_what_lapsed_is_held_until_it_is_ended() -> None:
+    leases: Leases[str] = Leases()
+    one, other = Side(), Side()
+    first, second, third = "first", "second", "third"
+    leases.hold(one, first, lease_s=6.0, name="a")
+    leases.hold(one, second, lease_s=3.0, name="b")
+    leases.hold(other, third, lease_s=60.0, name="c")
+    assert (leases.pause_s, str(leases), list(leases)) == (1.0, "a, b, c", [first, second, third])
+    one.answer, other.answer = Told(lost=[first]), Told(settled=[third])
+    lapsed = leases.renew()
+    assert (lapsed.lost, lapsed.settled, len(leases)) == ([first], [third], 3)
+    assert (leases.end(first), leases.end(first)) == ("a", None)
+    leases.renew([second])
+    assert (one.renewed, other.renewed) == ([[first, second], [second]], [[third]])
+    leases.end(second)
+    assert leases.pause_s == PRESENCE_S
+
+
+def test_a_renewal_that_a_server_does_not_answer_forgets_nothing_that_another_job_was_told() -> None:
+    leases: Leases[str] = Leases()
+    one, other = Side(), Side()
+    leases.hold(one, "first", lease_s=6.0, name="a")
+    leases.hold(other, "second", lease_s=6.0, name="b")
+    one.answer, other.answer = Told(lost=["first"]), None
+    with pytest.raises(BrokerUnavailable):
+        leases.renew()
+    other.answer = Told()
+    assert leases.renew().lost == ["first"]
+
+
+def test_a_claim_that_a_restarted_server_gives_out_again_is_held_beside_the_first() -> None:
+    leases: Leases[tuple[str, ...]] = Leases()
+    first, again = (tuple(name.split()) for name in ("0/train/0", "0/train/0"))
+    assert first == again
+    assert first is not again
+    side = Side()
+    for one in (first, again):
+        leases.hold(side, one, lease_s=6.0, name="0/train/0")  # pyright: ignore[reportArgumentType]
+    leases.end(first)
+    assert [one is again for one in leases] == [True]
