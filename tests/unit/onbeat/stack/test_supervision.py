@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.errors import Unavailable
-from contracts.jobs import GeneratorExit, is_of_work
+from contracts.jobs import WorkerExit, is_of_work
 from onbeat.stack.supervision import FIRST_PAUSE_S, GOOD_LIFE_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervised
 
 
@@ -72,7 +72,7 @@ def test_pauses_double_and_a_process_that_keeps_dying_is_an_error_with_its_last_
     assert child.num_starts == MAX_RESTARTS
 
 
-@pytest.mark.parametrize("exit_code", [-9, GeneratorExit.DIED_AT_WORK])
+@pytest.mark.parametrize("exit_code", [-9, WorkerExit.DIED_AT_WORK])
 def test_a_generator_that_dies_of_its_work_is_started_again_for_ever_and_with_pauses(exit_code: int) -> None:
     child, clock = Child(), Clock()
     supervised = Supervised(child, clock=clock, is_excused=is_of_work)
