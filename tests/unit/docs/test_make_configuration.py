@@ -60,8 +60,8 @@ def test_every_section_of_a_job_has_a_heading() -> None:
     assert all(f"## `[{name}]`" in page for name in tables)
 
 
-def test_the_job_in_the_readme_is_a_valid_spec() -> None:
-    block = re.search(r"```toml\n(name = .*?)```", (PAGE.parents[1] / "README.md").read_text(), re.DOTALL)
+def test_the_job_in_the_page_of_the_start_is_a_valid_spec() -> None:
+    block = re.search(r"```toml\n(name = .*?)```", (PAGE.parent / "start.md").read_text(), re.DOTALL)
     assert block is not None
     assert convert(tomllib.loads(block[1]), JobSpec).rollout.prompts_per_iteration == 64
 
