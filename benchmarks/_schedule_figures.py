@@ -1,4 +1,4 @@
-"""The pictures of docs/schedules.md: speed and bound of each schedule, who computes when, and reward under a lag."""
+"""The pictures of docs/job.md: speed and bound of each schedule, who computes when, and reward under a lag."""
 
 from __future__ import annotations
 

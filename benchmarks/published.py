@@ -282,7 +282,7 @@ def costs_of(row: Row, spec: JobSpec) -> tuple[Costs, Machines]:
 
 
 def compared(row: Row) -> dict[str, Any]:
-    """A row of docs/planning.md."""
+    """A row: what was published, and what a plan says."""
     spec = job_of(row)
     costs, machines = costs_of(row, spec)
     schedules = {"synchronous": Schedule("synchronous"), "periodic": Schedule("periodic")}

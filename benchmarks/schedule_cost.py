@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=1, help="stacks that make the other runs at the same time")
     parser.add_argument("--folder", type=Path, help="where runs are kept, and looked for [a scratch folder]")
     parser.add_argument("--only-summarise", action="store_true", help="make no run")
-    parser.add_argument("--pictures", type=Path, help="folder for the picture of docs/schedules.md")
+    parser.add_argument("--pictures", type=Path, help="folder for the picture of docs/job.md")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in onbeat demo")
     arguments = parser.parse_args()
     arms, seeds = arguments.arms.split(";"), range(arguments.seeds)

@@ -84,7 +84,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Most ranks of a trainer here, of a job that asks for more; 0: as many as this process may use cores."""
     max_passes: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Most batches that a trainer of one process trains at the same time, each in a thread (docs/training.md); 0: one,
+    """Most batches that a trainer of one process trains at the same time, each in a thread (docs/job.md); 0: one,
     and two once an iteration is sampled, where the trainer may use two cores and a pass has one compute thread."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""

@@ -16,7 +16,7 @@ class LossKind:
     """What a spec has to know of a loss; its equation is in consumer/gradient/losses/."""
 
     clip_range: tuple[float, float] = (0.2, 0.2)
-    """(clip_low, clip_high) where a spec leaves them out; sources in docs/algorithms.md."""
+    """(clip_low, clip_high) where a spec leaves them out; sources in docs/job.md."""
     clips_by_sign: bool = True
     """Whether the sign of the advantage decides which clip acts."""
     has_token_ratios: bool = True
@@ -76,7 +76,7 @@ class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=Tr
 
 
 class AlgorithmSpec(Record, frozen=True, kw_only=True):
-    """Advantage and loss; docs/algorithms.md has the equations."""
+    """Advantage and loss; docs/job.md has the equations."""
 
     loss: LossName | PluginLoss = "grpo"
     """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the

@@ -1,4 +1,4 @@
-"""The least that an iteration can take under each schedule, whatever the order of its events: docs/schedules.md.
+"""The least that an iteration can take under each schedule, whatever the order of its events: docs/job.md.
 
     synchronous, colocated    T_gen + T_train + T_sync
     periodic                  T_sync + max(T_gen + t_last, t_first + T_train)
