@@ -68,7 +68,7 @@ CorrectionName: TypeAlias = Literal["none", "tis", "icepop", "decoupled_ppo"]
 class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
     """A user's loss, found by its name among the entry points of group `onbeat.losses` where the trainer runs.
 
-    docs/extending.md says what it is given and what it must keep.
+    docs/extend.md says what it is given and what it must keep.
     """
 
     entry_point: Line

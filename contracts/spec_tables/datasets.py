@@ -102,7 +102,7 @@ class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=T
 class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
     """A user's function, found by its name among the entry points of group `onbeat.datasets` where the trainer runs.
 
-    docs/extending.md says what it is called with and what it must keep.
+    docs/extend.md says what it is called with and what it must keep.
     """
 
     entry_point: Line

@@ -186,7 +186,7 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
 
 
 class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
-    """A process of one's own, by `onbeat.client`: docs/experience.md."""
+    """A process of one's own, by `onbeat.client`: docs/extend.md."""
 
     name: ColumnName
     """The name of the stage, which the process asks for."""

@@ -73,7 +73,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     lora: LoraSpec | None = None
     """Trains adapters instead of the model; none: every parameter."""
     external: bool = False
-    """A process of one's own trains the job, by `onbeat.client` (docs/experience.md): consumers leave it alone, and the
+    """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and the
     other keys of trainer, algorithm, optimizer and trackers must be left out, for nothing reads them."""
 
 

@@ -1,4 +1,4 @@
-"""A process of one's own joins the stream, as a producer, a trainer or a stage (docs/experience.md); beside it, what
+"""A process of one's own joins the stream, as a producer, a trainer or a stage (docs/extend.md); beside it, what
 the command line asks of a gateway. The parts are imported when they are asked for, and none of them imports torch.
 """
 

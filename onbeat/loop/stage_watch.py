@@ -13,7 +13,7 @@ from onbeat.process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
 CURE = "start one with `python -m consumer.stages`, or raise timeouts.no_stage_worker_s"
-CURE_OF_EXTERNAL = "start your process that serves it (docs/experience.md), or raise timeouts.no_stage_worker_s"
+CURE_OF_EXTERNAL = "start your process that serves it (docs/extend.md), or raise timeouts.no_stage_worker_s"
 
 
 class StageWatch:

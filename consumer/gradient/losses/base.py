@@ -1,4 +1,4 @@
-"""What a loss of the family is made of; a loss of an installed package is made of the same (docs/extending.md).
+"""What a loss of the family is made of; a loss of an installed package is made of the same (docs/extend.md).
 
 The surrogate's [R, T] token losses are weighed by the correction, the KL is added and the entropy taken off; the
 normaliser makes a scalar of them, which is summed over the iteration and divided once, at its end (I7).

@@ -1,4 +1,4 @@
-"""A loss from an installed package, tried before it is trusted: what a loss must keep stands in docs/extending.md."""
+"""A loss from an installed package, tried before it is trusted: what a loss must keep stands in docs/extend.md."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def _row(inputs: LossInputs, row: int) -> LossInputs:
 
 def _refusal(name: str, problem: str) -> InvalidInput:
     return InvalidInput(
-        f"the loss `{name}` {problem}", field=FIELD, cure="docs/extending.md says what a loss must keep"
+        f"the loss `{name}` {problem}", field=FIELD, cure="docs/extend.md says what a loss must keep"
     )

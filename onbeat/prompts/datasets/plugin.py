@@ -1,4 +1,4 @@
-"""A data set from an installed package: what its function must keep stands in docs/extending.md."""
+"""A data set from an installed package: what its function must keep stands in docs/extend.md."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def _refusal(spec: PluginDataset, problem: str) -> InvalidInput:
     return InvalidInput(
         f"the data set `{spec.entry_point}` {problem}",
         field=FIELD,
-        cure="docs/extending.md says what its function must return",
+        cure="docs/extend.md says what its function must return",
     )

@@ -1,4 +1,4 @@
-"""One new kind of each, as a person would add it by docs/where-to-change.md."""
+"""One new kind of each, as a person would add it by docs/extend.md."""
 
 from __future__ import annotations
 

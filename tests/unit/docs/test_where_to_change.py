@@ -1,4 +1,4 @@
-"""docs/where-to-change.md is true: what it names is there, and what it says to add works where it says to add it.
+"""docs/extend.md is true: what it names is there, and what it says to add works where it says to add it.
 
 The packages are copied, one of each kind is added to the copy at the places that the page names, and a process that
 runs in the copy uses them all.
@@ -22,7 +22,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.unit.docs.additions import ADDITIONS, Edit
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "where-to-change.md"
+PAGE = ROOT / "docs" / "extend.md"
 COPIED = (
     "broker",
     "consumer",
@@ -41,10 +41,12 @@ NAME, NEW = "<name>", "novel"
 
 
 def rows(heading: str) -> dict[str, tuple[str, ...]]:
-    """First cell → the others, of the table under a heading."""
-    section = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    cells = [re.split(r"\s*\|\s*", line.strip()[2:-1]) for line in section.splitlines() if line.startswith("| ")]
-    return {first: tuple(rest) for first, *rest in cells[2:]}
+    """First cell → the others, of the first table under a heading."""
+    section = re.split(rf"^#+ {heading}\n", PAGE.read_text(), flags=re.MULTILINE)[1]
+    table = re.search(r"^---\|.*\n((?:.+\n)+)", section, re.MULTILINE)
+    assert table, heading
+    cells = [re.split(r"\s*\|\s*", line.strip()) for line in table[1].splitlines()]
+    return {first: tuple(rest) for first, *rest in cells}
 
 
 def places(text: str) -> list[tuple[str, str]]:
