@@ -117,6 +117,4 @@ def _row(inputs: LossInputs, row: int) -> LossInputs:
 
 
 def _refusal(name: str, problem: str) -> InvalidInput:
-    return InvalidInput(
-        f"the loss `{name}` {problem}", field=FIELD, cure="docs/extend.md says what a loss must keep"
-    )
+    return InvalidInput(f"the loss `{name}` {problem}", field=FIELD, cure="docs/extend.md says what a loss must keep")
