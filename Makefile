@@ -32,7 +32,7 @@ page: $(STAMP)
 	$(BIN)/python -m page.make_types
 	cd page && npm ci --silent && npm run build --silent
 
-# What docs/page.md shows, from a stack of its own; needs chromium.
+# The pictures of docs/operate.md, from a stack of its own; needs chromium.
 page-pictures: $(STAMP)
 	$(BIN)/python -m page.pictures
 
@@ -81,7 +81,7 @@ bench-experience: $(STAMP)
 	$(BIN)/onbeat bench experience --transfer-queue .venv-tq/bin/python
 
 # Requests against a real gateway by schemathesis, which has an environment of its own, and damaged bytes against every
-# decoder: about ten minutes (docs/operations.md).
+# decoder: about ten minutes (docs/operate.md).
 fuzz: $(STAMP)
 	test -x .venv-fuzz/bin/python || $(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install -q 'schemathesis==4.32.5'
@@ -112,7 +112,7 @@ chaos: $(STAMP)
 	$(BIN)/onbeat chaos --rounds 30 --spec configs/chaos-stages.toml
 
 # vLLM's pins don't mix with the trainer's, so its generators have an environment of their own: vLLM for a CPU here, the
-# official `vllm` package on a GPU (docs/operations.md). Every package is listed, because its own list would bring in
+# official `vllm` package on a GPU (docs/operate.md). Every package is listed, because its own list would bring in
 # torchvision and triton, which it can't have on a CPU.
 setup-vllm: $(VLLM_STAMP)
 

@@ -25,7 +25,7 @@ class DeadLetter(Record, frozen=True, kw_only=True):
     attempts: int
     """Times that it was handed out; 0 in a letter that an older Onbeat wrote."""
     prompts: tuple[DeadPrompt, ...] = ()
-    """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/operations.md)."""
+    """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/operate.md)."""
     can_retry: bool
     """Whether `POST …/dead/{entry_id}/retry` queues the job again, which samples the batch anew."""
     why_not: str = ""

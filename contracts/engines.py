@@ -99,7 +99,7 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
 
 
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
-    """A server of vLLM or SGLang that runs already (docs/operations.md)."""
+    """A server of vLLM or SGLang that runs already (docs/operate.md)."""
 
     reads_redis: ClassVar[bool] = False
 

@@ -39,7 +39,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
 
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, or unix://user:password@/path?db=0 for a socket file; ""
-    where a process needs no broker. The user is that of the process's role (docs/operations.md)."""
+    where a process needs no broker. The user is that of the process's role (docs/operate.md)."""
     celery_url: str = ""
     """The same server for the messages from gateways to consumers, as a user of their own; "" takes redis_url."""
     reward_url: str = "http://127.0.0.1:8100"
@@ -65,7 +65,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Address that an HTTP service listens on."""
     allowed_hosts: str = ""
     """Names, separated by commas, by which an HTTP service may be asked for, beside localhost, ONBEAT_HOST and numeric
-    addresses; a request whose `Host` is another name is refused (docs/operations.md)."""
+    addresses; a request whose `Host` is another name is refused (docs/operate.md)."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1

@@ -91,7 +91,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     credit: Literal["trajectory", "turn"] = "trajectory"
     """What an advantage is for, in a job with an environment. trajectory: one for all tokens of it, from its whole
     reward; turn: one for each of its turns, from what it was given from that turn on, against the same turn of the
-    group's other trajectories. The metrics of advantages are then over turns (docs/metrics.md)."""
+    group's other trajectories. The metrics of advantages are then over turns (docs/operate.md)."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1

@@ -65,7 +65,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """Above this mean K3 a token between trainer and generator an iteration is a warning and an event. It counts the
     batches that the trained version sampled; those with a lag differ because the policy has moved. The default is for
     answers of some ten tokens: a response of T tokens keeps a share of about e^(-2 K3 T) of its samples' worth, which
-    at 0.005 and 500 tokens is 0.7 % (docs/metrics.md)."""
+    at 0.005 and 500 tokens is 0.7 % (docs/operate.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
     gradient_checkpointing: bool = False

@@ -94,7 +94,7 @@ def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
     for job_id, of_job in metrics.items():
         for name, value in {"iteration": float(of_job.iteration), **of_job.numbers()}.items():
             if name not in gauges:
-                meaning = f"{name} of the job's last trained iteration (docs/metrics.md)."
+                meaning = f"{name} of the job's last trained iteration (docs/operate.md)."
                 gauges[name] = Gauge(f"onbeat_job_{name}", meaning, ["job"], registry=registry)
             gauges[name].labels(job_id).set(value)
         for name, value in of_job.reward_components.items():

@@ -202,7 +202,7 @@ class EmbeddedStack:
         if redis_url := self.plan.settings.redis_url:
             server = probe(redis_url, patience_s=5.0)
             log.warning(
-                "using the configured %s as one user: generators may do all that a gateway may (docs/operations.md)",
+                "using the configured %s as one user: generators may do all that a gateway may (docs/operate.md)",
                 server.label,
             )
             return

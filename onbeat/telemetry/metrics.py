@@ -1,4 +1,4 @@
-"""What the processes that are no HTTP services count, for Prometheus; docs/metrics.md lists every name.
+"""What the processes that are no HTTP services count, for Prometheus; docs/operate.md lists every name.
 
 Each process makes one of these when it serves metrics (ONBEAT_METRICS_PORT), in a registry of its own; a process that
 doesn't imports nothing. Labels hold what this code names, never what a job, a model or a client wrote.

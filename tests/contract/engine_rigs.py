@@ -201,7 +201,7 @@ def setup(folder: Path, **changes: Any) -> EngineSetup:
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:
-    """Starts it with the flags that docs/operations.md names; the other flags are for a CPU."""
+    """Starts it with the flags that docs/operate.md names; the other flags are for a CPU."""
     flags = {
         "model": folder,
         "host": "127.0.0.1",

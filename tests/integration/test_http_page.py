@@ -1,4 +1,4 @@
-"""docs/http.md: its commands run, in order, against a gateway over a real server, and its answers are those."""
+"""docs/operate.md, HTTP: its commands run, in order, against a gateway over a real server; its answers are those."""
 
 from __future__ import annotations
 
@@ -30,16 +30,24 @@ from tests.integration.test_dead_letters import bury, running
 from tests.integration.test_recorded_rollouts import record_of, recorded
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "http.md"
+PAGE = ROOT / "docs" / "operate.md"
+SECTION = re.compile(r"^## HTTP\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROUTE = re.compile(r"`([A-Z]+) (/[^\s`]*)`")
 EMPTY = b"\x02" + bytes(7) + b"{}"
 """A safetensors file without tensors."""
 MARK = "=== command {number} ==="
 
 
+def section() -> str:
+    found = SECTION.search(PAGE.read_text())
+    assert found is not None
+    return found[1]
+
+
 def commands() -> Iterator[tuple[str, str]]:
     """(command, the answer that the page shows) in the page's order."""
-    for block in BLOCK.findall(PAGE.read_text()):
+    for block in BLOCK.findall(section()):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, answer = part.partition("\n")
             if "<<'JSON'" in command:
@@ -151,6 +159,15 @@ def test_the_page_shows_every_path_of_the_interface(services: Services) -> None:
     from gateway.app import create_app
 
     paths = {path for path in create_app(services).openapi()["paths"] if path != "/openapi.json"}
-    called = re.findall(r"\$GATEWAY(/[^\s\"?|]*)", PAGE.read_text())
+    called = re.findall(r"\$GATEWAY(/[^\s\"?|)]*)", section())
     found = {path for path in paths for one in called if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), one)}
     assert paths - found - {"/", "/assets/{name}"} == set()
+
+
+def test_the_table_of_routes_has_each_operation_and_no_other(services: Services) -> None:
+    from gateway.app import create_app
+
+    document = create_app(services).openapi()["paths"]
+    known = {(method.upper(), path) for path, methods in document.items() for method in methods}
+    page = {(method, path) for method, path in known if path in ("/", "/assets/{name}")}
+    assert set(ROUTE.findall(section())) | {("GET", "/openapi.json")} == known - page | {("GET", "/openapi.json")}

@@ -1,4 +1,4 @@
-"""Every metric of every process stands in docs/metrics.md, and so does each name that alerts and dashboards ask for."""
+"""Every metric of every process stands in docs/operate.md, and so does each name that alerts and dashboards ask for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from tests.contract.make_golden import iteration_metrics
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `(onbeat_\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
+PAGE = ROOT / "docs" / "operate.md"
+SECTION = re.compile(r"^### Metrics\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+ROW = re.compile(r"^(`onbeat_.*?) \| (.+)$", re.MULTILINE)
+NAME = re.compile(r"`(onbeat_\w+)(?:{([\w,]+)})?`")
 UNBOUNDED = {"prompt", "completion", "text", "batch_id", "batch", "client", "path", "url", "name"}
 """What no label may be: each of them has as many values as a client or a model likes."""
 
@@ -30,6 +32,23 @@ class Documented(NamedTuple):
     kind: str
     labels: tuple[str, ...]
     meaning: str
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name → (type, labels): a table has the gauges and, by their ending, the counters, another one the histograms."""
+    section = SECTION.search(PAGE.read_text())
+    assert section is not None
+    others, _, histograms = section[1].partition("\nhistogram | of\n")
+    assert histograms
+    rows: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for text, is_histogram in ((others, False), (histograms, True)):
+        for names, meaning in ROW.findall(text):
+            assert meaning.strip(), names
+            for name, labels in NAME.findall(names):
+                kind = "histogram" if is_histogram else "counter" if name.endswith("_total") else "gauge"
+                assert name not in rows, name
+                rows[name] = (kind, tuple(labels.split(",")) if labels else ())
+    return rows
 
 
 def registries() -> list[CollectorRegistry]:
@@ -55,7 +74,7 @@ def families() -> Iterator[Documented]:
 
 
 def test_every_metric_is_documented_with_its_type_and_labels() -> None:
-    rows = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in ROW.findall(PAGE.read_text())}
+    rows = documented()
     known = {one.name: (one.kind, one.labels) for one in families()}
     assert {name: rows.get(name) for name in known} == known
     others = {"onbeat_job_reward_component", "onbeat_job_lag_batches", "onbeat_job_environment_metric"}
@@ -80,8 +99,7 @@ def asked_names(text: str) -> set[str]:
 def known_names() -> set[str]:
     numbers = {f"onbeat_job_{name}" for name in iteration_metrics().numbers()}
     assert all(name in IterationMetrics.__struct_fields__ for name in ("reward_mean", "mismatch_k3"))
-    rows = {name for name, _, _ in ROW.findall(PAGE.read_text())}
-    return numbers | rows | {"onbeat_job_iteration"}
+    return numbers | set(documented()) | {"onbeat_job_iteration"}
 
 
 def test_alerts_ask_for_metrics_that_exist() -> None:

@@ -61,7 +61,7 @@ class SampledNumbers:
         learning_rate: float,
         trajectories: TrajectoryMetrics | UnsetType = UNSET,
     ) -> IterationMetrics:
-        """What isn't measured by an external trainer stands as docs/metrics.md says of a job without it: 0.0."""
+        """What isn't measured by an external trainer stands as in a job without it: 0.0."""
         num_tokens, wall_s = sum(self._tokens), time.time() - self._started_s
         rewards = np.array(self._rewards)
         return IterationMetrics(

@@ -117,7 +117,7 @@ class Server(ABC):
 class VllmServer(Server):
     cure = (
         "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and "
-        "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operations.md"
+        "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operate.md"
     )
 
     async def ask(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
@@ -180,7 +180,7 @@ class VllmServer(Server):
 
 
 class SglangServer(Server):
-    cure = "start SGLang 0.5 or newer, without SGLANG_RETURN_ORIGINAL_LOGPROB: docs/operations.md"
+    cure = "start SGLang 0.5 or newer, without SGLANG_RETURN_ORIGINAL_LOGPROB: docs/operate.md"
 
     async def ask(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         if batch.sampling.top_p < 1.0 or batch.sampling.top_k:

@@ -67,7 +67,7 @@ def test_the_job_in_the_page_of_the_start_is_a_valid_spec() -> None:
 
 
 def test_every_command_in_the_readme_and_the_operators_page_exists() -> None:
-    text = (PAGE.parents[1] / "README.md").read_text() + (PAGE.parent / "operations.md").read_text()
+    text = (PAGE.parents[1] / "README.md").read_text() + (PAGE.parent / "operate.md").read_text()
     commands = {callback.__name__ for command in app.registered_commands if (callback := command.callback)}
     assert set(re.findall(r"\bonbeat (\w+)(?= |$|`)", "\n".join(console_lines(text)))) <= commands
 
