@@ -30,6 +30,13 @@ CHECKPOINT = (
     "tests/unit/consumer/model/test_adapters.py",
     *OLDER,
 )
+WORKERS = (
+    "tests/unit/onbeat/work/test_calls.py",
+    "tests/unit/onbeat/work/test_leases.py",
+    "tests/unit/consumer/stages/test_worker.py",
+    "tests/unit/producer/test_activity.py",
+    "tests/unit/producer/test_generator.py",
+)
 STAGES = (
     "tests/integration/test_guards_of_stages.py",
     "tests/integration/test_claims.py",
@@ -145,10 +152,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gateway/forgetting.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
-    **{
-        f"consumer/stages/{name}.py": ("tests/unit/consumer/stages/test_worker.py",)
-        for name in ("worker", "held_items")
-    },
+    "consumer/stages/worker.py": WORKERS,
+    **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "left_alone", "spans", "worker")},
     "consumer/stages/served_stages.py": (
         "tests/unit/consumer/stages/test_served_stages.py",
         "tests/extras/stages/test_models.py",
