@@ -24,19 +24,8 @@ class UpdateMetrics(Record, frozen=True, kw_only=True):
     kl_to_teacher: float | UnsetType = UNSET
 
 
-NOT_DRAWN = frozenset(
-    {
-        "iteration",
-        "policy_version",
-        "trainer_epoch",
-        "started_s",
-        "reward_components",
-        "lag_counts",
-        "updates",
-        "trajectories",
-    }
-)
-"""Fields of IterationMetrics that say which iteration it is, or hold several values."""
+NOT_DRAWN = frozenset({"iteration", "policy_version", "trainer_epoch", "started_s"})
+"""Fields of IterationMetrics that say which iteration it is."""
 
 
 class TrajectoryMetrics(Record, frozen=True, kw_only=True):
@@ -172,7 +161,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
             del fields["lag_mean"]
         if self.trajectories is not UNSET:
             fields |= self.trajectories.numbers()
-        return {name: float(value) for name, value in fields.items() if value is not None and value is not UNSET}
+        return {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
 
 
 class TimelineSpan(Record, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from consumer.gradient.log_probs import check_fits, response_logprobs, response_
 from consumer.gradient.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
 from consumer.gradient.losses.normalisers import BatchSizes
 from consumer.gradient.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach, split_rows
-from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch, measure_mismatch
+from consumer.gradient.statistics import MicroBatchStats, Mismatch, joined, measure_mismatch
 from consumer.model.policy import Policy
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
@@ -104,7 +104,7 @@ def train_micro_batch(
     """
     _check_columns(batch, spec)
     # They are measured as sampled: a negative control reports what its policy earned.
-    measured = measure_batch(batch, batch_rewards(batch))
+    measured = MicroBatchStats.of(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
     if not prepared.passes:
         return replace(measured, advantages=_flat(prepared.advantages, batch)), None
@@ -234,14 +234,14 @@ def _backward(
         baseline_loss_sum = sum(terms.loss_sum.item() for _, terms in baseline)
     kept: list[KeptRows] = []
     all_terms: list[LossTerms] = []
-    mismatch = Mismatch()
+    gaps: list[Mismatch] = []
     trained = _add_gradients(passes, stats, spec=spec, accumulator=accumulator)
     for one, (logprobs, terms) in zip(passes, trained, strict=True):
         old = logprobs.policy.detach()
-        mismatch = mismatch.joined(measure_mismatch(old, logprobs.generator, one.micro_batch.loss_mask.to(old.device)))
+        gaps.append(measure_mismatch(old, logprobs.generator, one.micro_batch.loss_mask.to(old.device)))
         kept.append(KeptRows(rows=one.rows, old_logprobs=old, reference_logprobs=logprobs.reference))
         all_terms.append(terms)
-    return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=mismatch), kept
+    return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=joined(gaps)), kept
 
 
 def _add_gradients(

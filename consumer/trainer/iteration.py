@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
@@ -155,9 +154,6 @@ class Iteration(ExpectedIteration):
         """
         of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
         numbers = mean_over_updates(of_each, can_clip=[any(one.can_clip for one in update.stats) for update in updates])
-        values: dict[str, Any] = dataclasses.asdict(numbers)
-        if numbers.kl_to_teacher is None:
-            del values["kl_to_teacher"]
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
         costs = [stats.cost for update in updates for stats in update.stats]
@@ -186,7 +182,7 @@ class Iteration(ExpectedIteration):
             lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             trajectories=self.played.metrics(),
-            **values,
+            **_known(dataclasses.asdict(numbers)),
         )
 
     def _record_generation(self, batch: RolloutBatch) -> None:
@@ -217,13 +213,14 @@ def uncovered_s(since_s: float, until_s: float, spans: Iterable[tuple[float, flo
 
 
 def _each_update(numbers: Sequence[IterationNumbers], updates: Sequence[Update]) -> tuple[UpdateMetrics, ...]:
+    """The numbers of each update under the names that the iteration's have."""
+    names = set(UpdateMetrics.__struct_fields__) - {"grad_norm"}
     return tuple(
-        UpdateMetrics(
-            loss=of_one.loss,
-            clip_share=of_one.clip_share,
-            kl_to_reference=of_one.kl_to_reference,
-            kl_to_teacher=UNSET if of_one.kl_to_teacher is None else of_one.kl_to_teacher,
-            grad_norm=update.grad_norm,
-        )
+        UpdateMetrics(grad_norm=update.grad_norm, **_known({name: getattr(of_one, name) for name in names}))
         for of_one, update in zip(numbers, updates, strict=True)
     )
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """Without a teacher's number where there is no teacher: it is left out of a record, and isn't null."""
+    return {name: value for name, value in values.items() if (name, value) != ("kl_to_teacher", None)}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from consumer.gradient.statistics import MicroBatchStats, trainer_generator_gap
+from consumer.gradient.statistics import MicroBatchStats, joined
 from consumer.trackers import Trackers, tracker_makers
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
 from contracts.encoding.wire import Record, encode_json
@@ -79,11 +79,18 @@ def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshol
     own = [of_batch.mismatch for of_batch in stats if of_batch.lag == 0]
     if not own:
         return None
-    gap = trainer_generator_gap(own)
+    gap = joined(own)
     # Written so that a K3 that overflowed to NaN is above every threshold: NaN <= x is False.
-    if gap["mismatch_k3"] <= threshold:
+    if gap.k3 <= threshold:
         return None
-    return MismatchAlarm(at_s=time.time(), iteration=iteration, threshold=threshold, **gap)
+    return MismatchAlarm(
+        at_s=time.time(),
+        iteration=iteration,
+        threshold=threshold,
+        mismatch_k3=gap.k3,
+        mismatch_max=gap.largest,
+        effective_sample_share=gap.effective_sample_share,
+    )
 
 
 def in_words(alarm: MismatchAlarm) -> str:

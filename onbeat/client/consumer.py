@@ -294,12 +294,11 @@ class Consumer:
         metrics = opening = None
         if made is not None:
             metrics = iteration.numbers.metrics(
-                number,
+                expected,
                 trainer_epoch=tenure.side.trainer_epoch,
                 loss=loss,
                 grad_norm=grad_norm,
                 learning_rate=learning_rate,
-                trajectories=expected.played.metrics(),
             )
             self._files.append(tenure.folder.metrics, [metrics])
             tenure.window.add(made)

@@ -12,7 +12,7 @@ from contracts.errors import FenceViolation
 from contracts.events import SampledBy
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, trajectory_problem
-from onbeat.loop.played import PlayedTrajectories
+from onbeat.loop.sampled import PlayedTrajectories
 from onbeat.loop.window import AskedIteration
 
 

@@ -490,7 +490,7 @@ export interface PluginDataset {
 }
 
 export interface PluginLoss {
-  type: ("plugin");
+  type?: ("plugin");
   entry_point: string;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -65,6 +66,9 @@ def test_a_large_batch_that_is_another_one_by_now_is_not_worked_on(job: StagedJo
         def _large_payload(self, found: object) -> bytes | None:
             job.operator.redis.hdel(job.keys.slots[0].ledger, "0/train/0")
             return super()._large_payload(found)  # type: ignore[arg-type]
+
+        def _fail(self, *_: object, **__: object) -> NoReturn:
+            raise AssertionError("its items are not failed: nothing is wrong with them")
 
     assert Between(job.brokers[STAGE], job.job_id, "s1").claim("judge", NUM_ROWS) == []
 

@@ -169,7 +169,5 @@ class GeneratorReplay:
             assert move.name == f"fails its batch: {self._generators[move.who].fail(claim, 'no reward').value}"
         elif move.name.startswith("gives back"):
             assert claim is not None
-            assert (
-                move.name
-                == f"gives back its batch: {self._generators[move.who].fail(claim, 'no mount', is_released=True).value}"
-            )
+            outcome = self._generators[move.who].fail(claim, "no mount", is_released=True).value
+            assert move.name == f"gives back its batch: {outcome}"

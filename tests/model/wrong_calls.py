@@ -343,7 +343,7 @@ class Others:
             lambda server: prompts.fail(
                 server, claim, late.who, self._bounds.max_attempts, OFF, is_released=is_released
             ),
-            lambda: (side.release if is_released else side.fail)(late.claim, "too late").value,
+            lambda: side.fail(late.claim, "too late", is_released=is_released).value,
         )
 
     def _renews_its_leases(self, state: State, sides: list[GeneratorSide], late: Late) -> WrongCall:

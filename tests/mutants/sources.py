@@ -75,7 +75,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/consumer/trainer/test_iteration.py",
     ),
     **{f"contracts/{name}.py": SPECS for name in ("rewards", "spec_limits")},
-    "contracts/encoding/wire.py": (*SPECS, "tests/unit/contracts/test_wire.py"),
+    "contracts/encoding/wire.py": (*RECORDS, *SPECS, "tests/unit/contracts/test_wire.py"),
     "contracts/spec.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
         "tests/unit/contracts/test_schedule.py",

@@ -19,6 +19,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from onbeat.loop.sampled import equal_groups
+
 
 def grpo_advantages(rewards: NDArray[np.float64], *, epsilon: float) -> NDArray[np.float64]:
     """Divides by the unbiased std (ddof = 1) of the group."""
@@ -37,11 +39,6 @@ def centred_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     A group of equal rewards gives exactly 0.0, where a rounded mean would leave a residue that a division magnifies.
     """
     return np.where(equal_groups(rewards)[:, None], 0.0, rewards - rewards.mean(axis=1, keepdims=True))
-
-
-def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """bool [k]: groups whose rewards are all equal; they teach nothing."""
-    return rewards.max(axis=1) == rewards.min(axis=1)
 
 
 def shuffled_rewards(rewards: NDArray[np.float64], *, seed: int, batch_id: str) -> NDArray[np.float64]:

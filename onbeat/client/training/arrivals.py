@@ -24,7 +24,7 @@ from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, 
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from onbeat.client.rows import RowKey, Rows
-from onbeat.client.training.numbers import SampledNumbers
+from onbeat.client.training.numbers import TrainedNumbers
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.gathering import WAIT_S, Gathering
 from onbeat.loop.trained_job import TrainedJob
@@ -61,7 +61,7 @@ class TrainingIteration:
         generators refuse, by their folders; raises where one is damaged. max_rows: of a micro-batch; at least one group
         comes at once. fail: is told what ended the arrivals."""
         self.expected = expected
-        self.numbers = SampledNumbers()
+        self.numbers = TrainedNumbers()
         self._job = job
         self._check = check
         self._gathering = Gathering(job, expected, train=self._take, mend=reread)
@@ -201,5 +201,5 @@ def require_taken(iteration: TrainingIteration) -> None:
             field="commit",
             cure="go through all of its micro-batches first",
         )
-    if not iteration.numbers.num_batches:
+    if not len(iteration.numbers):
         raise BatchFailed(f"every training batch of iteration {iteration.number} is dead", field="rollout")

@@ -202,3 +202,8 @@ def test_a_key_that_is_refused_is_named_by_its_table() -> None:
     with pytest.raises(InvalidInput) as refusal:
         convert({"on_unscorable": {"\x1b[2J": 0}}, ResumeRequest)
     assert refusal.value.field == "on_unscorable"
+
+
+def test_what_is_not_there_is_refused_by_the_name_of_what_it_would_be() -> None:
+    with pytest.raises(ContractViolation, match="Rollout: is not there"):
+        decode(None, Rollout)

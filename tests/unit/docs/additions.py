@@ -250,8 +250,7 @@ def novel(name: str) -> None:
     ),
     "a metric of an iteration": Addition(
         edits=(
-            Edit(line="num_novel: int\n"),
-            Edit(line="num_novel=len(ordered), "),
+            Edit(line="num_novel: int = number(lambda its: len(its.ordered))\n"),
             Edit(line='num_novel: int = 0\n    """Of them."""\n'),
         ),
         says=[1, 4.0],

@@ -11,13 +11,13 @@ from consumer.gradient.advantages.base import LateScale
 from consumer.gradient.advantages.family import ADVANTAGES, group_advantages, penalised_advantages
 from consumer.gradient.advantages.group_relative import (
     centred_rewards,
-    equal_groups,
     grpo_advantages,
     rloo_advantages,
     shuffled_rewards,
 )
 from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
 from contracts.spec_tables.algorithm import ADVANTAGE_KINDS, AlgorithmSpec
+from onbeat.loop.sampled import equal_groups
 
 
 def test_every_advantage_of_the_spec_is_in_the_family() -> None:

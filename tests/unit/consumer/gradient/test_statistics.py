@@ -20,7 +20,6 @@ from consumer.gradient.statistics import (
     iteration_numbers,
     iteration_scaling,
     mean_over_updates,
-    measure_batch,
     measure_mismatch,
 )
 from contracts.errors import ContractViolation
@@ -31,7 +30,7 @@ from tests.builders import batch_of, rollout, rollout_batch
 
 def stats(index: int, **changes: object) -> MicroBatchStats:
     batch = rollout_batch(seed=index, batch_id=f"0/train/{index}", rewards=(0.0, 0.1, 0.7))
-    return dataclasses.replace(measure_batch(batch, batch_rewards(batch)), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(MicroBatchStats.of(batch, batch_rewards(batch)), **changes)  # type: ignore[arg-type]
 
 
 def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
@@ -39,7 +38,7 @@ def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
         [([5], [rollout([1, 2, 3], 1.0), rollout([1], 0.0)]), ([6], [rollout([1, 2], 0.5), rollout([4, 4], 0.5)])]
     )
     batch = replace(batch, groups=(batch.groups[0], replace(batch.groups[1], num_resamples=2)))
-    measured = measure_batch(batch, batch_rewards(batch))
+    measured = MicroBatchStats.of(batch, batch_rewards(batch))
     assert measured.rewards == (1.0, 0.0, 0.5, 0.5)
     assert measured.component_sums == {"exact": 2.0}
     assert (measured.num_groups, measured.num_equal_groups, measured.num_resamples) == (2, 1, 2)
@@ -204,7 +203,7 @@ def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() 
             ([6], [rollout([1], 1.0, logprobs=[-4.0]), rollout([2], 1.0, logprobs=[-3.0])]),
         ]
     )
-    measured = measure_batch(batch, batch_rewards(batch))
+    measured = MicroBatchStats.of(batch, batch_rewards(batch))
     assert measured.surprise_sum == 10.0
     numbers = iteration_numbers([measured], scaling=Scaling(count=4))
     assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0, None)
@@ -214,7 +213,7 @@ def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() 
 def test_a_log_prob_that_is_not_finite_is_refused_also_where_nothing_teaches(bad: float) -> None:
     batch = batch_of([([6], [rollout([1], 1.0, logprobs=[bad]), rollout([2], 1.0)])])
     with pytest.raises(ContractViolation, match="generator_logprobs"):
-        measure_batch(batch, batch_rewards(batch))
+        MicroBatchStats.of(batch, batch_rewards(batch))
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
@@ -230,7 +229,7 @@ def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
 def test_batches_are_counted_by_their_lag_and_a_job_without_one_has_no_counts() -> None:
     versions = (7, 5, 7, 6, 5, 5)
     batches = [rollout_batch(iteration=7, policy_version=version) for version in versions]
-    measured = [measure_batch(batch, batch_rewards(batch)) for batch in batches]
+    measured = [MicroBatchStats.of(batch, batch_rewards(batch)) for batch in batches]
     assert [stats.lag for stats in measured] == [0, 2, 0, 1, 2, 2]
     assert counts_by_lag(measured, max_policy_lag=3) == (2, 1, 3, 0)
     assert counts_by_lag(measured[:1], max_policy_lag=0) == ()

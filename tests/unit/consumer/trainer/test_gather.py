@@ -15,7 +15,7 @@ from broker.fence import FenceState, OpenIteration
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.micro_batch import batch_rewards
-from consumer.gradient.statistics import measure_batch
+from consumer.gradient.statistics import MicroBatchStats
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from contracts.encoding.arrays import pack_float32
@@ -134,7 +134,7 @@ class Played:
     def train(self, batch: RolloutBatch) -> None:
         self.said.append(f"trained {batch.batch_id}")
         self.handed_over.append(batch)
-        stats = measure_batch(batch, batch_rewards(batch))
+        stats = MicroBatchStats.of(batch, batch_rewards(batch))
         self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
 
     def wait(self, timeout_s: float) -> None:

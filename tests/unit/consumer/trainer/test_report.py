@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
-from consumer.gradient.statistics import MicroBatchStats, Mismatch, measure_batch
+from consumer.gradient.statistics import MicroBatchStats, Mismatch
 from consumer.trainer.report import RunLog, in_words, mismatch_alarm, sampled_scores
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import PromptBatch, RolloutBatch
@@ -59,7 +59,7 @@ def test_the_score_is_the_mean_over_the_prompts_that_came_sampled_and_greedy_apa
 def stats(k3_sum: float, *, largest: float = 0.5, lag: int = 0) -> MicroBatchStats:
     batch = rollout_batch(iteration=3, policy_version=3 - lag)
     gap = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=largest, rho_sum=10.0, rho_square_sum=20.0)
-    return dataclasses.replace(measure_batch(batch, batch_rewards(batch)), mismatch=gap)
+    return dataclasses.replace(MicroBatchStats.of(batch, batch_rewards(batch)), mismatch=gap)
 
 
 def test_up_to_the_threshold_nobody_is_told() -> None:

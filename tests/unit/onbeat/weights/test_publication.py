@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
 from onbeat.weights.publication import Publication
 from onbeat.weights.receiver import WeightReceiver
+from onbeat.weights.redis.store import ChunkFiles
+from onbeat.weights.stores import VersionFile
 from tests.publishing import publish
 from tests.unit.onbeat.weights.test_weight_store import TRANSPORTS, Store, assert_equal, version
 
@@ -230,6 +233,27 @@ def test_a_delta_that_is_announced_twice_is_applied_once(tmp_path: Path, caplog:
     assert ahead.put_in_place() == {"embedding", "layer.bias"}
     assert ahead.receiver.load(manifest) == manifest.weights_digest
     assert caplog.messages == []
+
+
+def test_a_delta_that_stands_on_a_version_that_is_not_here_is_left_alone(tmp_path: Path) -> None:
+    ahead = DeltasAhead(tmp_path)
+    silent = DeltaPublisher(DeltaWeights(), FolderStore(ahead.folder, wait_s=DEADLINE_S), announce=lambda shard: None)
+    manifests = [publish(silent, version(number), policy_version=number) for number in (0, 1, 2)]
+    (delta, *_) = manifests[2].files
+    assert manifests[2].base
+    path = f"{manifests[2].directory}/{delta.name}"
+    ahead.receiver.load_ahead(WeightShard(policy_version=2, path=path, name=delta.name, num_bytes=delta.num_bytes))
+    assert_equal(ahead.receiver.tensors, version(0))
+    assert ahead.receiver.load(manifests[2]) == manifests[2].weights_digest
+
+
+def test_a_file_of_chunks_that_is_larger_than_any_delta_is_refused_before_one_is_read() -> None:
+    def chunks(job_id: str) -> NoReturn:
+        raise AssertionError("nothing is read")
+
+    file = VersionFile(policy_version=1, directory="job/v1", name="a", num_bytes=10)
+    with pytest.raises(WeightsRejected, match="larger than any delta"):
+        ChunkFiles(chunks).content(file, most_bytes=9)
 
 
 def test_deltas_of_a_version_that_never_came_are_undone_by_the_next_one(tmp_path: Path) -> None:

@@ -1,0 +1,199 @@
+"""What the sampled batches of an iteration say of it: each number is declared with what makes it of them.
+
+    batch ─ SampledStats.of ─▶ its part ─ number(…) ─▶ the iteration's ─▶ IterationMetrics, under the same name
+
+`math.fsum` rounds once, in any order of the batches (I7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
+
+from contracts.errors import ContractViolation
+from contracts.events import TrajectoryMetrics
+from contracts.rollouts import Completion, RolloutBatch, StopReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledStats:
+    """What one rollout batch adds to the numbers of its iteration, before any forward pass."""
+
+    batch_id: str
+    rewards: tuple[float, ...]
+    """The reward of every completion, before any shuffling."""
+    component_sums: dict[str, float]
+    """Sum over completions of each unweighted score."""
+    num_groups: int
+    num_equal_groups: int
+    """Groups of zero advantage."""
+    num_resamples: int
+    """Groups that were dropped for these."""
+    num_tokens: int
+    """Sampled tokens."""
+    longest_response_tokens: int
+    num_truncated: int
+    """Completions that hit max_new_tokens."""
+    lag: int = 0
+    """Iteration - version that sampled."""
+    surprise_sum: float = 0.0
+    """Sum of -generator_logprobs over the sampled tokens, in nats."""
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, rewards: NDArray[np.float64]) -> Self:
+        """Measures a batch. rewards: [k, G], as sampled.
+
+        Raises ContractViolation where the generator's log-probs are not finite.
+        """
+        rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+        lengths = [rollout.completion.num_sampled for rollout in rollouts]
+        names = sorted({name for rollout in rollouts for name in rollout.reward_breakdown})
+        logprobs = b"".join(rollout.completion.generator_logprobs for rollout in rollouts)
+        total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))
+        if not math.isfinite(total):
+            raise ContractViolation("log-probs must be finite", field="generator_logprobs")
+        return cls(
+            batch_id=batch.batch_id,
+            rewards=tuple(rewards.reshape(-1).tolist()),
+            component_sums={
+                name: math.fsum(rollout.reward_breakdown.get(name, 0.0) for rollout in rollouts) for name in names
+            },
+            num_groups=len(batch.groups),
+            num_equal_groups=int(equal_groups(rewards).sum()),
+            num_resamples=sum(group.num_resamples for group in batch.groups),
+            num_tokens=sum(lengths),
+            longest_response_tokens=max(lengths),
+            num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
+            lag=batch.iteration - batch.policy_version,
+            # The surprise of a sampled token is -log mu: its mean estimates the entropy of the generator.
+            surprise_sum=-total,
+        )
+
+
+S = TypeVar("S", bound=SampledStats)
+
+
+class BatchesOf(Generic[S]):
+    """The batches of an iteration, at least one, in the order of their ids."""
+
+    def __init__(self, stats: Iterable[S]) -> None:
+        self.ordered: list[S] = sorted(stats, key=lambda one: one.batch_id)
+
+    def sum(self, name: str) -> Any:
+        """Adds up one of their numbers; whole ones stay whole."""
+        values = [getattr(one, name) for one in self.ordered]
+        return sum(values) if all(isinstance(value, int) for value in values) else math.fsum(values)
+
+    @cached_property
+    def rewards(self) -> list[float]:
+        return [reward for one in self.ordered for reward in one.rewards]
+
+    @cached_property
+    def component_means(self) -> dict[str, float]:
+        names = sorted({name for one in self.ordered for name in one.component_sums})
+        sums = {name: math.fsum(one.component_sums.get(name, 0.0) for one in self.ordered) for name in names}
+        return {name: total / len(self.rewards) for name, total in sums.items()}
+
+
+def number(of: Callable[[Any], object], **metadata: object) -> Any:
+    """Declares a number with its reduction. of: `BatchesOf` the iteration → its value."""
+    return field(metadata={"of": of, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledNumbers:
+    """The fields of IterationMetrics that are of the rollouts, under the same names."""
+
+    num_batches: int = number(lambda its: len(its.ordered))
+    num_completions: int = number(lambda its: len(its.rewards))
+    num_tokens: int = number(lambda its: its.sum("num_tokens"))
+    reward_mean: float = number(lambda its: mean(its.rewards))
+    reward_std: float = number(lambda its: unbiased_std(its.rewards))
+    reward_components: dict[str, float] = number(lambda its: its.component_means)
+    zero_advantage_share: float = number(lambda its: its.sum("num_equal_groups") / its.sum("num_groups"))
+    num_resamples: int = number(lambda its: its.sum("num_resamples"))
+    response_tokens_mean: float = number(lambda its: its.sum("num_tokens") / len(its.rewards))
+    response_tokens_max: int = number(lambda its: max(one.longest_response_tokens for one in its.ordered))
+    truncated_share: float = number(lambda its: its.sum("num_truncated") / len(its.rewards))
+    entropy: float = number(lambda its: its.sum("surprise_sum") / its.sum("num_tokens"))
+
+
+Numbers = TypeVar("Numbers", bound=SampledNumbers)
+
+
+def numbers_of(kind: type[Numbers], batches: BatchesOf[Any]) -> Numbers:
+    """Makes each number that `kind` declares."""
+    return kind(**{one.name: one.metadata["of"](batches) for one in fields(kind)})
+
+
+class PlayedTrajectories:
+    """What an environment gave in the training batches, trajectory by trajectory; without one there are no numbers."""
+
+    def __init__(self) -> None:
+        self._num_turns: list[int] = []
+        self._num_observed = 0
+        self._num_begun_again = 0
+        self._stops: Counter[StopReason] = Counter()
+        self._rewards: list[float] = []
+        self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, batch: RolloutBatch) -> None:
+        for group in batch.groups:
+            for rollout in group.rollouts:
+                self._add(rollout.completion)
+
+    def metrics(self) -> TrajectoryMetrics | UnsetType:
+        """Returns the numbers of the iteration; UNSET where nothing was played."""
+        size = len(self._num_turns)
+        if not size:
+            return UNSET
+        return TrajectoryMetrics(
+            turns_mean=sum(self._num_turns) / size,
+            turns_max=max(self._num_turns),
+            done_share=self._stops["done"] / size,
+            max_turns_share=self._stops["max_turns"] / size,
+            max_tokens_share=self._stops["max_tokens"] / size,
+            failed_share=self._stops["failed"] / size,
+            observation_tokens_mean=self._num_observed / size,
+            environment_reward_mean=math.fsum(self._rewards) / size,
+            num_begun_again=self._num_begun_again,
+            environment={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
+        )
+
+    def _add(self, completion: Completion) -> None:
+        trajectory = completion.trajectory
+        if trajectory is UNSET:
+            return
+        self._num_turns.append(len(trajectory.turns))
+        self._num_observed += completion.num_tokens - completion.num_sampled
+        self._num_begun_again += trajectory.attempt > 1
+        self._stops[trajectory.stop] += 1
+        self._rewards.append(trajectory.reward)
+        for name, value in trajectory.metrics.items():
+            self._metrics[name].append(value)
+
+
+def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """bool [k]: groups whose rewards are all equal; they teach nothing."""
+    return rewards.max(axis=1) == rewards.min(axis=1)
+
+
+def mean(values: list[float]) -> float:
+    """0.0 of none."""
+    return math.fsum(values) / max(1, len(values))
+
+
+def unbiased_std(values: list[float]) -> float:
+    """0.0 of fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))
