@@ -22,24 +22,19 @@ from onbeat.weights.arrival import check_digest
 from onbeat.weights.dtypes import TORCH_NAMES
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
-from producer.engine.base import VerifiedWeights, check_version
+from producer.engine.base import GenerationEngine, VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
 
 
-class FakeEngine:
-    """A GenerationEngine over a vocabulary of `vocab_size` tokens; token `eos_id` ends a completion."""
+class FakeEngine(GenerationEngine):
+    """It samples from a vocabulary of `vocab_size` tokens; token `eos_id` ends a completion."""
 
     def __init__(self, *, run_root: Path, tensor_names: frozenset[str], vocab_size: int = 16, eos_id: int = 0) -> None:
         self._run_root = run_root
         self._tensor_names = tensor_names
         self._vocab_size = vocab_size
         self._eos_ids = frozenset({eos_id})
-        self._held: VerifiedWeights | None = None
         self._beside: list[VerifiedWeights] = []
-
-    @property
-    def policy_version(self) -> VerifiedWeights | None:
-        return self._held
 
     @property
     def max_concurrent_completions(self) -> int:
@@ -91,12 +86,6 @@ class FakeEngine:
                 self._beside.append(self._load(manifest))
                 return True
         return False
-
-    async def wake(self, *, num_threads: int | None) -> None:
-        """It has no threads."""
-
-    async def sleep(self) -> None:
-        """It has no memory to spare."""
 
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.errors import BatchFailed
@@ -43,22 +43,27 @@ class EngineSetup:
     """The most host memory for versions beside the one that samples, of an engine that holds several."""
 
 
-class GenerationEngine(Protocol):
+class GenerationEngine(ABC):
     """One model in memory, which samples one batch at a time, or several.
 
-    Every implementation passes tests/contract/test_engines.py; its own options are a record in contracts/engines.py.
+    An engine has to sample, to load a version and to end; the rest is for those that can more. Every implementation
+    passes tests/contract/test_engines.py; its own options are a record in contracts/engines.py.
     """
+
+    _held: VerifiedWeights | None = None
+    """Set by the implementation: what `policy_version` answers."""
 
     @property
     def policy_version(self) -> VerifiedWeights | None:
         """The version that it holds; None before the first verified load, and after a load that failed."""
-        ...
+        return self._held
 
     @property
+    @abstractmethod
     def max_concurrent_completions(self) -> int:
         """Number of completions below which another batch is claimed; 1 is one batch at a time."""
-        ...
 
+    @abstractmethod
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         """Samples completions [k][G], in the order of the prompts and of the sample numbers.
 
@@ -68,8 +73,8 @@ class GenerationEngine(Protocol):
         Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
         the model's context, logits that are not finite. Raises EngineUnavailable where the engine is gone.
         """
-        ...
 
+    @abstractmethod
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         """Replaces the weights, and sets `policy_version` once their digest is the manifest's. Nothing is sampled then.
 
@@ -80,11 +85,15 @@ class GenerationEngine(Protocol):
         dtype, another digest. Then `policy_version` is None, and nothing can be generated.
         """
 
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stops a running generation at its next token and frees the model. Called once, last."""
+
     @property
     def ready_versions(self) -> tuple[VerifiedWeights, ...]:
         """The versions that `load_weights` has nothing to read for: each was read whole, and its digest computed over
-        the memory that it is in (I2). Without a lag, no other than `policy_version`."""
-        ...
+        the memory that it is in (I2). An engine that holds one version has no other."""
+        return () if self._held is None else (self._held,)
 
     async def receive_weights(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
@@ -94,26 +103,24 @@ class GenerationEngine(Protocol):
         announced: all versions of the job that may be asked for; others that are held beside the one in use are let go.
         shards: files of the version after them, which may be read already.
         num_versions: the most to hold, the one in use among them; 1 gives the memory of all others back.
-        Answers whether a version was received, and another may follow. An engine that holds one version does nothing.
+        Answers whether a version was received, and another may follow. An engine that holds one version does nothing:
+        it reads the next one between two batches.
 
         Raises WeightsRejected as `load_weights` does; what the engine samples with stays as it is.
         """
-        ...
+        return False
 
-    async def wake(self, *, num_threads: int | None) -> None:
+    async def wake(self, *, num_threads: int | None) -> None:  # noqa: B027  (not every engine has to)
         """Makes ready to compute with so many threads; None stands for as many as the process was started with.
 
         An engine that computes in another process leaves the threads there as they are. Nothing is sampled meanwhile.
         """
 
-    async def sleep(self) -> None:
+    async def sleep(self) -> None:  # noqa: B027
         """Gives back what memory it can spare until `wake`. Nothing is sampled meanwhile.
 
         Weights that are given back with it are held no longer: `policy_version` is None then.
         """
-
-    async def aclose(self) -> None:
-        """Stops a running generation at its next token and frees the model. Called once, last."""
 
 
 def check_context(batch: PromptBatch, context_tokens: float) -> None:

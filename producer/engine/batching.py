@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -19,19 +19,18 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from onbeat.process.crash_points import reach
-from producer.engine.base import VerifiedWeights, check_context, check_version
+from producer.engine.base import GenerationEngine, VerifiedWeights, check_context, check_version
 
 T = TypeVar("T")
 FINISH_REASONS = ("stop", "length")
 
 
-class BatchingEngine(ABC):
-    """A GenerationEngine: generations run side by side, a load waits for them. An implementation adds the calls."""
+class BatchingEngine(GenerationEngine):
+    """Generations run side by side, a load waits for them. An implementation adds the calls."""
 
     def __init__(self, options: BatchingOptions) -> None:
         self._timeout_s = options.timeout_s
         self._max_sequences = options.max_sequences
-        self._held: VerifiedWeights | None = None
 
     @property
     @abstractmethod
@@ -58,10 +57,6 @@ class BatchingEngine(ABC):
         """The error of a call that outlasts its deadline."""
 
     @property
-    def policy_version(self) -> VerifiedWeights | None:
-        return self._held
-
-    @property
     def max_concurrent_completions(self) -> int:
         return self._max_sequences
 
@@ -81,22 +76,6 @@ class BatchingEngine(ABC):
             held = await self._replace_weights(weights)
         reach("producer.loading_weights")
         self._held = held
-
-    @property
-    def ready_versions(self) -> tuple[VerifiedWeights, ...]:
-        return () if self._held is None else (self._held,)
-
-    async def receive_weights(
-        self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
-    ) -> bool:
-        """Does nothing: such an engine has one place for weights, so a version is read between batches."""
-        return False
-
-    async def wake(self, *, num_threads: int | None) -> None:  # noqa: B027  (an engine without a sleep has no waking)
-        """Changes nothing: it computes in another process."""
-
-    async def sleep(self) -> None:  # noqa: B027
-        """Keeps its memory, which is another process's, where the implementation has no way to ask for it."""
 
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:

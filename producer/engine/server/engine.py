@@ -32,7 +32,7 @@ from producer.engine.server.requests import ServerRequests
 
 
 class OpenaiEngine(BatchingEngine):
-    """A GenerationEngine: generations run side by side in the server, a load waits for them."""
+    """A server of one's own: generations run side by side in it, a load waits for them."""
 
     def __init__(
         self,

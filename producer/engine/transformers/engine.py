@@ -35,7 +35,7 @@ from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from onbeat.weights.model_path import model_folder
-from producer.engine.base import EngineSetup, VerifiedWeights, check_context, check_version
+from producer.engine.base import EngineSetup, GenerationEngine, VerifiedWeights, check_context, check_version
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request
 from producer.engine.transformers.decoding import LoneDecoding
@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class TransformersEngine:
-    """A GenerationEngine: torch runs on one thread of its own, so the event loop stays free for heartbeats.
+class TransformersEngine(GenerationEngine):
+    """Torch runs on one thread of its own, so the event loop stays free for heartbeats.
 
     Another thread reads versions of a job with a lag while a batch is sampled; it is started by the first of them.
     """
@@ -68,7 +68,6 @@ class TransformersEngine:
         if setup.deterministic:
             check_threads_stand_still()
         _check_device(setup.device, deterministic=setup.deterministic)
-        self._held: VerifiedWeights | None = None
         self._closing = threading.Event()
         self._options = options or TransformersOptions()
         self._thread = ThreadPoolExecutor(
@@ -93,10 +92,6 @@ class TransformersEngine:
         self._verdicts: dict[int, Verdict] = {}
         """Number of threads → how to decode with them."""
         self._verdict: Verdict | None = None
-
-    @property
-    def policy_version(self) -> VerifiedWeights | None:
-        return self._held
 
     @property
     def max_concurrent_completions(self) -> int:

@@ -95,7 +95,7 @@ def check_batch_invariance(options: VllmOptions) -> None:
 
 
 class VllmEngine(BatchingEngine):
-    """A GenerationEngine: generations run side by side, a load waits for them."""
+    """vLLM's engine core in a process of its own: generations run side by side, a load waits for them."""
 
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
