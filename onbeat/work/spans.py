@@ -62,6 +62,7 @@ class Reports:
         self._spans = spans
         self._calls = calls
         self._report = report
+        self._sending: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         while True:
@@ -72,7 +73,14 @@ class Reports:
             await self.send()
 
     async def send(self) -> None:
-        """Reports what there is."""
+        """Reports what there is. Where it is cancelled, its report goes on, and the next one waits for that."""
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        await asyncio.wait({self._sending})
+        sent, self._sending = self._sending, None
+        sent.result()
+
+    async def _send_all(self) -> None:
         while (found := self._spans.take()) is not None:
             await self._calls(self._report, *found)
 
