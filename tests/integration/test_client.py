@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,13 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
-from onbeat.client import AsyncConsumer, AsyncStage, Consumer, MicroBatch, Producer, Sample, Stage
+from onbeat.client import AsyncConsumer, AsyncStage, Consumer, MicroBatch, Producer, PromptClaim, Sample, Stage
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating
 
+LEASE_S = 0.6
+"""A lease of a worker that is killed."""
 LENGTHS = {
     "type": "external",
     "name": "lengths",
@@ -291,9 +295,8 @@ def test_a_producer_publishes_what_the_fence_lets_through(own: StackSettings, br
         digest = producer.load(claim, model)
         assert digest == claim.manifest.weights_digest == producer.load(claim, model)
         assert torch.equal(model.get_input_embeddings().weight, model_of(consumer).get_input_embeddings().weight)
-        sample = Sample(token_ids=[5, 1], logprobs=[-1.0, -2.0], text="1", finish_reason="stop")
-        samples = [[sample] * claim.group_size for _ in claim.prompts]
-        scores = [[Scored(reward=0.5, breakdown={"exact": 0.5})] * claim.group_size for _ in claim.prompts]
+        samples, scores = alike(claim)
+        sample = samples[0][0]
         for wrong, words in (
             (samples[:1], "needs 4 samples of each of 2 prompts"),
             ([[replace_sample(sample, logprobs=[-1.0])] * 4] * 2, "needs a finite log-prob for each of its 2 tokens"),
@@ -311,9 +314,65 @@ def test_a_producer_publishes_what_the_fence_lets_through(own: StackSettings, br
         assert not producer.publish(again, others, scores, weights_digest=digest), "another came first"
 
 
+def alike(claim: PromptClaim) -> tuple[list[list[Sample]], list[list[Scored]]]:
+    """The same sample everywhere, with a score for each."""
+    sample = Sample(token_ids=[5, 1], logprobs=[-1.0, -2.0], text="1", finish_reason="stop")
+    samples = [[sample] * claim.group_size for _ in claim.prompts]
+    return samples, [[Scored(reward=0.5, breakdown={"exact": 0.5})] * claim.group_size for _ in claim.prompts]
+
+
 def replace_sample(sample: Sample, **changes: Any) -> Sample:
     fields = {name: getattr(sample, name) for name in ("token_ids", "logprobs", "text", "finish_reason")}
     return Sample(**(fields | changes))
+
+
+HOLDS = """
+import sys, time
+from onbeat.client import Producer, Stage
+
+kind, job_id = sys.argv[1:]
+with Producer(job_id) if kind == "producer" else Stage(job_id, "lengths") as worker:
+    for taken in worker:
+        print("holds", flush=True)
+        time.sleep(600.0)
+"""
+
+
+def kill_while_it_holds(kind: str, job_id: str, own: StackSettings) -> None:
+    """A process takes work, keeps its lease for as long as one lasts, and is killed."""
+    command = [sys.executable, "-c", HOLDS, kind, job_id]
+    environment = {**os.environ, "ONBEAT_REDIS_URL": own.redis_url, "ONBEAT_RUN_ROOT": own.run_root}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "holds\n"
+            time.sleep(LEASE_S)
+        finally:
+            process.kill()
+
+
+def test_what_a_killed_producer_and_a_killed_stage_held_goes_to_others(own: StackSettings, broker: Broker) -> None:
+    stages = [LENGTHS | {"lease_s": LEASE_S}]
+    job_id = created(broker, stages=stages, timeouts__generator_lease_s=LEASE_S, evaluation__num_prompts=0)
+    with Consumer(job_id, settings=own) as consumer, Producer(job_id, settings=own) as producer:
+        consumer.begin(model_of(consumer))
+        kill_while_it_holds("producer", job_id, own)
+        claims = [producer.claim(), producer.claim()]
+        for claim in claims:
+            assert claim is not None
+            digest = producer.load(claim, producer.make_model())
+            samples, scores = alike(claim)
+            assert producer.publish(claim, samples, scores, weights_digest=digest)
+        assert sorted(claim.claim.attempt for claim in claims if claim) == [1, 2]
+        kill_while_it_holds("stage", job_id, own)
+        with Stage(job_id, "lengths", settings=own) as stage:
+            items = []
+            while len(items) < 4:
+                rows = stage.get()
+                assert rows is not None
+                items += rows.items
+    assert len({(item.batch_id, item.item) for item in items}) == 4, "each group of both batches, and none twice"
+    assert {item.attempt for item in items} == {2}
 
 
 def test_what_a_cancelled_call_brings_is_the_next_ones_answer(own: StackSettings, broker: Broker) -> None:
