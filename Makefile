@@ -81,7 +81,7 @@ bench-experience: $(STAMP)
 	$(BIN)/onbeat bench experience --transfer-queue .venv-tq/bin/python
 
 # Requests against a real gateway by schemathesis, which has an environment of its own, and damaged bytes against every
-# decoder: about ten minutes (docs/operate.md).
+# decoder: about ten minutes.
 fuzz: $(STAMP)
 	test -x .venv-fuzz/bin/python || $(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install -q 'schemathesis==4.32.5'
