@@ -74,4 +74,4 @@ def prepare(settings: StackSettings) -> Serve:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker("stages", prepare))
+    sys.exit(run_worker("stages", prepare, is_patient=True))

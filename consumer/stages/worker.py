@@ -93,7 +93,7 @@ class StageWorker(Worker[ClaimedItem]):
 
     @property
     def _has_jobs(self) -> bool:
-        return len(self._stages) > 0
+        return bool(self._stages.job_ids)  # a stage that is left alone needs its server looked at, too
 
     @property
     def _awaited(self) -> str:

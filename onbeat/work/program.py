@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from broker.connection.client import Broker, connect_within
+from broker.connection.client import PATIENCE_S, Broker, connect_within
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import WorkerExit
 from contracts.settings import StackSettings, settings_from
@@ -26,13 +26,13 @@ from onbeat.work.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[[Broker, str], Awaitable[int]]
-"""Serves as the worker of this id until a signal, and returns the exit code."""
+Serve = Callable[[Broker, str], Awaitable[int]]  # the worker of this id, until a signal: its exit code
 
 
-def run_worker(service: str, prepare: Callable[[StackSettings], Serve]) -> int:
+def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_patient: bool = False) -> int:
     """Returns the exit code of the process. service: its name in the log.
 
+    is_patient: one call of the broker may last as long as an outage, for calls that nothing repeats.
     prepare: reads what the environment says of this kind of worker. Raises InvalidInput.
     """
     configure(StackSettings(), service=service)
@@ -47,7 +47,8 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve]) -> int:
     exit_cleanly_on_signals()
 
     async def run() -> int:
-        return await serve(connect_within(settings, patience_s=settings.broker_timeout_s), own_id())
+        patience_s = settings.broker_timeout_s if is_patient else PATIENCE_S
+        return await serve(connect_within(settings, patience_s=patience_s), own_id())
 
     try:
         return asyncio.run(run())
