@@ -30,6 +30,7 @@ from contracts.spec_tables.root import SpecRoot
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import context_tokens, weight_tensors
+from onbeat.weights.model_path import model_folder
 
 FIELD = "model.path"
 LOADING_ERRORS = (
@@ -187,10 +188,7 @@ def load_policy(
     usable tokenizer.
     """
     transformers_logging.disable_progress_bar()
-    folder = model_root.find(model.path, field=FIELD)
-    if not (folder / "config.json").is_file():
-        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
-        raise InvalidInput(problem, field=FIELD, cure="name a Hugging Face causal LM folder below the model root")
+    folder = model_folder(model, model_root)
     tokenizer = load_tokenizer(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=context_tokens(network.config))

@@ -23,6 +23,7 @@ from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import BuiltInStage, ExternalStage, JudgingStage
+from onbeat.weights.model_path import folder_of_model
 from onbeat.work.left_alone import LeftAlone, in_one_line
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,12 @@ class ServedStages:
             if isinstance(stage, ExternalStage):
                 continue
             if stage.kind not in self.kinds:
-                log.warning("leaves stage %s of %s alone: %s", stage.name, job_id, MISSING[stage.kind])
+                log.warning(
+                    "leaves stage %s of %s alone: %s",
+                    stage.name,
+                    job_id,
+                    MISSING.get(stage.kind, "no service of this kind is installed here"),
+                )
                 continue
             planned = plan.stages[plan.index(stage.name)]
             version_0 = partial(self._store.first_weights_digest, job_id)
@@ -190,21 +196,16 @@ class ServedStages:
 
 MISSING = {"llm_judge": "ONBEAT_JUDGE_URL is not set here"}
 """Kind of stage → why a worker doesn't serve it."""
+NOT_INSTALLED = "no service of this kind is installed here"
 
 
 def model_folder(settings: StackSettings, stage: ServedStage) -> Path:
     """Returns the folder of the stage's model. Raises InvalidInput that names the key, where this host lacks it."""
     named = stage.stage.files().get("model")
     path, field = (named, field_of(stage, "model")) if named else (stage.spec.model.path, "model.path")
-    folder = settings.spec_root.find(path, field=field)
-    try:
-        is_there = (folder / "config.json").is_file()
-    except OSError as error:
-        raise InvalidInput(f"`{folder}` can't be read: {error.strerror}", field=field) from error
-    if not is_there:
-        problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
-        raise InvalidInput(problem, field=field, cure="put the model there, on the stage worker's host too")
-    return folder
+    return folder_of_model(
+        settings.spec_root, path, field=field, cure="put the model there, on the stage worker's host too"
+    )
 
 
 def field_of(stage: ServedStage, key: str) -> str:

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from consumer.gradient.statistics import MicroBatchStats, joined
 from consumer.trackers import Trackers, tracker_makers
-from contracts.encoding.json_lines import append_json_lines, read_json_lines
-from contracts.encoding.wire import Record, encode_json
+from contracts.encoding.json_lines import read_json_lines
+from contracts.encoding.wire import Record
 from contracts.errors import OnbeatError
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.process.private_folders import make_private
+from onbeat.loop.trained_job import append_lines, begin_folder
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, top_p or top_k below the whole distribution, "
@@ -32,13 +32,7 @@ class RunLog:
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
         """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
         self._folder = folder
-        try:
-            make_private(folder.path)
-            folder.spec.write_bytes(encode_json(spec))
-        except OSError as error:
-            raise OnbeatError(
-                f"cannot be written: {error.strerror}", field=str(folder.path), cure="choose another run root"
-            ) from error
+        begin_folder(folder, spec)
         makers = tracker_makers(spec, folder)
         self._trackers = Trackers(
             makers,
@@ -51,14 +45,14 @@ class RunLog:
         self._trackers.close()
 
     def metrics(self, metrics: IterationMetrics) -> None:
-        _append(self._folder.metrics, [metrics])
+        append_lines(self._folder.metrics, [metrics])
         self._trackers.iteration(metrics)
 
     def timeline(self, spans: Iterable[TimelineSpan]) -> None:
-        _append(self._folder.timeline, spans)
+        append_lines(self._folder.timeline, spans)
 
     def evaluation(self, score: EvaluationScore) -> None:
-        _append(self._folder.evaluations, [score])
+        append_lines(self._folder.evaluations, [score])
         self._trackers.evaluation(score)
 
 
@@ -111,10 +105,3 @@ def _read(path: Path, kind: type[T]) -> list[T]:
         return read_json_lines(path, kind)
     except OSError as error:
         raise OnbeatError(f"cannot be read: {error.strerror}", field=str(path)) from error
-
-
-def _append(path: Path, records: Iterable[Record]) -> None:
-    try:
-        append_json_lines(path, records)
-    except OSError as error:
-        raise OnbeatError(f"cannot be written: {error.strerror}", field=str(path)) from error

@@ -37,7 +37,7 @@ from onbeat.client.training.tenure import Tenure
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.recording import Recorder
-from onbeat.loop.trained_job import begin_window, commit_iteration, report_evaluation, take_up
+from onbeat.loop.trained_job import append_lines, begin_window, commit_iteration, report_evaluation, take_up
 from onbeat.loop.window import Window
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.plan import IterationPlan
@@ -300,10 +300,10 @@ class Consumer:
                 grad_norm=grad_norm,
                 learning_rate=learning_rate,
             )
-            self._files.append(tenure.folder.metrics, [metrics])
+            append_lines(tenure.folder.metrics, [metrics])
             tenure.window.add(made)
             opening = tenure.window.opened_by(number)
-        report_evaluation(tenure, expected, lambda score: self._files.append(tenure.folder.evaluations, [score]))
+        report_evaluation(tenure, expected, lambda score: append_lines(tenure.folder.evaluations, [score]))
         self._last_link = commit_iteration(
             tenure, expected, made=made, metrics=metrics, opening=opening, last_link=self._last_link
         )

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from broker.connection.client import Broker
@@ -18,6 +20,9 @@ from broker.job_store import JobStore
 from broker.openings import Opening
 from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
+from contracts.encoding.json_lines import append_json_lines
+from contracts.encoding.wire import Record, encode_json
+from contracts.errors import OnbeatError
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -39,6 +44,7 @@ from onbeat.loop.recording import Recorder
 from onbeat.loop.stage_watch import StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
+from onbeat.process.private_folders import make_private
 
 log = logging.getLogger(__name__)
 
@@ -157,3 +163,26 @@ def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Call
         write(score)
         job.jobs.record_evaluation(job.folder.job_id, score)
         job.tell(EvaluationFinished(at_s=time.time(), score=score))
+
+
+def begin_folder(folder: RunFolder, spec: JobSpec) -> None:
+    """Makes the run folder, with the spec in it, whole however the writer ends. Raises OnbeatError."""
+    scratch = folder.spec.with_name(f".{folder.spec.name}")
+    with _writing(folder.path, cure="choose another run root"):
+        make_private(folder.path)
+        scratch.write_bytes(encode_json(spec))
+        scratch.replace(folder.spec)
+
+
+def append_lines(path: Path, records: Iterable[Record]) -> None:
+    """Appends lines to a file of the run folder. Raises OnbeatError."""
+    with _writing(path):
+        append_json_lines(path, records)
+
+
+@contextmanager
+def _writing(path: Path, *, cure: str | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OnbeatError(f"cannot be written: {error.strerror}", field=str(path), cure=cure) from error

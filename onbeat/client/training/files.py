@@ -6,17 +6,16 @@ trainer_state/v000004/     whatever the trainer saves, written under a hidden na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from contracts.encoding.digests import Digest
-from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, decode_json, encode_json
-from contracts.errors import InvalidInput, OnbeatError
+from contracts.errors import InvalidInput
 from contracts.run_folder import VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
 from contracts.versions import PolicyVersion, WeightManifest
-from onbeat.process.private_folders import make_private
+from onbeat.loop.trained_job import begin_folder
 
 STAMP = "onbeat.json"
 KEPT_STATES = 2
@@ -37,11 +36,7 @@ class TrainerFiles:
     def __init__(self, folder: RunFolder, spec: JobSpec) -> None:
         """Raises OnbeatError that names the folder where it can't be written."""
         self._folder = folder
-        try:
-            make_private(folder.path)
-            folder.spec.write_bytes(encode_json(spec))
-        except OSError as error:
-            raise _unwritable(folder.path, error) from error
+        begin_folder(folder, spec)
 
     def newest_state(self, versions: Mapping[int, str]) -> tuple[int, Path] | None:
         """Finds the newest state of a version that the audit chain has. versions: version → digest."""
@@ -80,13 +75,6 @@ class TrainerFiles:
 
         remove_folders([path for _, path in numbered(self._folder.trainer_state, VERSION)[:-KEPT_STATES]])
 
-    def append(self, path: Path, records: Iterable[Record]) -> None:
-        """Appends lines to a file of the run folder. Raises OnbeatError."""
-        try:
-            append_json_lines(path, records)
-        except OSError as error:
-            raise _unwritable(path, error) from error
-
 
 def _stamp_of(state: Path) -> tuple[str, int, str] | None:
     """None for a state that can't be read."""
@@ -95,7 +83,3 @@ def _stamp_of(state: Path) -> tuple[str, int, str] | None:
     except (OSError, InvalidInput):
         return None
     return stamp.job_id, stamp.policy_version, stamp.weights_digest
-
-
-def _unwritable(path: Path, error: OSError) -> OnbeatError:
-    return OnbeatError(f"cannot be written: {error.strerror}", field=str(path), cure="choose another run root")

@@ -46,6 +46,6 @@ def test_of_several_turns_it_is_the_last_one(tmp_path: Path, settings: StackSett
 
 
 def test_a_missing_folder_names_model_path(settings: StackSettings) -> None:
-    with pytest.raises(InvalidInput, match="there is no folder") as caught:
+    with pytest.raises(InvalidInput, match="no folder") as caught:
         FolderDetokenizer(ModelSpec(path="nowhere"), settings=settings)
     assert caught.value.field == "model.path"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from consumer.stages.served_stages import ServedStage, ServedStages
 from tests.builders import job_spec
 from tests.fakes import Changes
@@ -41,3 +43,16 @@ def test_a_job_whose_spec_stays_keeps_its_stages_and_is_not_looked_at_again() ->
         assert looked_at == ["llm_judge"] * 2
 
     asyncio.run(scenario())
+
+
+def test_a_stage_of_a_kind_that_nothing_here_serves_is_left_alone_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        changes, stack = Changes(), FakeStack(Changes())
+        side = FakeStageSide(job_spec(deterministic=False, stages=[{"type": "reward_model", "model": "m"}]), changes)
+        stack.active.append("job")
+        stages = ServedStages(typed(stack), typed(lambda _: side), kinds=())
+        await stages.refresh()
+        assert stages.in_turn() == []
+
+    asyncio.run(scenario())
+    assert "leaves stage reward_model of job alone: no service of this kind is installed here" in caplog.text
