@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -47,6 +48,10 @@ class PublishOutcome(str, Enum):
 
 WAITS = frozenset({PublishOutcome.FULL, PublishOutcome.NO_ROOM})
 """The generator holds the batch, and asks again."""
+REFUSED_FOR_GOOD = frozenset(
+    {PublishOutcome.INCOMPLETE, PublishOutcome.OVERSIZE, PublishOutcome.WRONG_WEIGHTS, PublishOutcome.WRONG_ENGINE}
+)
+"""The same batch would meet it again: it fails with that reason. After any other refusal it is not needed."""
 
 
 class FailOutcome(str, Enum):
@@ -71,13 +76,18 @@ class Claim(Record, frozen=True, kw_only=True):
     """A copy of a batch that another generator holds and is late with: no lease, and no failure counts."""
 
 
-class Renewal(Record, frozen=True, kw_only=True):
+C = TypeVar("C")
+"""A claim: of a prompt batch, or of an item of a stage."""
+
+
+@dataclass(frozen=True)
+class Renewal(Generic[C]):
     """What a heartbeat learnt; the other claims are still held."""
 
-    lost: tuple[Claim, ...] = ()
-    """Other generators hold them now; the first publication wins (I3)."""
-    settled: tuple[Claim, ...] = ()
-    """They are published, given up, or of an iteration that is over: no work on them is needed."""
+    lost: tuple[C, ...] = ()
+    """Other workers hold them now: the first publication, or put, counts (I3)."""
+    settled: tuple[C, ...] = ()
+    """They are published, put, given up, or of an iteration that is over: no work on them is needed."""
 
 
 class WeightNews(Record, frozen=True, kw_only=True):
@@ -189,18 +199,14 @@ class GeneratorSide:
         block = max(1, int(timeout_s * 1000)) if self._has_news else None
         with self._broker.call(blocks_s=timeout_s):
             found: Any = self._broker.redis.xread({keys.shards: self._last_shard}, block=block)
-        with self._broker.call():
-            packed: Any = self._broker.redis.hvals(keys.weights)
+        versions = tuple(self.announced_weights())
         self._has_news = True
         entries = found[0][1] if found else []
         if entries:
             self._last_shard = entries[-1][0].decode()
-        versions = sorted((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version)
         newest = versions[-1].policy_version if versions else -1
         shards = (decode(fields[b"shard"], WeightShard) for _, fields in entries)
-        return WeightNews(
-            versions=tuple(versions), shards=tuple(shard for shard in shards if shard.policy_version > newest)
-        )
+        return WeightNews(versions=versions, shards=tuple(one for one in shards if one.policy_version > newest))
 
     def announced_weights(self) -> list[WeightManifest]:
         """The versions that are announced, oldest first."""
@@ -208,7 +214,7 @@ class GeneratorSide:
             packed: Any = self._broker.redis.hvals(self._job.keys.weights)
         return sorted((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version)
 
-    def renew(self, claims: Sequence[Claim]) -> Renewal:
+    def renew(self, claims: Sequence[Claim]) -> Renewal[Claim]:
         """Resets the leases; answers those that are no longer this generator's (I5)."""
         if not claims:
             return Renewal()

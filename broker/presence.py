@@ -16,6 +16,8 @@ from onbeat.process.dependency import JUDGE, Dependency
 
 REJECTED_WEIGHTS = "rejected_weights"
 """In a generator's info: the folder of the version that it cannot load, "" while there is none."""
+RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
+"""Pauses between loads of a refused version: its trainer sees the refusal here, and writes it again."""
 LOADING_WEIGHTS = "loading_weights"
 """In a generator's info: the folders of the version that it loads, and of those that it stands on, with spaces between
 them, from its claim until it holds it; "" otherwise."""

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
-from broker.generator_side import MAX_REASON_BYTES, FailOutcome
+from broker.generator_side import MAX_REASON_BYTES, FailOutcome, Renewal
 from broker.job_store import unknown_job
 from broker.kept_batches import KeptBatch, KeptBatches
 from broker.keys import OpenKeys, batch_field, item_fields
@@ -35,7 +35,7 @@ from contracts.experience.columns import (
     row_shapes,
     unpack_values,
 )
-from contracts.experience.items import ClaimedItem, ItemRenewal
+from contracts.experience.items import ClaimedItem
 from contracts.experience.plan import PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -231,7 +231,7 @@ class StageSide:
             "digests": [content_digest(one) for one in packed] if is_read else [],
         }
 
-    def renew(self, items: Sequence[ClaimedItem]) -> ItemRenewal:
+    def renew(self, items: Sequence[ClaimedItem]) -> Renewal[ClaimedItem]:
         """Begins the leases anew; answers those that are no longer this worker's."""
         states: dict[int, bytes] = {}
         for stage in sorted({item.stage for item in items}):
@@ -243,7 +243,7 @@ class StageSide:
                 items=[_named(index, items[at]) | {"claim": items[at].claim} for at in some],
             )
             states |= dict(zip(some, found, strict=True))
-        return ItemRenewal(
+        return Renewal(
             lost=tuple(item for at, item in enumerate(items) if states[at] == b"lost"),
             settled=tuple(item for at, item in enumerate(items) if states[at] == b"settled"),
         )

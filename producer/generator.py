@@ -257,7 +257,7 @@ class Generator(Worker[Claim]):
         return loaded
 
     async def _wait_for_work(self) -> None:
-        if not len(self._leases):
+        if self._is_idle:
             self._activity.waits()
         if self._stopping.is_set() or not await self._turn_is_over():
             return

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
+from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
@@ -22,10 +23,6 @@ from producer.engine.base import GenerationEngine, VerifiedWeights
 from producer.engine.canary import difference
 
 log = logging.getLogger(__name__)
-
-RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
-"""Pauses between loads of a refused version: its trainer sees the refusal in our presence, and writes it again. Past
-them the claim is given back, and the job left alone until a load goes well."""
 
 
 class MakeEngine(Protocol):

@@ -153,7 +153,7 @@ class FakeSide:
         self._changes.notify()
         return shards
 
-    def renew(self, claims: Sequence[Claim]) -> Renewal:
+    def renew(self, claims: Sequence[Claim]) -> Renewal[Claim]:
         self.renewed.append([claim.prompt_batch.batch_id for claim in claims])
         self._changes.notify()
         return Renewal(

@@ -51,7 +51,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
     return await until_signal(
         worker,
         what=f"{', '.join(services)} of the active jobs",
-        hangs=lambda _: any(service.is_busy for service in services.values()),
+        hangs=lambda: any(service.is_busy for service in services.values()),
     )
 
 

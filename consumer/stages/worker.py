@@ -25,7 +25,15 @@ from broker.presence import LEAVES_ALONE, services_info
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services, judged_values
-from contracts.errors import BatchFailed, ContractViolation, InvalidInput, JudgeUnavailable, NotFound, Unavailable
+from contracts.errors import (
+    BatchFailed,
+    BrokerFull,
+    BrokerUnavailable,
+    ContractViolation,
+    InvalidInput,
+    NotFound,
+    Unavailable,
+)
 from contracts.timeline import COMPUTE, STAGE_WORKER
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
@@ -162,7 +170,7 @@ class StageWorker(Worker[ClaimedItem]):
 
     async def _wait_for_work(self) -> None:
         with_room = self._with_room
-        if not len(self._leases):
+        if self._is_idle:
             self._spans.idle.set()
         if not with_room:
             await wait_for(self._freed, IDLE_POLL_S)
@@ -179,20 +187,20 @@ class StageWorker(Worker[ClaimedItem]):
 
     async def _serve_item(self, stage: ServedStage, item: ClaimedItem) -> None:
         self._spans.idle.clear()
-        started_s = time.time()
+        began_s = time.monotonic()
         outcome = await self._serve_claimed(stage, item)
-        ended_s = time.time()
+        ended_s, seconds = time.time(), time.monotonic() - began_s
         if outcome == "put":
             self._spans.record(
                 stage.job_id,
                 f"{COMPUTE} {stage.stage.name}",
                 iteration=item.iteration,
                 batch_id=item.batch_id,
-                started_s=started_s,
+                started_s=ended_s - seconds,
                 ended_s=ended_s,
             )
         if self._metrics is not None:
-            self._metrics.observe("compute", ended_s - started_s)
+            self._metrics.observe("compute", seconds)
             self._metrics.items.labels(outcome).inc()
 
     async def _serve_claimed(self, stage: ServedStage, item: ClaimedItem) -> str:
@@ -205,7 +213,9 @@ class StageWorker(Worker[ClaimedItem]):
         except (BatchFailed, ContractViolation) as error:
             await self._fail(stage, item, error)
             return "failed"
-        except JudgeUnavailable as error:
+        except (BrokerUnavailable, BrokerFull):
+            raise
+        except Unavailable as error:
             await self._release(stage, item, error)
             return "released"
         except InvalidInput as error:

@@ -37,16 +37,6 @@ class ClaimedItem:
         return f"stage {self.stage}, batch {self.batch_id}, item {self.item} (attempt {self.attempt})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ItemRenewal:
-    """What a heartbeat learnt; the other items are still held."""
-
-    lost: tuple[ClaimedItem, ...] = ()
-    """Other workers hold them now; the first put counts."""
-    settled: tuple[ClaimedItem, ...] = ()
-    """They have their columns, or need none any more."""
-
-
 def all_items(plan: StagePlan, batch: RolloutBatch) -> list[tuple[int, int]]:
     """Returns (stage by its index, item) of each item of the batch, in the order of the plan."""
     size = {"num_groups": len(batch.groups), "group_size": batch.group_size}

@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
+from broker.generator_side import C
 from contracts.errors import JobEnded
 from contracts.spec import JobSpec
 from onbeat.client.connection import JobConnection, speaking_the_same
-from onbeat.work.heartbeat import PRESENCE_S, Board, C, Leases, Side
+from onbeat.work.heartbeat import PRESENCE_S, Board, Leases, Side
 
 T = TypeVar("T")
 """What the caller is given of claims."""

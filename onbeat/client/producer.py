@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.roles import GENERATOR
-from broker.generator_side import Claim, GeneratorSide, PublishOutcome, WeightChunks
-from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, Presence
+from broker.generator_side import REFUSED_FOR_GOOD, Claim, GeneratorSide, PublishOutcome, WeightChunks
+from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, RELOAD_PAUSES_S, Presence
 from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected
 from contracts.rewards import Scored
 from contracts.rollouts import (
@@ -50,11 +50,6 @@ if TYPE_CHECKING:
     from onbeat.weights.receiver import WeightReceiver
 
 FULL_PAUSE_S = 0.5
-RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
-"""Pauses between loads of a refused version: its trainer sees the refusal, and writes it again."""
-REFUSED_FOR_GOOD = frozenset({PublishOutcome.INCOMPLETE, PublishOutcome.OVERSIZE, PublishOutcome.WRONG_WEIGHTS}) | {
-    PublishOutcome.WRONG_ENGINE
-}
 OWN_ENGINE = "a producer of one's own"
 MAX_ENGINE_CHARS = 500
 

@@ -14,29 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol
 
+from broker.generator_side import C, Renewal
 from broker.presence import GeneratorInfo, StageWorkerInfo, compare
 from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls
 
-C = TypeVar("C")
-"""A claim: of a prompt batch, or of an item of a stage."""
-
 PRESENCE_S = 2.0
 """Longest time between two signs of life."""
-
-
-Told = TypeVar("Told", covariant=True)
-
-
-class Renewal(Protocol[Told]):
-    """What became of claims; the others are still held."""
-
-    @property
-    def lost(self) -> Sequence[Told]: ...
-    @property
-    def settled(self) -> Sequence[Told]: ...
 
 
 class Side(Protocol[C]):
@@ -45,15 +31,6 @@ class Side(Protocol[C]):
     def renew(self, claims: Sequence[C], /) -> Renewal[C]:
         """Begins the leases anew. Raises BrokerUnavailable."""
         ...
-
-
-class Lapsed(NamedTuple, Generic[C]):
-    """Claims without a lease."""
-
-    lost: list[C]
-    """Other workers hold them now: who is first is needed."""
-    settled: list[C]
-    """No work on them is needed."""
 
 
 class _Lease(NamedTuple, Generic[C]):
@@ -106,7 +83,7 @@ class Leases(Generic[C]):
         with self._lock:
             return min([PRESENCE_S, *(lease.lease_s / 3 for lease in self._held.values())])
 
-    def renew(self, claims: Collection[C] | None = None) -> Lapsed[C]:
+    def renew(self, claims: Collection[C] | None = None) -> Renewal[C]:
         """Begins the leases of these claims anew, None: of all; answers those that have none any more. It blocks.
 
         What it answers is still held here: the caller ends it. Safe to repeat. Raises BrokerUnavailable.
@@ -117,12 +94,10 @@ class Leases(Generic[C]):
             for key, lease in self._held.items():
                 if some is None or key in some:
                     by_side.setdefault(id(lease.side), (lease.side, []))[1].append(lease.claim)
-        lapsed: Lapsed[C] = Lapsed([], [])
-        for side, held in by_side.values():
-            renewal = side.renew(held)
-            lapsed.lost.extend(renewal.lost)
-            lapsed.settled.extend(renewal.settled)
-        return lapsed
+        told = [side.renew(held) for side, held in by_side.values()]
+        return Renewal(
+            tuple(claim for one in told for claim in one.lost), tuple(claim for one in told for claim in one.settled)
+        )
 
 
 COPY_LOOK_S = 0.02
@@ -148,7 +123,7 @@ class Heartbeat(Generic[C]):
     board: Board
     info: Callable[[], dict[str, str]]
     """What an operator sees of the worker."""
-    let_go: Callable[[Lapsed[C]], None]
+    let_go: Callable[[Renewal[C]], None]
     """Ends what has no lease any more."""
     copies: Callable[[], Sequence[C]]
     """The claims that are copies of other workers' work."""

@@ -42,9 +42,6 @@ class LeftAlone(Generic[K, T]):
         self._pauses_s: dict[K, float] = {}
         """The next pause of each that was left alone since it went well."""
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._alone
-
     def __iter__(self) -> Iterator[K]:
         return iter(self._alone)
 

@@ -38,12 +38,12 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
     configure(StackSettings(), service=service)
     try:
         settings = settings_from(os.environ)
+        configure(settings, service=service)
         serve = prepare(settings)
         crash_points.arm(settings.crash_at)
     except InvalidInput as error:
         log.error("%s", error)
         return WorkerExit.REFUSED
-    configure(settings, service=service)
     exit_cleanly_on_signals()
 
     async def run() -> int:
@@ -53,7 +53,7 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
     try:
         return asyncio.run(run())
     except* OnbeatError as group:
-        log.error("%s", first_error(group))
+        log.error("%s", errors_in(group)[0])
     return WorkerExit.DIED
 
 
@@ -74,36 +74,46 @@ def calls_of(broker: Broker, settings: StackSettings) -> BrokerCalls:
     )
 
 
-async def until_signal(worker: Worker[Any], *, what: str, hangs: Callable[[BaseExceptionGroup | None], bool]) -> int:
+async def until_signal(
+    worker: Worker[Any],
+    *,
+    what: str,
+    hangs: Callable[[], bool] = lambda: False,
+    dies_of_work: Callable[[BaseExceptionGroup], bool] = lambda _: False,
+) -> int:
     """Runs the worker until a signal, and returns the exit code. Raises what it died of before it claimed anything.
 
     what: it serves, in words.
-    hangs: whether a thread of this process goes on, by what the worker died of. Then the process ends here: asyncio and
-    Python would wait for that thread.
+    hangs: whether a thread of this process goes on. Then the process ends here: asyncio and Python would wait for it.
+    dies_of_work: whether it died of an engine that is not done; that thread goes on, and work is to blame for it though
+    nothing was claimed.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
     log.info("%s serves %s", worker.name, what)
-    code, died_of = WorkerExit.STOPPED, None
+    code, is_stuck = WorkerExit.STOPPED, False
     try:
         await worker.run()
     except BaseExceptionGroup as group:
-        if not worker.has_claimed and not hangs(group):
+        is_stuck = dies_of_work(group)
+        is_at_work = worker.has_claimed or is_stuck
+        if not is_at_work and not hangs():
             raise
-        code, died_of = WorkerExit.DIED_AT_WORK, group
+        code = WorkerExit.DIED_AT_WORK if is_at_work else WorkerExit.DIED
         _, foreign = group.split(OnbeatError)
-        log.error("%s", first_error(group), exc_info=foreign)
+        log.error("%s", "; ".join(str(error) for error in errors_in(group)), exc_info=foreign)
     else:
         log.info("%s left", worker.name)
-    if hangs(died_of):
+    if is_stuck or hangs():
         logging.shutdown()
         os._exit(code)
     return code
 
 
-def first_error(group: BaseExceptionGroup) -> BaseException:
-    """The first leaf of nested groups."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def errors_in(group: BaseExceptionGroup) -> list[BaseException]:
+    """The leaves of nested groups."""
+    return [
+        leaf
+        for error in group.exceptions
+        for leaf in (errors_in(error) if isinstance(error, BaseExceptionGroup) else [error])
+    ]

@@ -76,6 +76,7 @@ class Reports:
         """Reports what there is. Where it is cancelled, its report goes on, and the next one waits for that."""
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
+            self._sending.add_done_callback(_looked_at)
         await asyncio.wait({self._sending})
         sent, self._sending = self._sending, None
         sent.result()
@@ -89,3 +90,9 @@ class Reports:
         with contextlib.suppress(TimeoutError, BrokerUnavailable):
             async with asyncio.timeout(patience_s):
                 await self.send()
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """Takes note of how a report ended, so that one that a stop has left behind leaves no traceback."""
+    if not task.cancelled():
+        task.exception()

@@ -24,10 +24,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic
 
+from broker.generator_side import C, Renewal
 from contracts.errors import BrokerUnavailable
 from onbeat.process.dependency import PROBE_EVERY_S, Dependency
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.heartbeat import Board, C, Heartbeat, Lapsed, Leases, Side, wait_for
+from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side, wait_for
 from onbeat.work.spans import Report, Reports, Spans
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class Worker(ABC, Generic[C]):
         self._idle_since_s = None
         self._heartbeat.changed.set()
 
-    def _let_go(self, lapsed: Lapsed[C]) -> None:
+    def _let_go(self, lapsed: Renewal[C]) -> None:
         """Ends leases that others hold, or that are settled. What ended while they were renewed is no loss."""
         for claim in lapsed.lost:
             self._lapse(claim)
@@ -201,10 +202,15 @@ class Worker(ABC, Generic[C]):
                 self._heartbeat.changed.set()
                 self._freed.set()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing is in hand; what lost its lease goes on, and may still be the first."""
+        return not self._leases and not self._tasks
+
     def _say_if_idle(self) -> None:
         """A worker may be idle as long as the stack is: it is said once, until something was claimed."""
         now_s = self._clock()
-        if len(self._leases):
+        if not self._is_idle:
             return
         if self._idle_since_s is None:
             self._idle_since_s = now_s
@@ -225,7 +231,7 @@ class Worker(ABC, Generic[C]):
         try:
             async with asyncio.timeout(self._stop_grace_s):
                 await asyncio.wait({serving}, timeout=IDLE_GRACE_S)
-                if not len(self._leases):
+                if self._is_idle:
                     serving.cancel()  # it waits for Redis, and holds nothing
                 await asyncio.wait({serving})
                 if self._tasks:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from broker.generator_side import WAITS, Claim, PublishOutcome
+from broker.generator_side import REFUSED_FOR_GOOD, WAITS, Claim, PublishOutcome
 from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailable, OnbeatError, RewardUnavailable
 from contracts.rollouts import RolloutBatch
 from onbeat.process.crash_points import reach
@@ -22,10 +22,6 @@ from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.rounds import Rounds
 
 log = logging.getLogger(__name__)
-
-REFUSED_FOR_GOOD = frozenset({"incomplete", "oversize", "wrong_weights", "wrong_engine"})
-"""Refusals that the same batch would meet again: it fails with that reason. After any other it is not needed."""
-
 
 NO_ROOM = {
     PublishOutcome.FULL: "among limits.max_waiting_rows: start more stage workers, or raise it",
@@ -83,7 +79,7 @@ class Carrier(Rounds):
             outcome.value,
             record.num_sampled,
         )
-        if outcome.value in REFUSED_FOR_GOOD:
+        if outcome in REFUSED_FOR_GOOD:
             await self.fail(job, claim, BatchFailed(f"the fence refused it as {outcome.value}"))
 
     async def _publish_when_room(self, batch: CarriedBatch, record: RolloutBatch) -> PublishOutcome:

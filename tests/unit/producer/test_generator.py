@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.generator_side import PublishOutcome
-from broker.presence import AWAKE_FOR
+from broker.presence import AWAKE_FOR, RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
@@ -26,7 +26,7 @@ from onbeat.work.calls import BrokerCalls
 from onbeat.work.left_alone import PAUSES_S
 from producer.active_jobs import ASK_AGAIN_S, ActiveJobs
 from producer.generator import MAX_FINISHING, Generator
-from producer.served_model import RELOAD_PAUSES_S, ServedModel
+from producer.served_model import ServedModel
 from tests.builders import job_spec, prompt_batch
 from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fake_version, spell
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
-from broker.generator_side import FailOutcome
+from broker.generator_side import FailOutcome, Renewal
 from broker.presence import StageWorkerInfo
-from broker.stage_side import ClaimedItem, ItemRenewal, PutOutcome
+from broker.stage_side import ClaimedItem, PutOutcome
 from consumer.stages.served_stages import ServedStage
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BrokerUnavailable, NotFound
@@ -37,6 +37,7 @@ class FakeStageSide:
         self.released: list[tuple[Place, str]] = []
         self.renewed: list[list[Place]] = []
         self.settled: set[Place] = set()
+        self.lost: set[Place] = set()
         self.put_errors: list[Exception] = []
         """Raised by the next puts, in order."""
         self.claim_errors: list[Exception] = []
@@ -74,10 +75,13 @@ class FakeStageSide:
         self._changes.notify()
         return [self.outcome for _ in made]
 
-    def renew(self, items: Sequence[ClaimedItem]) -> ItemRenewal:
+    def renew(self, items: Sequence[ClaimedItem]) -> Renewal[ClaimedItem]:
         self.renewed.append([place_of(item) for item in items])
         self._changes.notify()
-        return ItemRenewal(settled=tuple(item for item in items if place_of(item) in self.settled))
+        return Renewal(
+            lost=tuple(item for item in items if place_of(item) in self.lost),
+            settled=tuple(item for item in items if place_of(item) in self.settled),
+        )
 
     def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
         """An item that is released may be claimed again, as it is from the server."""

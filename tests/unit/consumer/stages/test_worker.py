@@ -21,9 +21,13 @@ from contracts.errors import (
     ContractViolation,
     DeadlineExceeded,
     InvalidInput,
+    JudgeUnavailable,
     NotFound,
+    RewardUnavailable,
 )
 from contracts.events import TimelineSpan
+from onbeat.process.dependency import JUDGE as JUDGE_NAME
+from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.left_alone import PAUSES_S
 from tests.builders import job_spec
@@ -39,7 +43,9 @@ OWN = {"type": "external", "name": "own", "inputs": ["text"], "outputs": [{"name
 class Stack:
     """A stage worker over fakes, with a service for one item and one for several."""
 
-    def __init__(self, *, stop_grace_s: float = 20.0, full_timeout_s: float = 20.0) -> None:
+    def __init__(
+        self, *, stop_grace_s: float = 20.0, full_timeout_s: float = 20.0, dependencies: tuple[Dependency, ...] = ()
+    ) -> None:
         self.changes = Changes()
         self.stack = FakeStack(self.changes)
         self.waiting = Waiting()
@@ -66,6 +72,7 @@ class Stack:
             presence=self.stack,
             calls=BrokerCalls(timeout_s=0.05, full_timeout_s=full_timeout_s),
             services=services,
+            dependencies=dependencies,
             wait_for_items=typed(self.waiting),
             stop_grace_s=stop_grace_s,
             report=lambda job_id, spans: self.told.extend((job_id, one) for one in spans),
@@ -234,6 +241,72 @@ def test_leases_are_renewed_and_what_is_not_needed_any_more_is_dropped() -> None
             await stack.changes.until(lambda: stack.models.dropped == [place])
             stack.models.gate.set()
             await stack.changes.until(lambda: list(side.there) == [following])
+        assert side.failed == []
+
+    drive(scenario)
+
+
+def test_an_item_whose_lease_was_lost_is_computed_to_its_end_and_its_worker_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("onbeat.work.worker.LOG_AFTER_S", 0.0)
+    caplog.set_level("INFO", logger="onbeat.work.worker")
+
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER, JUDGE)
+        side.at_claim = stack.changes.notify
+        place = ("teacher", "0/train/0", 0)
+        stack.models.gate.clear()
+        side.lost.add(place)
+        side.add(place)
+        async with stack.running():
+            await stack.changes.until(lambda: any("no longer holds" in line for line in caplog.messages))
+            asked = len(side.asked)
+            await stack.changes.until(lambda: len(side.asked) > asked + 5)
+            assert not any("waiting for" in line for line in caplog.messages)
+            stack.models.gate.set()
+            await stack.changes.until(lambda: place in side.there)
+        assert sum(place in places for places in side.renewed) == 1, "a lost lease is not begun anew"
+
+    drive(scenario)
+
+
+def test_the_server_of_a_lone_stage_that_is_left_alone_is_asked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onbeat.work.worker.PROBE_EVERY_S", 0.001)
+    probed: list[bool] = []
+
+    async def probe() -> None:
+        probed.append(True)
+
+    async def scenario() -> None:
+        server = Dependency(JUDGE_NAME, "http://judge", probe=probe)
+        stack = Stack(dependencies=(server,))
+        side = stack.add_job(JUDGE)
+        bad = ("llm_judge", "0/train/0", 0)
+        stack.judge.errors[bad] = InvalidInput("refuses its key", field="ONBEAT_JUDGE_KEY")
+        side.add(bad)
+        async with stack.running():
+            await stack.changes.until(lambda: "refuses its key" in stack.leaves_alone())
+            probed.clear()
+            server.missed(JudgeUnavailable("no answer"))
+            async with asyncio.timeout(20.0):
+                while server.is_away:
+                    await asyncio.sleep(0)
+        assert probed
+
+    asyncio.run(scenario())
+
+
+def test_a_service_that_is_away_costs_an_item_no_attempt_whichever_it_is() -> None:
+    async def scenario(stack: Stack) -> None:
+        side = stack.add_job(TEACHER)
+        bad = ("teacher", "0/train/0", 0)
+        stack.models.errors[bad] = RewardUnavailable("no answer")
+        side.add(bad)
+        async with stack.running():
+            await stack.changes.until(lambda: bool(side.released))
+            stack.models.errors.clear()
+            await stack.changes.until(lambda: bad in side.there)
         assert side.failed == []
 
     drive(scenario)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import pytest
 
+from broker.generator_side import Renewal
 from contracts.errors import BrokerUnavailable
 from onbeat.work.heartbeat import PRESENCE_S, Leases
-
-
-class Told(NamedTuple):
-    lost: Sequence[str] = ()
-    settled: Sequence[str] = ()
 
 
 class Side:
     """One job's, which answers what it is set to; without an answer it is away."""
 
     def __init__(self) -> None:
-        self.answer: Told | None = Told()
+        self.answer: Renewal[str] | None = Renewal()
         self.renewed: list[list[str]] = []
 
-    def renew(self, claims: Sequence[str], /) -> Told:
+    def renew(self, claims: Sequence[str], /) -> Renewal[str]:
         if self.answer is None:
             raise BrokerUnavailable("connection refused")
         self.renewed.append(list(claims))
@@ -38,9 +33,9 @@ def test_leases_are_renewed_by_job_and_what_lapsed_is_held_until_it_is_ended() -
     leases.hold(one, second, lease_s=3.0, name="b")
     leases.hold(other, third, lease_s=60.0, name="c")
     assert (leases.pause_s, str(leases), list(leases)) == (1.0, "a, b, c", [first, second, third])
-    one.answer, other.answer = Told(lost=[first]), Told(settled=[third])
+    one.answer, other.answer = Renewal(lost=(first,)), Renewal(settled=(third,))
     lapsed = leases.renew()
-    assert (lapsed.lost, lapsed.settled, len(leases)) == ([first], [third], 3)
+    assert (lapsed.lost, lapsed.settled, len(leases)) == ((first,), (third,), 3)
     assert (leases.end(first), leases.end(first)) == ("a", None)
     leases.renew([second])
     assert (one.renewed, other.renewed) == ([[first, second], [second]], [[third]])
@@ -53,11 +48,11 @@ def test_a_renewal_that_a_server_does_not_answer_forgets_nothing_that_another_jo
     one, other = Side(), Side()
     leases.hold(one, "first", lease_s=6.0, name="a")
     leases.hold(other, "second", lease_s=6.0, name="b")
-    one.answer, other.answer = Told(lost=["first"]), None
+    one.answer, other.answer = Renewal(lost=("first",)), None
     with pytest.raises(BrokerUnavailable):
         leases.renew()
-    other.answer = Told()
-    assert leases.renew().lost == ["first"]
+    other.answer = Renewal()
+    assert leases.renew().lost == ("first",)
 
 
 def test_a_claim_that_a_restarted_server_gives_out_again_is_held_beside_the_first() -> None:

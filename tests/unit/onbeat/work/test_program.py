@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import NoReturn
 
 import pytest
 
+from contracts.errors import BrokerUnavailable
 from contracts.jobs import WorkerExit, is_of_work
+from contracts.settings import StackSettings
+from contracts.spec import TimeoutSpec
+from onbeat.work import program
 
 ENDS = """
 import asyncio, logging, sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from contracts.errors import EngineUnavailable
 from contracts.jobs import WorkerExit
 from onbeat.work.program import until_signal
 
@@ -27,12 +31,14 @@ class Worker:
         pass
 
     async def run(self):
-        if thread == "hangs":
+        if thread:
             ThreadPoolExecutor().submit(threading.Event().wait)
         if when != "never":
             raise BaseExceptionGroup("", [MemoryError("of a batch")])
 
-ends = until_signal(Worker(), what="all jobs", hangs=lambda died_of: thread == "hangs")
+ends = until_signal(
+    Worker(), what="all jobs", hangs=lambda: thread == "hangs", dies_of_work=lambda group: thread == "of the engine"
+)
 try:
     sys.exit(asyncio.run(ends))
 except* MemoryError:
@@ -40,11 +46,29 @@ except* MemoryError:
 """
 
 
+def test_a_call_of_a_generator_ends_in_time_for_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`BrokerCalls` repeats it on another connection: one that is dead costs no lease."""
+    patience: list[float] = []
+
+    def connect_within(settings: StackSettings, *, patience_s: float) -> NoReturn:
+        patience.append(patience_s)
+        raise BrokerUnavailable("nothing answers")
+
+    monkeypatch.setattr(program, "connect_within", connect_within)
+    assert program.run_worker("producer", lambda settings: nothing) == WorkerExit.DIED
+    assert patience[0] < TimeoutSpec().generator_lease_s
+
+
+async def nothing(*_: object) -> int:
+    return WorkerExit.STOPPED
+
+
 @pytest.mark.parametrize(
     ("when", "thread", "code"),
     [
         ("at its start", "", WorkerExit.DIED),
-        ("at its start", "hangs", WorkerExit.DIED_AT_WORK),
+        ("at its start", "hangs", WorkerExit.DIED),
+        ("at its start", "of the engine", WorkerExit.DIED_AT_WORK),
         ("at work", "", WorkerExit.DIED_AT_WORK),
         ("at work", "hangs", WorkerExit.DIED_AT_WORK),
         ("never", "", WorkerExit.STOPPED),
@@ -58,4 +82,4 @@ def test_the_code_says_whether_it_died_at_work_and_a_thread_that_hangs_does_not_
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == code, ended.stderr
     assert is_of_work(ended.returncode) is (code == WorkerExit.DIED_AT_WORK)
-    assert ("of a batch" in ended.stderr) is (code == WorkerExit.DIED_AT_WORK)
+    assert ("of a batch" in ended.stderr) is (when == "at work" or bool(thread and when != "never"))
