@@ -13,7 +13,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
 | onbeat:S:{J}:prompts | stream, group `generators` | trainer scripts, fail | claim | entry: until published or dead |
 | onbeat:S:{J}:rollouts | stream, group `trainers` | publish, put_rows | claim_rollouts | entry: until its commit |
-| onbeat:S:{J}:ledger | hash, batch id → BatchRecord | open, claim, renew, publish, fail | all scripts | iteration |
+| onbeat:S:{J}:ledger | hash, batch id → BatchRecord | open, claim, publish, fail | all scripts | iteration |
 | onbeat:S:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:S:{J}:work | sorted set, item of a stage → its lease's end | publish, stages | stages | iteration |
 | onbeat:S:{J}:columns | hash, batches, and by item columns and claims | publish, stages | stages, trainer | iteration |

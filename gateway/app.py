@@ -4,8 +4,7 @@ request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, orig
              └─ api/ ─┬─ submission/
                       │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
                       ├─ event_stream.py ◀─ the job's events
-                      ├─ run_files.py, recorded/ ◀─ the job's run folder
-                      ├─ rollouts.py ◀─▶ requests to sample a recorded batch again, which generators take
+                      ├─ run_files.py, recorded/, rollouts.py ◀─ the job's run folder
                       ├─ verification.py ─▶ `python -m onbeat.audit`, a process for one check
                       ├─ broker/monitor.py ◀─ fence, counters, streams
                       └─ page/ ◀─ the built page, without a key
