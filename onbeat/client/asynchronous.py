@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from contracts.errors import JobEnded
 from onbeat.client.consumer import Consumer
@@ -21,9 +21,6 @@ from onbeat.client.producer import Producer
 from onbeat.client.samples import PromptClaim
 from onbeat.client.stage import Stage, StageRows
 from onbeat.client.training.arrivals import MicroBatch, TrainingIteration
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -23,6 +23,9 @@ from onbeat.work.calls import BrokerCalls
 
 PRESENCE_S = 2.0
 """Longest time between two signs of life."""
+COPY_LOOK_S = 0.02
+"""Time between two looks at whether a copy is still needed: most come second, and until it is dropped the engine is not
+free for the next iteration, nor asleep for a colocated job's trainer."""
 
 
 class Side(Protocol[C]):
@@ -98,11 +101,6 @@ class Leases(Generic[C]):
         return Renewal(
             tuple(claim for one in told for claim in one.lost), tuple(claim for one in told for claim in one.settled)
         )
-
-
-COPY_LOOK_S = 0.02
-"""Time between two looks at whether a copy is still needed: most come second, and until it is dropped the engine is not
-free for the next iteration, nor asleep for a colocated job's trainer."""
 
 
 class Board(Protocol):
