@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm
+.PHONY: setup lock page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -132,6 +132,11 @@ demo-vllm: $(STAMP) $(VLLM_STAMP)
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/contract/test_engines.py tests/contract/test_vllm_engine.py -k "vllm or openai"
 	OMP_NUM_THREADS=1 TEST_VLLM=1 $(BIN)/python -m pytest tests/e2e/test_vllm_stack.py
+
+# The promises of engines, passes and schedules, on a GPU that torch sees. Minutes: kernels are compiled.
+test-gpu: $(STAMP)
+	OMP_NUM_THREADS=1 TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist loadfile tests/contract/test_on_cuda.py \
+		tests/contract/test_engines.py tests/e2e/test_same_weights.py tests/e2e/test_colocated.py -k "not vllm and not openai"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

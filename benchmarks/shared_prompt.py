@@ -193,7 +193,7 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
         "head": head,
     }
-    path = write_result("shared-prompt", result)
+    path = write_result("shared-prompt" + ("-cuda" if device.type == "cuda" else ""), result)
     print(f"{reached:.2f} of the tokens' ratio (target {TARGET_SHARE}), written to {path.relative_to(REPOSITORY)}")
 
 

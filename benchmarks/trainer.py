@@ -117,13 +117,14 @@ class Contender:
     """Steps the optimizer; returns the gradient's norm."""
 
 
-def save_model(shape: str, folder: Path, *, dtype: torch.dtype) -> None:
+def save_model(shape: str, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
     """Saves random weights, with a tokenizer that the batches, which are tokens, don't need."""
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(TOKENIZER)
     config = SHAPES[shape]()
     config.eos_token_id = tokenizer.eos_token_id
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder)
     for path in TOKENIZER.glob("*token*"):
         shutil.copy(path, folder)
@@ -314,7 +315,7 @@ def main() -> None:
     batches = make_batches(arguments)
     with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as folder:
         root = Path(folder)
-        save_model(arguments.model, root / "model", dtype=getattr(torch, arguments.dtype))
+        save_model(arguments.model, root / "model", dtype=getattr(torch, arguments.dtype), device=device)
         settings = StackSettings(model_root=folder, device=arguments.device, threads=torch.get_num_threads())
         peak_flops = measured_peak_flops(device, getattr(torch, arguments.dtype))
         makers: list[Callable[[], Contender]] = [

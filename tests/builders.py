@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from contracts.spec import JobSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+"""What the processes and engines of these tests compute on: `make test-gpu` sets cuda."""
 DIGEST = "ab" * 32
 """A well-formed digest where the test does not look at its value."""
 CHARACTERS = " 0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+-*/=<>.,?!:\n"

@@ -26,6 +26,7 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
+from tests.builders import DEVICE
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
@@ -75,6 +76,7 @@ class Pipeline:
             extra_roots=str(self.data),
             api_key="test-key",
             reward_key="reward-key",
+            device=DEVICE,
         )
 
     def start(self, name: str, *arguments: str, port: int = 0, max_ranks: int = 8, **changes: Any) -> ChildProcess:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.encoding.arrays import ITEM_BYTES
+from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
@@ -71,7 +71,7 @@ class GenerationEngine(ABC):
         `is_reproducible` of its options says otherwise.
         A call that is cancelled ends at its next token, and the next one is as good as ever.
         Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
-        the model's context, logits that are not finite. Raises EngineUnavailable where the engine is gone.
+        the model's context or vocabulary, logits that are not finite. EngineUnavailable where the engine is gone.
         """
 
     @abstractmethod
@@ -132,6 +132,16 @@ def check_context(batch: PromptBatch, context_tokens: float) -> None:
             f"batch {batch.batch_id} needs {needed} tokens of context, the model has {context_tokens}",
             cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
         )
+
+
+def check_vocabulary(batch: PromptBatch, vocabulary_tokens: int) -> None:
+    """Raises BatchFailed for a token that the model lacks: a GPU is lost to the process that looks one up."""
+    for prompt in batch.prompts:
+        tokens = unpack_int32(prompt.token_ids)
+        if not 0 <= min(tokens) <= max(tokens) < vocabulary_tokens:
+            raise BatchFailed(
+                f"batch {batch.batch_id}: {prompt.prompt_id} has a token outside the vocabulary of {vocabulary_tokens}"
+            )
 
 
 def check_version(held: VerifiedWeights | None, batch: PromptBatch) -> None:

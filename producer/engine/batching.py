@@ -12,14 +12,14 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
+from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest
 from contracts.weights import WeightShard
 from onbeat.process.crash_points import reach
-from producer.engine.base import GenerationEngine, VerifiedWeights, check_context, check_version
+from producer.engine.base import GenerationEngine, VerifiedWeights, check_context, check_version, check_vocabulary
 
 T = TypeVar("T")
 FINISH_REASONS = ("stop", "length")
@@ -85,17 +85,6 @@ class BatchingEngine(GenerationEngine):
                 yield
         except TimeoutError as error:
             raise self._not_done(f"{what} is not done after {self._timeout_s:.0f} s") from error
-
-
-def check_vocabulary(batch: PromptBatch, vocabulary_tokens: int) -> None:
-    """Raises BatchFailed for a token that the model lacks: some engines die of one, with all that they sample."""
-    for prompt in batch.prompts:
-        tokens = unpack_int32(prompt.token_ids)
-        if not 0 <= min(tokens) <= max(tokens) < vocabulary_tokens:
-            raise BatchFailed(
-                f"batch {batch.batch_id}: the engine failed: {prompt.prompt_id} has a token outside the vocabulary "
-                f"of {vocabulary_tokens}"
-            )
 
 
 def num_samples(batch: PromptBatch) -> int:

@@ -30,7 +30,7 @@ from onbeat.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
 from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.transformers.engine import TransformersEngine
-from tests.builders import prompt_batch, tiny_model_folder
+from tests.builders import DEVICE, prompt_batch, tiny_model_folder
 from tests.fake_engine import FakeEngine
 
 T = TypeVar("T")
@@ -154,6 +154,7 @@ def transformers_rig(
             weight_root=run_root,
             deterministic=False,
             held_weights_bytes=2**30,
+            device=DEVICE,
         ),
         options,
     )

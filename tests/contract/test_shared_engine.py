@@ -13,7 +13,7 @@ import torch
 
 from contracts.encoding.wire import encode
 from contracts.engines import TransformersOptions
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch, SamplingParams
 from contracts.versions import WeightManifest
 from producer.engine.held_rows import GrowingBatch
@@ -21,8 +21,10 @@ from producer.engine.transformers import packed_products
 from producer.engine.transformers.canary import Verdict
 from producer.engine.transformers.packed_products import Parts, Way
 from producer.engine.transformers.shared_decoding import SharedDecoding
-from tests.builders import tiny_model_folder
+from tests.builders import DEVICE, tiny_model_folder
 from tests.contract.engine_rigs import Rig, scaled, transformers_rig, under
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU an engine samples one batch at a time")
 
 ALONE = TransformersOptions(shared_sequences=1)
 UNPACKED = TransformersOptions(packed_weights_mb=0)
@@ -137,10 +139,18 @@ def test_a_batch_that_is_cancelled_in_company_leaves_and_the_others_go_on(
     assert encode(rig.run(drop_the_first())) == encode(expected)
 
 
-def test_a_batch_that_the_model_cannot_read_fails_alone(rig: Rig) -> None:
+def test_a_batch_that_the_model_cannot_read_fails_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = batches(rig.load())
     expected = alone(rig, asked)
-    unreadable = under(rig.load(), [[10**6]])
+    unreadable = under(rig.load(), [[7]])
+    honest = SharedDecoding.join
+
+    def failing(decoding: SharedDecoding, growing: GrowingBatch) -> None:
+        if growing.batch == unreadable:
+            raise RuntimeError("out of memory")
+        honest(decoding, growing)
+
+    monkeypatch.setattr(SharedDecoding, "join", failing)
     *found, failure = rig.run(together(rig, [*asked, unreadable]))
     assert encode(found) == encode(expected)
     assert isinstance(failure, BatchFailed)
@@ -164,6 +174,19 @@ def test_a_step_that_fails_in_company_is_repeated_by_each_batch_alone_and_only_t
     assert encode(found) == encode(expected)
     assert isinstance(failure, BatchFailed)
     assert "out of memory" in str(failure)
+
+
+def test_a_gpu_that_is_lost_ends_the_engine_and_fails_no_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that failed would count against its prompts; this engine ends, and another generator samples it."""
+    asked = batches(rig.load())
+
+    def lost(decoding: SharedDecoding) -> list[GrowingBatch]:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(SharedDecoding, "advance", lost)
+    found = rig.run(together(rig, asked))
+    assert [type(one) for one in found] == [EngineUnavailable] * len(asked)
+    assert "an illegal memory access" in str(found[0])
 
 
 def test_an_engine_that_is_closed_answers_every_batch_that_is_in_it(

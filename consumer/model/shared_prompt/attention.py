@@ -1,28 +1,34 @@
 """Attention over a packed sequence, behind transformers' attention interface: no model code is touched.
 
 CPU: the prompts once, causally, then every response against its prompt and itself: the pairs that the mask allows, up
-to padding to the longest prompt and response, without an L x L mask. CUDA: FlexAttention with a block mask.
+to padding to the longest prompt and response, without an L x L mask. CUDA: FlexAttention with a block mask, compiled
+once for all lengths.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from consumer.model.shared_prompt.layout import SharedPromptLayout
 from contracts.errors import InvalidInput
 
+BLOCK = 128
+"""Tokens a side of what FlexAttention computes or leaves out as one."""
+MASK_ROWS = 8 * BLOCK
+"""Queries whose part of the mask exists at a time: 32 MB at 32,768 tokens, of which the whole mask is 1 GiB."""
 SHARED_PROMPT = "shared_prompt"
 """The name under which a model finds `shared_prompt_attention`."""
-NOT_ON_CPU = {"softcap": "attn_logit_softcapping", "s_aux": "attention sinks", "position_bias": "position biases"}
+NOT_PACKED = {"softcap": "attn_logit_softcapping", "s_aux": "attention sinks", "position_bias": "position biases"}
 """Arguments that some architectures hand to their attention → their names in a config or paper."""
 
 
@@ -42,21 +48,29 @@ def shared_prompt_attention(
 
     query: [1, H, L, D]; key, value: [1, H_kv, L, D]. Without a layout it is SDPA with the model's mask.
     sliding_window: tokens that this layer looks back, by position, itself included.
-    Raises InvalidInput for options that SDPA has no argument for.
+    Raises InvalidInput for options that neither kernel has an argument for.
     """
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     layout.windows_seen.append(sliding_window)
-    if query.is_cuda:
-        mask = block_mask(layout, sliding_window)
-        return flex_attention_forward(module, query, key, value, mask, scaling=scaling, **options)[0], None
-    for option, name in NOT_ON_CPU.items():
+    for option, name in NOT_PACKED.items():
         if options.get(option) is not None:
             raise InvalidInput(
-                f"{name} of this model cannot be computed over a packed sequence on a CPU",
+                f"{name} of this model cannot be computed over a packed sequence",
                 field="trainer.packing",
                 cure='set trainer.packing = "padded"',
             )
+    if query.is_cuda:
+        attended = _compiled()(
+            query,
+            key,
+            value,
+            block_mask=block_mask(layout, sliding_window),
+            scale=scaling,
+            enable_gqa=True,
+            kernel_options={"BACKEND": "TRITON"},
+        )
+        return attended.transpose(1, 2).contiguous(), None
     return _split_attention(query, key, value, layout, scaling=scaling, window=sliding_window), None
 
 
@@ -79,13 +93,48 @@ def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
 
         def may_see(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             # Causal within one group; a prompt's tokens are seen by all its responses, a response's by itself alone.
+            # No operation in place: FlexAttention compiles this into its kernel, and takes none there.
             seen = (key <= query) & (group[key] == group[query])
-            seen &= (segment[key] == 0) | (segment[key] == segment[query])
+            seen = seen & ((segment[key] == 0) | (segment[key] == segment[query]))
             return seen if window is None else seen & (position[query] - position[key] < window)
 
-        size = layout.num_tokens
-        layout.block_masks[window] = create_block_mask(may_see, None, None, size, size, device=str(layout.device))
+        layout.block_masks[window] = _by_blocks(may_see, layout.num_tokens, layout.device)
     return layout.block_masks[window]
+
+
+def _by_blocks(may_see: Callable[..., Tensor], size: int, device: torch.device) -> BlockMask:
+    """What `create_block_mask` makes of a mask of size x size, without the memory for all of it at once."""
+    keys, counts = torch.arange(size, device=device), []
+    for start in range(0, size, MASK_ROWS):
+        queries = torch.arange(start, min(start + MASK_ROWS, size), device=device)
+        seen = pad(may_see(0, 0, queries[:, None], keys), (0, -size % BLOCK, 0, -len(queries) % BLOCK))
+        counts.append(seen.view(-1, BLOCK, seen.shape[1] // BLOCK, BLOCK).sum((1, 3), dtype=torch.int32))
+    pairs = torch.cat(counts)[None, None]
+    is_full = pairs == BLOCK * BLOCK
+    return BlockMask.from_kv_blocks(
+        *_first_the_computed(~is_full & (pairs > 0)),
+        *_first_the_computed(is_full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=may_see,
+        seq_lengths=(size, size),
+    )
+
+
+def _first_the_computed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [1, 1, Q, K] → how many blocks a row has, int32 [1, 1, Q], and their numbers before those of the others."""
+    numbers = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), numbers.int()
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    """FlexAttention's kernel, the same for all lengths.
+
+    A trainer that is killed begins again in the middle of a job: compiled for the lengths that a process meets first,
+    or with the kernel for short queries that torch takes below 128 tokens, its bits would depend on where it began
+    (I7). That kernel is also missing for 65 to 127 tokens where heads share keys.
+    """
+    return torch.compile(flex_attention, dynamic=True)
 
 
 class _WideBackward(torch.autograd.Function):

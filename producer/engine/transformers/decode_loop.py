@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import torch
 
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.process.crash_points import reach
 from producer.engine.held_rows import GrowingBatch, not_finite
 
 TORCH_ERRORS = (RuntimeError, IndexError)
-"""torch's own: out of memory, a token id beyond the vocabulary."""
+"""torch's own: out of memory, a kernel that failed."""
 
 
 class Request(GrowingBatch):
@@ -50,6 +50,11 @@ class Request(GrowingBatch):
 
     def give_up(self) -> None:
         self.fail(BatchFailed(f"batch {self.batch.batch_id} was given up"))
+
+
+def gpu_is_lost(error: torch.AcceleratorError) -> EngineUnavailable:
+    """The error of an engine whose GPU refuses this process all further work, as it does after a kernel that failed."""
+    return EngineUnavailable(f"the GPU is lost to this process, which has to be started anew: {error}")
 
 
 class Decoder(Protocol):
@@ -214,6 +219,9 @@ class DecodeLoop:
     def _suspect(self, requests: list[Request], error: Exception, *, is_alone: bool) -> None:
         """Fails a batch that the engine failed at alone; those that shared a step begin again, each by itself."""
         for request in requests:
+            if isinstance(error, torch.AcceleratorError):
+                request.fail(gpu_is_lost(error))
+                continue
             if is_alone:
                 failure = BatchFailed(f"batch {request.batch.batch_id}: the engine failed: {error}")
                 failure.__cause__ = error

@@ -5,7 +5,7 @@
 
 Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so
 that nothing else that runs can change its numbers (I7). ONBEAT_DEVICE=cuda puts the model on the GPU; draws stay on the
-host, in float64. That path has not been run on a GPU yet.
+host, in float64.
 Left out: paged attention, which is the vLLM engine's trade. And a compiler: on the demo model torch.compile saves a
 quarter of a step, takes over a minute for each batch shape, and changes the last bits of the logits
 (benchmarks/results/decode-2026-11-21.md).
@@ -35,9 +35,16 @@ from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, weight_tensors
 from onbeat.weights.model_path import model_folder
-from producer.engine.base import EngineSetup, GenerationEngine, VerifiedWeights, check_context, check_version
+from producer.engine.base import (
+    EngineSetup,
+    GenerationEngine,
+    VerifiedWeights,
+    check_context,
+    check_version,
+    check_vocabulary,
+)
 from producer.engine.transformers.canary import Verdict, judge
-from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request
+from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request, gpu_is_lost
 from producer.engine.transformers.decoding import LoneDecoding
 from producer.engine.transformers.row_steps import give_head_whole_inputs
 from producer.engine.transformers.shared_decoding import SharedDecoding
@@ -87,6 +94,7 @@ class TransformersEngine(GenerationEngine):
             beside_bytes=setup.held_weights_bytes,
         )
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
+        self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
         self._loop = DecodeLoop(self._thread.submit)
         self._verdicts: dict[int, Verdict] = {}
@@ -101,6 +109,7 @@ class TransformersEngine(GenerationEngine):
     async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
         check_version(self._held, batch)
         check_context(batch, self._context_tokens)
+        check_vocabulary(batch, self._vocabulary_tokens)
         request = Request(batch)
         self._loop.put(request)
         # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.
@@ -152,7 +161,10 @@ class TransformersEngine(GenerationEngine):
         return received
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except torch.AcceleratorError as error:
+            raise gpu_is_lost(error) from error
 
     def _load(self, manifest: WeightManifest) -> str:
         digest = self._weights.load(manifest)
