@@ -90,9 +90,9 @@ class Channel(redis.Channel):
     Message = Message
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Reads the address as the broker does: Kombu has other words for a socket file and other defaults of TLS, and
-        knows neither under a transport that isn't its own."""
-        address = read_address(self.connection.client.hostname)
+        """Reads the address as the broker does: Kombu has other words for a socket file and for sentinels, and other
+        defaults of TLS."""
+        address = read_address(self.connection.client.transport_options["address"])
         self.connection_class = address.pop("connection_class", self.connection_class)
         parameters = super()._connparams(asynchronous) | address
         if "path" in address:
@@ -124,14 +124,16 @@ class Channel(redis.Channel):
 class Transport(redis.Transport):
     Channel = Channel
     can_parse_url = True
-    """The channel gets the address as it was given."""
+    """Kombu shows the address as it was given, less the password."""
 
 
 def make_celery_app(settings: StackSettings) -> Celery:
     """The app of gateways (which only send) and consumers (which take the messages). Raises InvalidInput."""
     url = settings.celery_url or settings.redis_url
     read_address(url, field="ONBEAT_CELERY_URL" if settings.celery_url else "ONBEAT_REDIS_URL")
-    app = Celery("onbeat", broker=url, set_as_current=False)
+    # The channel reads the address from the options: Kombu can't read, nor show, that of several sentinels.
+    shown = "sentinel://" if "+sentinel://" in url else url
+    app = Celery("onbeat", broker=shown, set_as_current=False)
     app.conf.update(
         broker_transport="broker.celery_app:Transport",
         accept_content=["msgpack"],
@@ -151,6 +153,7 @@ def make_celery_app(settings: StackSettings) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
+            "address": url,
             "global_keyprefix": KEY_PREFIX,
             # Our messages are acknowledged before they run: what a consumer has read need not be kept for another one.
             "ack_emulation": False,

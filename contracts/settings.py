@@ -38,8 +38,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
     redis_url: str = ""
-    """redis://user:password@host:port/0, rediss:// by TLS, or unix://user:password@/path?db=0 for a socket file; ""
-    where a process needs no broker. The user is that of the process's role (docs/operate.md)."""
+    """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
+    redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" where a process
+    needs no broker. The user is that of the process's role (docs/operate.md)."""
+    redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Replicas that hold what is committed, and what comes before a deletion, before a process goes on; with 0 a
+    failover may lose what the primary had confirmed (docs/operate.md)."""
     celery_url: str = ""
     """The same server for the messages from gateways to consumers, as a user of their own; "" takes redis_url."""
     reward_url: str = "http://127.0.0.1:8100"

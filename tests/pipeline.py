@@ -27,6 +27,7 @@ from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE
+from tests.redundant_redis import RedundantRedis
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
@@ -40,11 +41,13 @@ HELD = 3
 class Pipeline:
     """A context manager; processes are started by name and may be killed by the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, redis: RedundantRedis | None = None) -> None:
+        """redis: instead of a server of its own; its replicas hold what the processes confirm."""
         self.folder = folder
         self.data = folder / "data"
         """Where data sets of the test's own may lie."""
-        self.redis = EmbeddedRedis(folder / "redis")
+        self.redis = redis or EmbeddedRedis(folder / "redis")
+        self.redis_replicas = redis.min_replicas if redis else 0
         self.reward_port = free_port()
         self.children: dict[str, ChildProcess] = {}
 
@@ -70,6 +73,7 @@ class Pipeline:
     def settings(self) -> StackSettings:
         return StackSettings(
             redis_url=self.redis.url,
+            redis_replicas=self.redis_replicas,
             reward_url=f"http://127.0.0.1:{self.reward_port}",
             run_root=str(self.folder / "runs"),
             model_root=str(REPOSITORY),
@@ -79,11 +83,19 @@ class Pipeline:
             device=DEVICE,
         )
 
-    def start(self, name: str, *arguments: str, port: int = 0, max_ranks: int = 8, **changes: Any) -> ChildProcess:
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        port: int = 0,
+        max_ranks: int = 8,
+        entering: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> ChildProcess:
         """`python -m MODULE ARGUMENTS` with this stack's settings but for the changes; the module is the name before
-        the first dash."""
+        the first dash. entering: words before it that lead it to another host."""
         module = name.partition("-")[0]
-        command = (sys.executable, "-m", module, *arguments)
+        command = (*entering, sys.executable, "-m", module, *arguments)
         settings = replace(self.settings, redis_url=self._url_of(module), max_ranks=max_ranks, **changes)
         return self._start(name, command, settings, port=port)
 

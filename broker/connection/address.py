@@ -2,8 +2,11 @@
 
     redis://user:password@host:port/0     rediss:// the same by TLS
     unix://user:password@/path?db=0       a server's socket file
+    redis+sentinel://user:password@host1:port,host2:port/NAME/0
+                                          the primary that sentinels call NAME; rediss+sentinel:// all by TLS
 
-The user may be left out. What a URL has a meaning for (`/`, `@`, `%`) stands as `%2F` and so on in each part.
+The user may be left out; sentinels with a password of their own have it as `?sentinel_password=`, and a user as
+`&sentinel_username=`. What a URL has a meaning for (`/`, `@`, `%`) stands as `%2F` and so on in each part.
 """
 
 from __future__ import annotations
@@ -11,28 +14,55 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis import ConnectionPool, exceptions
-from redis.connection import parse_url
+from redis.connection import Connection, parse_url
 
+from broker.connection.sentinels import Primary, at_primary
 from contracts.errors import InvalidInput
 
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 """The room in a socket's address (`sun_path`), less the zero at its end."""
 CURE = "redis://:PASSWORD@HOST:PORT/0 or unix://:PASSWORD@/PATH?db=0, with password and path as in a URL"
+SENTINEL_CURE = "redis+sentinel://:PASSWORD@HOST:PORT,HOST:PORT/NAME/0, with the password as in a URL"
+SENTINEL_PORT = 26379
+OF_SENTINELS = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
 def read_address(url: str, *, field: str = "ONBEAT_REDIS_URL") -> dict[str, Any]:
     """What redis-py makes connections with. Raises InvalidInput that shows nothing of the URL: it has a password."""
+    watched = "+sentinel://" in url
     try:
-        address = parse_url(url)
+        address: dict[str, Any] = _watched(url) if watched else dict(parse_url(url))
         _check_socket(url, address)
-        pool = ConnectionPool.from_url(url)
+        pool = ConnectionPool(**address)
         pool.connection_class(**pool.connection_kwargs)  # reads the options
     except (ValueError, TypeError, exceptions.ConnectionError):  # its text may hold a part of the password
-        raise InvalidInput("is not a Redis address", field=field, cure=CURE) from None
+        cure = SENTINEL_CURE if watched else CURE
+        raise InvalidInput("is not a Redis address", field=field, cure=cure) from None
     return address
+
+
+def _watched(url: str) -> dict[str, Any]:
+    """The same of a server that sentinels watch. Raises ValueError."""
+    parts = urlsplit(url)
+    user, _, hosts = parts.netloc.rpartition("@")
+    name, _, database = parts.path.removeprefix("/").partition("/")
+    if parts.scheme not in ("redis+sentinel", "rediss+sentinel") or not name:
+        raise ValueError
+    # Each host is read as that of an address, so that `[::1]:26379` means there what it means elsewhere.
+    places = [parse_url(f"redis://{host}") for host in hosts.split(",")]
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    own = {OF_SENTINELS[key]: options.pop(key) for key in [*options] if key in OF_SENTINELS}
+    scheme = parts.scheme.partition("+")[0]
+    plain = urlunsplit((scheme, f"{user}@watched" if user else "watched", f"/{database}", urlencode(options), ""))
+    address: dict[str, Any] = dict(parse_url(plain))
+    connection_class = address.get("connection_class", Connection)
+    by_tls = {key: value for key, value in address.items() if key.startswith("ssl_")}
+    sentinels = [(str(place["host"]), int(place.get("port", SENTINEL_PORT))) for place in places]
+    primary = Primary(unquote(name), sentinels, {**own, **by_tls, "ssl": scheme == "rediss"})
+    return address | {"connection_class": at_primary(connection_class, primary)}
 
 
 def _check_socket(url: str, address: dict[str, Any]) -> None:

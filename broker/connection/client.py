@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
+from broker.connection.durability import Durability
 from broker.connection.own_connections import OwnConnections
 from broker.connection.roles import GENERATOR, UNSEALED
 from broker.connection.script_texts import (
@@ -36,19 +36,8 @@ from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from onbeat.process.waiting import Waiting
 
-log = logging.getLogger(__name__)
-
 RECONNECT_S = 0.5
 LIBRARY_POLL_S = 0.05
-DISK_WAIT_S = 0.8
-"""One look at the disk lasts so long: a server that syncs every second has done so within two."""
-QUIET_LOOKS = 3
-"""In a row, with nothing on its way to the disk: this server never syncs. One that was paused looks so once."""
-ASK_AGAIN_S = 60.0
-"""So long a server that never syncs is not waited for."""
-PERSISTED = "persisted"
-"""The name of the key that `persisted` writes."""
-NO_FILE = ("appendonly is disabled", "unknown command")
 PATIENCE_S = 5.0
 """How long a call may take with its repeats, where its process says nothing else."""
 
@@ -56,15 +45,12 @@ PATIENCE_S = 5.0
 class Broker:
     """A connection pool; safe to share between threads."""
 
-    def __init__(self, client: redis.Redis, patience: Patience | None = None) -> None:
-        """patience: the one that the client's connections keep to."""
+    def __init__(self, client: redis.Redis, patience: Patience | None = None, *, num_replicas: int = 0) -> None:
+        """patience: the one that the client's connections keep to; num_replicas: as of Durability."""
         self.redis = client
         self.patience = patience or Patience(PATIENCE_S)
-        self._connections = OwnConnections(client.connection_pool)
-        self._can_tell = True
-        """Whether the server keeps a file, and knows what of it is on its disk."""
-        self._asks_at_s = 0.0
-        """A time of time.monotonic: before it, a server that never syncs is not asked again."""
+        self.connections = OwnConnections(client.connection_pool)
+        self.durability = Durability(self, num_replicas=num_replicas)
 
     @contextmanager
     def call(self, *, blocks_s: float = 0.0) -> Iterator[None]:
@@ -106,7 +92,7 @@ class Broker:
     def _fcall(self, function: str, *arguments: str | int | bytes) -> list[Any]:
         while True:
             try:
-                return self._connections.ask("FCALL", function_name(function), *arguments)
+                return self.connections.ask("FCALL", function_name(function), *arguments)
             except exceptions.ResponseError as error:
                 if UNKNOWN_FUNCTION not in str(error):
                     raise
@@ -157,63 +143,11 @@ class Broker:
         return seconds + micros / 1e6
 
     def persisted(self) -> bool:
-        """True once all writes before this call are in the server's file; False where it can't tell, and says so once.
-
-        Raises BrokerUnavailable where it can, and its disk takes nothing within the broker's patience.
-        """
-        with self.call():
-            num_quiet = 0
-            while self._can_tell and time.monotonic() >= self._asks_at_s:
-                if self._waits_for_disk():
-                    self._asks_at_s = 0.0
-                    return True
-                num_quiet = num_quiet + 1 if self._can_tell and self._is_quiet() else 0
-                if num_quiet == QUIET_LOOKS:
-                    self._expects_no_sync()
-                    return False
-                if self._can_tell and self.patience.left_s <= 0:
-                    raise BrokerUnavailable("Redis has not put its writes on disk", cure="is its disk full, or slow?")
-        return False
-
-    def _waits_for_disk(self) -> bool:
-        """Whether the append-only file had it all within some seconds (WAITAOF)."""
-        # The server waits for the writes of the asking connection only: with one of its own, all before it are covered.
-        pipeline = self.redis.pipeline(transaction=False)
-        told = encode({"command": "SET", "name": PERSISTED})
-        pipeline.execute_command("FCALL", function_name("write"), 0, "", "", told, 1)
-        pipeline.execute_command("WAITAOF", 1, 0, max(1, int(1000 * min(DISK_WAIT_S, self.patience.left_s))))
-        written, answer = pipeline.execute(raise_on_error=False)
-        if isinstance(written, exceptions.ResponseError) and UNKNOWN_FUNCTION in str(written):
-            self.write("SET", PERSISTED, 1)  # which brings the library
-            return self._waits_for_disk()
-        if isinstance(written, Exception):
-            raise written
-        if any(words in str(answer) for words in NO_FILE):
-            self._can_tell = False
-            self._says_unknown("it keeps no append-only file, or is too old to say")
-            return False
-        if isinstance(answer, Exception):
-            raise answer
-        return bool(answer[0])
-
-    def _is_quiet(self) -> bool:
-        """Whether nothing is on its way to the disk, though that was waited for."""
-        state: Any = self.redis.info("persistence")
-        is_at_work = state.get("aof_pending_bio_fsync") or state.get("aof_rewrite_in_progress")
-        return not is_at_work and state.get("aof_last_write_status") == "ok" and self.patience.left_s > 0
-
-    def _expects_no_sync(self) -> None:
-        """For a while: its operator may change that, and a server that was paused may have looked so."""
-        is_new = not self._asks_at_s
-        self._asks_at_s = time.monotonic() + ASK_AGAIN_S
-        if is_new:
-            self._says_unknown("it leaves that to the operating system (appendfsync no)")
-
-    def _says_unknown(self, why: str) -> None:
-        log.warning("Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why)
+        """As `Durability.persisted`."""
+        return self.durability.persisted()
 
     def close(self) -> None:
-        self._connections.close()
+        self.connections.close()
         self.redis.close()
 
 
@@ -224,13 +158,12 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
     """
     if not settings.redis_url:
         raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure=CURE)
-    read_address(settings.redis_url)
+    address = read_address(settings.redis_url)
     patience = Patience(patience_s)
     retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), patience)
-    client = redis.Redis.from_url(settings.redis_url, health_check_interval=30, retry=retry)
-    pool = client.connection_pool
+    pool = redis.ConnectionPool(**address, health_check_interval=30, retry=retry)
     pool.connection_class = bounded(pool.connection_class, patience)
-    broker = Broker(client, patience)
+    broker = Broker(redis.Redis.from_pool(pool), patience, num_replicas=settings.redis_replicas)
     broker.ping()
     return broker
 

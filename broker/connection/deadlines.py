@@ -23,7 +23,7 @@ from redis.backoff import AbstractBackoff
 from redis.exceptions import ConnectionError, ResponseError
 from redis.retry import Retry
 
-from broker.connection.server_errors import passes
+from broker.connection.server_errors import NO_PRIMARY, code, passes
 from onbeat.process.waiting import LOG_AFTER_S
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class DeadlineRetry(Retry):
                 return do()
             except (*self._supported_errors, ResponseError) as error:
                 failures += 1
-                if not isinstance(error, ResponseError):  # an answer: the connection is sound
+                # An answer comes by a sound connection; by that of a server that is no primary, no other ever comes.
+                if not isinstance(error, ResponseError) or code(error) in NO_PRIMARY:
                     fail(error, failures) if with_failure_count else fail(error)
                 if not passes(error) or (is_retryable and not is_retryable(error)) or self.patience.left_s <= 0:
                     raise
@@ -141,9 +142,11 @@ class DeadlineRetry(Retry):
 class BoundedSocket:
     """A connected socket whose waits end with the call of their thread. Anything else is the socket's."""
 
-    def __init__(self, connected: socket.socket, patience: Patience) -> None:
+    def __init__(self, connected: socket.socket, patience: Patience, is_left: Callable[[], bool]) -> None:
+        """is_left: whether another server is the primary by now, so that this one is waited for in vain."""
         self._socket = connected
         self._patience = patience
+        self._is_left = is_left
         connected.settimeout(SLICE_S)
 
     def recv_into(self, buffer: Any) -> int:
@@ -180,6 +183,8 @@ class BoundedSocket:
             except TimeoutError:
                 if self._patience.left_s <= 0 or self._patience.clock() >= ends_s:
                     raise
+                if self._is_left():
+                    raise ConnectionError("another server is the primary now") from None
 
 
 def _note_moved(num_bytes: int) -> None:
@@ -194,6 +199,6 @@ def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
         def _connect(self) -> BoundedSocket:
             # A call that is over connects too: it ends with what the server does. The second is for TLS handshakes.
             self.socket_connect_timeout = self.socket_timeout = min(CONNECT_S, max(SLICE_S, patience.left_s))
-            return BoundedSocket(super()._connect(), patience)
+            return BoundedSocket(super()._connect(), patience, getattr(self, "is_left", lambda: False))
 
     return Bounded

@@ -14,10 +14,13 @@ from typing import Any
 
 import hiredis
 from redis import ConnectionPool
+from redis.exceptions import ResponseError
 
 LARGE_BYTES = 2**16
 """From here on an argument is sent from where it lies, not copied behind the others."""
 CRLF = b"\r\n"
+
+Command = Sequence[str | int | bytes]
 
 
 class OwnConnections:
@@ -30,10 +33,18 @@ class OwnConnections:
 
     def ask(self, *command: str | int | bytes) -> Any:
         """The answer of one command; a repeat finds another connection. Raises redis-py's errors."""
+        return self._asked([command])
+
+    def ask_after(self, first: Command, second: Command) -> Any:
+        """The answer of the second of two commands, asked on one connection. Raises redis-py's errors, the first's
+        before the second's."""
+        return self._asked([first, second])
+
+    def _asked(self, commands: Sequence[Command]) -> Any:
         connection = self._take()
         try:
             return connection.retry.call_with_retry(
-                lambda: _asked(connection, command), lambda _error: connection.disconnect()
+                lambda: _last_answer(connection, commands), lambda _error: connection.disconnect()
             )
         finally:
             self._idle.append(connection)
@@ -52,12 +63,22 @@ class OwnConnections:
             return self._pool.get_connection()
 
 
-def _asked(connection: Any, command: Sequence[str | int | bytes]) -> Any:
-    connection.send_packed_command(packed(command))
-    return connection.read_response()
+def _last_answer(connection: Any, commands: Sequence[Command]) -> Any:
+    for command in commands:
+        connection.send_packed_command(packed(command))
+    refusals: list[ResponseError] = []
+    answer = None
+    for _ in commands:
+        try:
+            answer = connection.read_response()
+        except ResponseError as error:  # the next one's answer is on its way all the same
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+    return answer
 
 
-def packed(command: Sequence[str | int | bytes]) -> list[bytes]:
+def packed(command: Command) -> list[bytes]:
     """A command of the protocol, in pieces: its large arguments are pieces as they are."""
     if not any(isinstance(one, bytes) and len(one) >= LARGE_BYTES for one in command):
         return [hiredis.pack_command(tuple(command))]  # pyright: ignore[reportArgumentType]

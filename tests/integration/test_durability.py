@@ -104,7 +104,7 @@ def test_a_server_that_looks_as_if_it_never_synced_is_looked_at_again(monkeypatc
         num_waits = disk.waits
         assert not broker.persisted()
         assert disk.waits == num_waits, "for a while it is not waited for"
-        monkeypatch.setattr("broker.connection.client.ASK_AGAIN_S", 0.0)
+        monkeypatch.setattr("broker.connection.durability.ASK_AGAIN_S", 0.0)
         broker = connect(settings)
         assert not broker.persisted()
         disk.syncs_at = 0

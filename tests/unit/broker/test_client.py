@@ -189,7 +189,7 @@ class SlowLink:
         """One call that sends, or receives, so much."""
         patience = Patience(patience_s, clock=lambda: self.now_s)
         link: Any = self
-        bounded_socket = BoundedSocket(link, patience)
+        bounded_socket = BoundedSocket(link, patience, lambda: False)
 
         def attempt() -> None:
             if sends:
@@ -221,7 +221,7 @@ def test_repeats_of_a_large_payload_earn_no_more_time_than_one() -> None:
     link = SlowLink(1 << 20, step_s=0.5)
     patience = Patience(3.0, clock=lambda: link.now_s)
     socket_: Any = link
-    bounded_socket = BoundedSocket(socket_, patience)
+    bounded_socket = BoundedSocket(socket_, patience, lambda: False)
 
     def attempt() -> None:
         bounded_socket.sendall(bytes(8 << 20))

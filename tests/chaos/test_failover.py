@@ -1,0 +1,34 @@
+"""Redis' primary dies, and the next one hangs, in the middle of a lagging job: a third goes on, to the same weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.chaos.short_job import LAG, assert_undisturbed, committed, sequential_digest, short_job, until
+from tests.pipeline import Pipeline, wait_for_exit
+from tests.redundant_redis import RedundantRedis
+
+
+def test_a_lagging_job_outlives_two_primaries(tmp_path: Path) -> None:
+    redundant = RedundantRedis(tmp_path / "redis")
+    with Pipeline(tmp_path, redundant) as pipeline:
+        spec = short_job(**LAG, iterations=14)
+        oracle = sequential_digest(pipeline, spec, tmp_path / "oracle")
+        pipeline.start_generators(2)
+        job_id, _ = pipeline.jobs.create(spec)
+        trainer = pipeline.start(f"consumer-{job_id}", job_id)
+        until(committed(pipeline, job_id, 2), "two commits")
+        first = redundant.primary()
+        first.child.kill()
+        second = redundant.until_another(first)
+        first.child.start()
+        until(committed(pipeline, job_id, 5), "five commits")
+        assert second.child.pid is not None
+        os.kill(second.child.pid, signal.SIGSTOP)
+        assert wait_for_exit(trainer) == 0, trainer.tail()
+        assert redundant.primary() is not second
+        assert_undisturbed(pipeline, job_id, oracle)
+        assert pipeline.verdict(job_id).num_rewinds == 0
+        os.kill(second.child.pid, signal.SIGCONT)

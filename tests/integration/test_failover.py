@@ -1,0 +1,163 @@
+"""A primary that dies or hangs: the sentinels promote a replica, and calls that wait end there, with every function."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.celery_app import KEY_PREFIX, QUEUE, TrainerRequests
+from broker.connection.client import Broker, connect
+from broker.connection.roles import CELERY, GENERATOR, TRAINER
+from broker.job_store import JobStore
+from broker.trainer_side import TrainerSide
+from contracts.errors import BrokerUnavailable, InvalidInput
+from contracts.settings import StackSettings
+from tests.builders import job_spec
+from tests.redundant_redis import Member, RedundantRedis
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def redundant(tmp_path: Path) -> Iterator[RedundantRedis]:
+    servers = RedundantRedis(tmp_path / "redis")
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.stop()
+
+
+def broker_of(servers: RedundantRedis, role: str = "", *, patience_s: float = PATIENCE_S, replicas: int = 1) -> Broker:
+    url = servers.url_of(role) if role else servers.url
+    return connect(StackSettings(redis_url=url, redis_replicas=replicas), patience_s=patience_s)
+
+
+def bring_down(server: Member, sign: signal.Signals) -> None:
+    assert server.child.pid is not None
+    os.kill(server.child.pid, sign)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_trainer_goes_on_at_the_promoted_server_and_what_was_confirmed_is_there(
+    redundant: RedundantRedis, sign: signal.Signals
+) -> None:
+    operator, trainer = broker_of(redundant), broker_of(redundant, TRAINER)
+    job_id, _ = JobStore(operator).create(job_spec())
+    side = TrainerSide(trainer, job_id, num_open=1, owner="here", lease_s=600.0)
+    epoch = side.acquire()
+    first = redundant.primary()
+    bring_down(first, sign)
+    side.renew()
+    assert redundant.until_another(first) is not first
+    assert side.fence().trainer_epoch == epoch
+    assert JobStore(operator).spec(job_id) == job_spec()
+    # The server that comes back is a replica; a connection to it would never be answered.
+    if sign is signal.SIGSTOP:
+        bring_down(first, signal.SIGCONT)
+    else:
+        first.child.start()
+    side.renew()
+    assert trainer.persisted()
+    for broker in (operator, trainer):
+        broker.close()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A certificate authority, and the certificate of every server and client."""
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    ca = "openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"
+    request = "openssl req -newkey rsa:2048 -nodes -keyout host.key -out host.csr -subj /CN=127.0.0.1"
+    sign = (
+        "openssl x509 -req -in host.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out host.pem -extfile names -days 2"
+    )
+    for command in (ca, request, sign):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_all_of_it_by_tls(tmp_path: Path, certificates: Path) -> None:
+    """The wheel's server has no TLS: Debian's has."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("needs a redis-server with TLS")
+    servers = RedundantRedis(tmp_path / "redis", program=Path(program), tls=certificates)
+    try:
+        servers.start()
+        trainer = broker_of(servers, TRAINER)
+        trainer.write("SET", "persisted", 1)
+        trainer.durability.replicated()
+        first = servers.primary()
+        bring_down(first, signal.SIGSTOP)
+        trainer.write("SET", "persisted", 2)
+        trainer.durability.replicated()
+        assert servers.until_another(first) is not first
+        bring_down(first, signal.SIGCONT)
+        trainer.close()
+    finally:
+        servers.stop()
+
+
+def test_a_call_that_waits_for_data_of_a_server_that_hangs_ends_with_the_new_primary(redundant: RedundantRedis) -> None:
+    broker = broker_of(redundant, GENERATOR)
+    first = redundant.primary()
+    bring_down(first, signal.SIGSTOP)
+    with broker.call(blocks_s=120.0):
+        assert broker.redis.exists("onbeat:jobs") == 0
+    bring_down(first, signal.SIGCONT)
+    broker.close()
+
+
+def test_requests_for_a_trainer_reach_the_promoted_server(redundant: RedundantRedis) -> None:
+    requests = TrainerRequests(StackSettings(celery_url=redundant.url_of(CELERY)))
+    requests.ensure_trainer("job-1")
+    first = redundant.primary()
+    bring_down(first, signal.SIGKILL)
+    another = redundant.until_another(first)
+    # One may be refused, by the server that isn't told yet that it is the primary: consumers look anyway.
+    for _ in range(5):
+        with contextlib.suppress(BrokerUnavailable):
+            requests.ensure_trainer("job-2")
+    assert redundant.ask(another, "LLEN", KEY_PREFIX + QUEUE) > 1
+    requests.close()
+
+
+def test_without_enough_replicas_nothing_is_confirmed_and_no_lease_is_given(redundant: RedundantRedis) -> None:
+    operator = broker_of(redundant)
+    job_id, _ = JobStore(operator).create(job_spec())
+    impatient = broker_of(redundant, TRAINER, patience_s=2.0, replicas=2)
+    side = TrainerSide(impatient, job_id, num_open=1, owner="here", lease_s=600.0)
+    side.acquire()
+    for server in redundant.servers:
+        if server is not redundant.primary():
+            bring_down(server, signal.SIGSTOP)
+            break
+    with pytest.raises(BrokerUnavailable, match="2 replicas that hold its writes"):
+        side.renew()
+    with pytest.raises(BrokerUnavailable, match="on disk here and on 2 replicas"):
+        impatient.persisted()
+    for broker in (operator, impatient):
+        broker.close()
+
+
+def test_a_stack_whose_confirmations_would_be_worth_nothing_is_refused(
+    redundant: RedundantRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_REPLICAS: asks for 3, and the server has 2"):
+        broker_of(redundant, TRAINER, replicas=3).durability.check()
+    for server in redundant.servers:
+        redundant.ask(server, "CONFIG", "SET", "min-replicas-to-write", 0)
+    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_URL.*without its replicas.*min-replicas-to-write 1"):
+        broker_of(redundant, TRAINER).durability.check()
+    broker_of(redundant, TRAINER, replicas=0).durability.check()
+    assert "ONBEAT_REDIS_REPLICAS is 0" in caplog.text
