@@ -74,7 +74,7 @@ def _eight_million(folder: Path) -> Path:
 
 
 def _twelve_million(folder: Path) -> Path:
-    trainer.save_model("small", folder / "12M", dtype=torch.float32)
+    trainer.save_model("small", folder / "12M", dtype=torch.float32, device=torch.device("cpu"))
     return folder / "12M"
 
 

@@ -83,14 +83,11 @@ class TrainerSide:
         self._epoch = int(rest[0])
         self._engine = None
         self._cursors = [RolloutCursor() for _ in range(self._num_open)]
-        self._broker.durability.replicated()
         return self._epoch
 
     def renew(self) -> JobState:
-        """Extends the lease and answers the job's state, so that a cancel is noticed. Raises FencedOff.
-
-        The replicas hold it then: a primary that was cut off from them grants no lease under which files are deleted.
-        """
+        """Extends the lease, on the replicas too, since files are deleted under it, and answers the job's state, so that a
+        cancel is noticed. Raises FencedOff."""
         _, state = self._fenced("renew_trainer", lease_ms=self._lease_ms)
         self._broker.durability.replicated()
         return JobState(state.decode())

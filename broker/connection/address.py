@@ -49,7 +49,8 @@ def _watched(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
     name, _, database = parts.path.removeprefix("/").partition("/")
-    if parts.scheme not in ("redis+sentinel", "rediss+sentinel") or not name:
+    is_known = parts.scheme in ("redis+sentinel", "rediss+sentinel")
+    if not is_known or not name or not (database or "0").isdigit():
         raise ValueError
     # Each host is read as that of an address, so that `[::1]:26379` means there what it means elsewhere.
     places = [parse_url(f"redis://{host}") for host in hosts.split(",")]

@@ -31,7 +31,7 @@ UNAVAILABLE = {
 }
 """Error codes of a server that refuses a command now and may accept it soon: nothing was written."""
 NO_PRIMARY = frozenset({"MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"})
-"""Of these what a server says that isn't the primary, or not for long: the next attempt asks where that is."""
+"""What a server says that isn't the primary, or not for long: the next attempt asks where that is."""
 REFUSED_IN_FUNCTION = ("ACL failure", "The user executing the script can't")
 """How Valkey, and how Redis 7.0, begin the refusal of a command inside of a function."""
 UNKNOWN_FUNCTION = "Function not found"

@@ -7,12 +7,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.connection import SSLConnection
+from redis.exceptions import ConnectionError
 
 from broker.celery_app import TrainerRequests, Transport, make_celery_app
 from broker.connection.address import read_address
-from contracts.errors import BrokerUnavailable
+from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 
 TLS_HANDSHAKE = b"\x16"
@@ -76,3 +79,43 @@ def test_a_path_is_read_as_a_url_writes_it() -> None:
     path = "/a b/ö@;#?%/redis.sock"
     address = read_address("unix://stage:p%40ss@/a%20b/%C3%B6%40%3B%23%3F%25/redis.sock?db=2")
     assert [address[name] for name in ("path", "username", "password", "db")] == [path, "stage", "p@ss", 2]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://trainer:secret-word@one:26379,two:26379",
+        "redis+sentinel://trainer:secret-word@one:26379,two:no-port/onbeat/0",
+        "redis+sentinel://trainer:secret-word@one/onbeat/no-number",
+        "unix+sentinel://trainer:secret-word@one/onbeat/0",
+        "redis+sentinel://trainer:secret-word@one/onbeat/0?no_such_option=secret-word",
+    ],
+)
+def test_a_bad_address_of_sentinels_is_refused_with_the_form_and_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_URL.*HOST:PORT,HOST:PORT/NAME/0") as refusal:
+        read_address(url)
+    assert "secret-word" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("scheme", "tls"), [("redis", False), ("rediss", True)])
+def test_an_address_of_sentinels_has_their_hosts_and_password_and_the_servers_own(scheme: str, tls: bool) -> None:
+    address = read_address(
+        f"{scheme}+sentinel://trainer:pass%2Fword@one:1234,[::1],three:5/the%20name/2"
+        "?sentinel_password=their%2Fs&sentinel_username=they&protocol=3"
+    )
+    assert (address["username"], address["password"], address["db"]) == ("trainer", "pass/word", 2)
+    assert address["protocol"] == 3
+    connection = address["connection_class"](username="trainer")
+    assert isinstance(connection, SSLConnection) == tls
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[Any] = []
+        patch.setattr(
+            "redis.sentinel.Sentinel.discover_master", lambda self, name: asked.append((self, name)) or ("here", 6379)
+        )
+        with pytest.raises(ConnectionError):
+            connection.connect()
+    sentinels, name = asked[0]
+    assert name == "the name"
+    told = [one.connection_pool.connection_kwargs for one in sentinels.sentinels]
+    assert [(one["host"], one["port"]) for one in told] == [("one", 1234), ("::1", 26379), ("three", 5)]
+    assert {(one["username"], one["password"]) for one in told} == {("they", "their/s")}

@@ -26,6 +26,7 @@ from tests.builders import job_spec
 ROOT = Path(__file__).parents[4]
 CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "redis_url": ("redis://:word@127.0.0.1:6390/0", {}),
+    "redis_replicas": (2, {}),
     "api_key": ("chosen-key", {}),
     "metrics_key": ("key-of-scrapes", {}),
     "otlp_endpoint": ("http://127.0.0.1:4318", {}),

@@ -1,0 +1,144 @@
+"""How long a lagging job commits nothing when Redis' primary goes: killed, hung, or cut off, alone or with the trainer.
+
+    onbeat bench failover
+
+A primary, two replicas and three sentinels that give a server up after a second; `ONBEAT_REDIS_REPLICAS=1`, two
+generators. Seconds from the fault to the next commit, less the median time between commits before it. Where the trainer
+is cut off, too, another takes the job: its lease (2 s) and its start count. Cutting off needs root and `ip netns`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks._results import REPOSITORY, write_result
+from contracts.spec import JobSpec
+from onbeat.process.waiting import Waiting
+from tests.builders import job_spec
+from tests.hosts.network import Network
+from tests.pipeline import HELD, Pipeline, wait_for_exit
+from tests.redundant_redis import RedundantRedis
+
+EXPECTED = (
+    "Before the first run: killed, hung and cut off, 2 to 4 s (a second until the sentinels give it up, one or two for "
+    "the vote and the promotion, up to a second until a call looks where the primary is). With the trainer: 2 s of "
+    "lease, 1 to 2 s of the promotion meanwhile, and the start of a trainer, 4 to 6 s: 7 to 9 s."
+)
+WITH_TRAINER = "cut off with the trainer"
+FAULTS = ("killed", "hung", "cut off", WITH_TRAINER)
+WARM_UP = 4
+DEADLINE_S = 120.0
+
+
+def spec_of(iterations: int) -> JobSpec:
+    return job_spec(
+        iterations=iterations,
+        model__path="configs/models/two-digit-addition",
+        optimizer__learning_rate=1e-3,
+        schedule="delayed",
+        max_policy_lag=1,
+        algorithm__correction="tis",
+        timeouts__trainer_lease_s=2.0,
+        timeouts__generator_lease_s=2.0,
+        rollout__max_attempts=100,
+    )
+
+
+class Run:
+    """One job, and the moments of its commits as this process saw them."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.job_id, _ = pipeline.jobs.create(spec_of(200))
+        self.seen_s: list[float] = []
+
+    def until_commits(self, count: int) -> None:
+        waiting = Waiting(f"{count} commits", deadline_s=DEADLINE_S)
+        while len(self.seen_s) < count:
+            new = len(self._pipeline.jobs.audit(self.job_id)) - len(self.seen_s)
+            self.seen_s += [time.monotonic()] * new
+            waiting.poke()
+            time.sleep(0.005)
+
+    @property
+    def usual_s(self) -> float:
+        pairs = zip(self.seen_s[1:], self.seen_s[2:], strict=False)
+        return statistics.median(later - earlier for earlier, later in pairs)
+
+
+def stands_still_s(fault: str, folder: Path) -> float:
+    with ExitStack() as stack:
+        network = stack.enter_context(Network()) if "cut off" in fault else None
+        where: dict[str, Any] = {"hosts": network.hosts, "entering": network.entering} if network else {}
+        redundant = RedundantRedis(folder / "redis", **where)
+        pipeline = stack.enter_context(Pipeline(folder, redundant))
+        pipeline.start_generators(2)
+        run = Run(pipeline)
+        there = network.entering(network.hosts[0]) if network and fault == WITH_TRAINER else ()
+        trainer = pipeline.start(f"consumer-{run.job_id}", run.job_id, entering=there)
+        run.until_commits(WARM_UP)
+        at_s = time.monotonic()
+        primary = redundant.primary()
+        assert primary.child.pid is not None
+        if network is not None:
+            network.cut_off(network.hosts[0])
+            if there:
+                take_over(pipeline, run.job_id)
+        else:
+            os.kill(primary.child.pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        done = len(run.seen_s)
+        run.until_commits(done + 1)
+        still_s = run.seen_s[done] - at_s - run.usual_s
+        trainer.kill()
+        return still_s
+
+
+def take_over(pipeline: Pipeline, job_id: str) -> None:
+    """Starts trainers on this side as a consumer does, until one holds the job."""
+    number = 0
+    while True:
+        number += 1
+        trainer = pipeline.start(f"consumer-{job_id}-{number}", job_id)
+        waiting = Waiting("a trainer to hold the job or end", deadline_s=DEADLINE_S)
+        while trainer.is_running and "holds job" not in trainer.tail():
+            waiting.poke()
+            time.sleep(0.02)
+        if trainer.is_running or wait_for_exit(trainer) != HELD:
+            return
+
+
+def measured(fault: str, measure: Callable[[str, Path], float], repeats: int) -> list[float]:
+    found = []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as folder:
+            found.append(round(measure(fault, Path(folder)), 2))
+        print(fault, found[-1], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench failover", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--faults", default=",".join(FAULTS), help="some of: " + ", ".join(FAULTS))
+    arguments = parser.parse_args()
+    seconds = {fault: measured(fault, stands_still_s, arguments.repeats) for fault in arguments.faults.split(",")}
+    result = {
+        "expected": EXPECTED,
+        "medians_s": {fault: statistics.median(values) for fault, values in seconds.items()},
+        "seconds": seconds,
+    }
+    path = write_result("failover", result)
+    print(result["medians_s"], f"written to {path.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    main()
