@@ -86,10 +86,8 @@ class TrainerSide:
         return self._epoch
 
     def renew(self) -> JobState:
-        """Extends the lease, on the replicas too, since files are deleted under it, and answers the job's state, so that a
-        cancel is noticed. Raises FencedOff."""
+        """Extends the lease and answers the job's state, so that a cancel is noticed. Raises FencedOff."""
         _, state = self._fenced("renew_trainer", lease_ms=self._lease_ms)
-        self._broker.durability.replicated()
         return JobState(state.decode())
 
     def release(self) -> None:
@@ -104,7 +102,7 @@ class TrainerSide:
         return state
 
     def publish_weights(self, manifest: WeightManifest, *, oldest_kept: int) -> None:
-        """Announces a version, which the replicas hold then; manifests older than oldest_kept go.
+        """Announces a version; manifests older than oldest_kept go.
 
         Raises FencedOff, or FenceViolation where the window is sampled with other weights of this version: a restarted
         server has lost the rewind after which it was made anew.
@@ -119,7 +117,6 @@ class TrainerSide:
             file = manifest.files[-1]
             told = {"policy_version": version, "path": f"{manifest.directory}/{file.name}"}
             self.announce_shard(WeightShard(**told, name=file.name, num_bytes=file.num_bytes))
-        self._broker.durability.replicated()
 
     def announce_shard(self, shard: WeightShard) -> None:
         """Tells generators of a file before its version is announced. Raises FencedOff."""

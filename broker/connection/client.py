@@ -16,7 +16,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
-from broker.connection.durability import Durability
+from broker.connection.durability import REPLICATED, Durability
 from broker.connection.own_connections import OwnConnections
 from broker.connection.roles import GENERATOR, UNSEALED
 from broker.connection.script_texts import (
@@ -82,12 +82,15 @@ class Broker:
         arguments = ("0", check_job_id(job) if job else "", slots, encode(told), *payloads)
         with self.call():
             try:
-                return self._fcall(function, *arguments)
+                answer = self._fcall(function, *arguments)
             except exceptions.OutOfMemoryError:
                 if function not in BRING_PAYLOADS:
                     raise
                 # A server at maxmemory doesn't begin it: what it would refuse for another reason is answered at once.
-                return self._fcall(function + WHEN_FULL, *arguments)
+                answer = self._fcall(function + WHEN_FULL, *arguments)
+            if function in REPLICATED:
+                self.durability.until_replicated()
+            return answer
 
     def _fcall(self, function: str, *arguments: str | int | bytes) -> list[Any]:
         while True:

@@ -31,6 +31,9 @@ ASK_AGAIN_S = 60.0
 """So long a server that never syncs is not waited for."""
 PERSISTED = "persisted"
 """The name of the key that is written, since a server waits for the writes of the asking connection only."""
+REPLICATED = frozenset({"acquire_trainer", "publish_weights", "renew_trainer"})
+"""Functions whose answer holds once the replicas have what they wrote: a lease, under which files are removed, and a
+version."""
 NO_FILE = ("appendonly is disabled", "unknown command")
 
 log = logging.getLogger(__name__)
@@ -81,15 +84,12 @@ class Durability:
         with self._broker.call():
             if self._on_disk():
                 return True
-            self._until_replicated()
+            self.until_replicated()
         return False
 
-    def replicated(self) -> None:
-        """Returns when the replicas hold all writes before this call. Raises BrokerUnavailable."""
-        with self._broker.call():
-            self._until_replicated()
-
-    def _until_replicated(self) -> None:
+    def until_replicated(self) -> None:
+        """Returns when the replicas hold all writes before it. Part of a call; raises redis-py's errors and
+        BrokerUnavailable."""
         while self._num_replicas and self._after_a_write("WAIT", self._num_replicas) < self._num_replicas:
             self._give_up_at_the_end(f"has not {self._num_replicas} replicas that hold its writes")
 
