@@ -6,18 +6,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import hiredis
 import redis
-from redis import exceptions
+from redis import ConnectionPool, exceptions
 from redis.backoff import ExponentialWithJitterBackoff
 
 from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
-from broker.connection.own_connections import OwnConnections
 from broker.connection.roles import GENERATOR, UNSEALED
 from broker.connection.script_texts import (
     BRING_PAYLOADS,
@@ -51,6 +53,71 @@ PERSISTED = "persisted"
 NO_FILE = ("appendonly is disabled", "unknown command")
 PATIENCE_S = 5.0
 """How long a call may take with its repeats, where its process says nothing else."""
+
+
+LARGE_BYTES = 2**16
+"""From here on an argument is sent from where it lies, not copied behind the others."""
+CRLF = b"\r\n"
+
+
+class OwnConnections:
+    """The connections that no command uses at the moment; as many as were ever used at once. Thread-safe.
+
+    For scripts, which are most of what a broker asks: redis-py's client looks at the socket, measures and dispatches at
+    each command, which takes twice as long as the command itself. Here one is sent and its answer read; the
+    connection's own retry repeats it (deadlines.py). And what redis-py copies into one text of the protocol goes out in
+    pieces.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self._idle: deque[Any] = deque()
+        self._process = os.getpid()
+
+    def ask(self, *command: str | int | bytes) -> Any:
+        """The answer of one command; a repeat finds another connection. Raises redis-py's errors."""
+        connection = self._take()
+        try:
+            return connection.retry.call_with_retry(
+                lambda: _asked(connection, command), lambda _error: connection.disconnect()
+            )
+        finally:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Those that are used meanwhile stay open."""
+        while self._idle:
+            self._pool.release(self._idle.pop())
+
+    def _take(self) -> Any:
+        if self._process != os.getpid():  # a fork shares sockets with its parent
+            self._process, self._idle = os.getpid(), deque()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._pool.get_connection()
+
+
+def _asked(connection: Any, command: Sequence[str | int | bytes]) -> Any:
+    connection.send_packed_command(packed(command))
+    return connection.read_response()
+
+
+def packed(command: Sequence[str | int | bytes]) -> list[bytes]:
+    """A command of the protocol, in pieces: its large arguments are pieces as they are."""
+    if not any(isinstance(one, bytes) and len(one) >= LARGE_BYTES for one in command):
+        return [hiredis.pack_command(tuple(command))]  # pyright: ignore[reportArgumentType]
+    pieces, small = [], [b"*%d\r\n" % len(command)]
+    for one in command:
+        data = one if isinstance(one, bytes) else str(one).encode()
+        small.append(b"$%d\r\n" % len(data))
+        if len(data) >= LARGE_BYTES:
+            pieces += [b"".join(small), data]
+            small = []
+        else:
+            small.append(data)
+        small.append(CRLF)
+    return [*pieces, b"".join(small)]
 
 
 class Broker:

@@ -31,11 +31,6 @@ class PlannedStage(Record, frozen=True, kw_only=True):
     max_attempts: int
     lease_s: float
 
-    @property
-    def base_inputs(self) -> tuple[str, ...]:
-        """The inputs that a row has from its publication on."""
-        return tuple(name for name in self.inputs if name in BASE_COLUMNS)
-
     def rows_of_item(self, item: int, *, num_groups: int, group_size: int) -> range:
         """Returns the rows of the batch that the item has."""
         size = self.item_rows(num_groups=num_groups, group_size=group_size)

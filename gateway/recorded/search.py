@@ -39,7 +39,8 @@ class Search:
         searched, ends_s = 0, self.clock() + self.max_s
         for iteration in reversed(self.files.iterations()):
             for path in self.files.batch_paths(iteration):
-                if len(found) >= self.limit or self._is_spent(ends_s):
+                is_spent = self._num_files >= self.max_files or self._num_bytes >= self.max_bytes
+                if len(found) >= self.limit or is_spent or self.clock() >= ends_s:
                     return FoundTexts(found=tuple(found[: self.limit]), searched_iterations=searched, is_complete=False)
                 self._num_files += 1
                 try:
@@ -51,9 +52,6 @@ class Search:
             searched += 1
         is_complete = len(found) <= self.limit
         return FoundTexts(found=tuple(found[: self.limit]), searched_iterations=searched, is_complete=is_complete)
-
-    def _is_spent(self, ends_s: float) -> bool:
-        return self._num_files >= self.max_files or self._num_bytes >= self.max_bytes or self.clock() >= ends_s
 
 
 def found_in(record: RecordedBatch, text: str) -> Iterator[FoundText]:

@@ -140,7 +140,7 @@ def test_a_job_is_kept_for_its_days_and_then_its_folder_tells_what_redis_has_for
     assert [(one.record, one.digest) for one in entries] == links
     assert replace(told, live_generators=0) == replace(status, live_generators=0)
     assert verify_run(entries, read_spec(old), complete=True, digests_on_disk={}).gaps == ()
-    assert Removals(stack.consumer).pending() == {}
+    assert Removals(stack.consumer).notes().removals == {}
     assert old.checkpoint_after(0).is_dir(), "the whole folder is kept for a hundred years"
     assert not young.audit.exists()
     assert not young.audit_aside.exists()
@@ -247,7 +247,7 @@ def forget(stack: Stack, folder: RunFolder) -> None:
 
 
 def name_all(stack: Stack) -> None:
-    for job_id in Removals(stack.consumer).pending():
+    for job_id in Removals(stack.consumer).notes().removals:
         stack.folder(job_id).audit_aside.rename(stack.folder(job_id).audit)
         Removals(stack.consumer).done(job_id)
 
@@ -298,7 +298,7 @@ def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(s
     stack.operator.redis.hset(stack.operator.job_keys(job_id).job, "ended_s", "1.0")
     assert forget_due(stack.gateway) == [job_id]
     stack.sweep()
-    assert Removals(stack.consumer).pending() == {}
+    assert Removals(stack.consumer).notes().removals == {}
     assert not stack.folder(job_id).path.exists()
 
 

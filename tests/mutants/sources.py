@@ -127,8 +127,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/whole.py": RECEIVER,
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
-    "gateway/submission/requests.py": (
-        "tests/unit/gateway/submission/test_requests.py",
+    "gateway/submission.py": (
+        "tests/unit/gateway/test_submission.py",
         "tests/integration/test_gateway.py",
     ),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},

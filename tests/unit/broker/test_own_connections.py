@@ -8,8 +8,7 @@ import threading
 import pytest
 from redis.exceptions import ResponseError
 
-from broker.connection.client import connect
-from broker.connection.own_connections import LARGE_BYTES, OwnConnections, packed
+from broker.connection.client import LARGE_BYTES, OwnConnections, connect, packed
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 
