@@ -35,8 +35,7 @@ from contracts.experience.columns import (
     row_shapes,
     unpack_values,
 )
-from contracts.experience.items import ClaimedItem
-from contracts.experience.plan import PlannedStage, StagePlan
+from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 

@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.api import dead, inspect, jobs, live, process, rollouts, timeline, watch
 from gateway.exposition.requests import Measure
-from gateway.forgetting import forget_again_and_again
+from gateway.job_list import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
 from gateway.services import Services

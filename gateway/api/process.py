@@ -9,8 +9,7 @@ from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import Unavailable
-from gateway.exposition.last_iterations import job_gauges, stage_gauges
-from gateway.exposition.stack_state import stack_state
+from gateway.exposition.stack_state import job_gauges, stack_state, stage_gauges
 from gateway.services import services_of
 from onbeat.http_service.process_routes import process_routes
 

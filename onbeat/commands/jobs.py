@@ -21,11 +21,10 @@ from onbeat.audit.folder import as_record, read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
-from onbeat.commands.completion import Job
+from onbeat.commands.options import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
-from onbeat.terminal.job_table import show_jobs
-from onbeat.terminal.job_view import view_for
+from onbeat.terminal.job_view import show_jobs, view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.words import UNKNOWN, one_line, plural
 

@@ -16,7 +16,7 @@ from contracts.dead_letters import DeadLetter
 from contracts.errors import Unavailable
 from onbeat.client.gateway import LOG_BYTES, UNREACHABLE_S, GatewayClient
 from onbeat.commands import options
-from onbeat.commands.completion import Job
+from onbeat.commands.options import Job
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.output import console_for, emit, tell
 from onbeat.terminal.stream_report import live_report, report_line, report_tables

@@ -24,18 +24,15 @@ from broker.monitor import job_status
 from broker.removals import Removals
 from broker.retention import audit_links, due_jobs
 from broker.trainer_side import TrainerSide
-from consumer.supervisor import left_folders, sweeper
-from consumer.supervisor.left_folders import needless
-from consumer.supervisor.put_aside import put_aside
-from consumer.supervisor.sweeper import Sweeper
+from consumer.supervisor import sweeper
+from consumer.supervisor.sweeper import Sweeper, needless, put_aside
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import weights_digest
-from gateway.forgetting import forget_due
-from gateway.job_list import remove_for_good
+from gateway.job_list import forget_due, remove_for_good
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec
@@ -258,7 +255,7 @@ def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
     folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0, retention__result_days=60.0)
     trained = folder.weights_of(1) / "weights-00001-of-00001.safetensors"
     trained.write_bytes(b"trained")
-    monkeypatch.setattr(left_folders, "digest_of", lambda files: DIGEST if files == [trained] else "")
+    monkeypatch.setattr(sweeper, "digest_of", lambda files: DIGEST if files == [trained] else "")
     forget(stack, folder)
     stack.sweep()
     assert sorted(path.name for path in folder.path.iterdir()) == [
