@@ -273,8 +273,7 @@ class GeneratorSide:
             iteration=claim.prompt_batch.iteration,
             claim=claim.number,
             max_attempts=self._job.spec.rollout.max_attempts,
-            # Cut between two characters: the ledger's reader wants whole ones.
-            reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
+            reason=cut_reason(reason),
             is_released=is_released,
         )
         return FailOutcome(answer[0].decode())
@@ -314,6 +313,11 @@ class _Job(NamedTuple):
     keys: OpenKeys
     stages: list[dict[str, object]] | None
     """As scripts know them; None of a job without."""
+
+
+def cut_reason(reason: str) -> str:
+    """A reason as it may stand in Redis: cut between two characters, for the ledger's reader wants whole ones."""
+    return reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 def _sampled_by(manifest: WeightManifest, batch: PromptBatch) -> PromptBatch:

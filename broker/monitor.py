@@ -333,7 +333,7 @@ def server_memory(broker: Broker) -> tuple[int, int]:
     """(bytes that count for the server's limit, the limit; 0 without one)."""
     with broker.call():
         memory: Any = broker.redis.info("memory")
-    return memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0), memory["maxmemory"]
+    return _counted_bytes(memory), memory["maxmemory"]
 
 
 def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[GeneratorSeen, ...]:

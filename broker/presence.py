@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
 from broker.keys import GENERATORS, STAGE_WORKERS
@@ -88,43 +88,67 @@ def _reason(info: Mapping[str, str], named: str) -> str:
 Info = TypeVar("Info", GeneratorInfo, StageWorkerInfo)
 
 
-class Presence:
+class _Board(Generic[Info]):
+    """The workers of a kind."""
+
+    def __init__(self, broker: Broker, key: str, kind: type[Info]) -> None:
+        self._broker = broker
+        self._key = key
+        self._kind = kind
+
+    def leave(self, worker_id: str) -> None:
+        self._write(worker_id, b"")
+
+    def live(self) -> list[Info]:
+        """Those seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
+        now_s = self._broker.now_s()
+        _, *told = self._broker.run("present", kind=self._key)
+        values: dict[bytes, bytes] = dict(zip(told[0::2], told[1::2], strict=True))
+        infos: dict[bytes, Info] = {}
+        gone: list[bytes] = []
+        for name, value in values.items():
+            try:
+                infos[name] = decode(value, self._kind)
+            except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
+                log.warning("a sign of life of %.200a is passed over: %s", name, error)
+                gone.append(name)
+        for name in [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
+            self._write(name.decode(errors="replace"), b"")
+        # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
+        return sorted((info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S), key=_id_of)
+
+    def _write(self, worker_id: str, record: bytes) -> None:
+        """record: b"" of one that leaves, or is gone. Raises InvalidInput where too many are known, or it says too
+        much."""
+        if self._broker.run("beat", record, kind=self._key, id=worker_id)[0] != b"beaten":
+            raise InvalidInput(
+                f"{worker_id[:80]!a} says too much of itself, or too many {self._key} are known", field="presence"
+            )
+
+
+class Presence(_Board[GeneratorInfo]):
     """The generators."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        super().__init__(broker, GENERATORS, GeneratorInfo)
 
-    def beat(self, generator_id: str, info: dict[str, str]) -> None:
-        record = GeneratorInfo(generator_id=generator_id, seen_s=self._broker.now_s(), info=info)
-        _beat(self._broker, GENERATORS, generator_id, encode(record))
-
-    def leave(self, generator_id: str) -> None:
-        _beat(self._broker, GENERATORS, generator_id)
-
-    def live(self) -> list[GeneratorInfo]:
-        """Generators seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
-        return sorted(_live(self._broker, GENERATORS, GeneratorInfo), key=lambda info: info.generator_id)
+    def beat(self, worker_id: str, info: dict[str, str]) -> None:
+        record = GeneratorInfo(generator_id=worker_id, seen_s=self._broker.now_s(), info=info)
+        self._write(worker_id, encode(record))
 
 
-class StagePresence:
+class StagePresence(_Board[StageWorkerInfo]):
     """The stage workers."""
 
     def __init__(self, broker: Broker, serves: Iterable[str] = ()) -> None:
         """serves: as `StageWorkerInfo.serves`, of a worker."""
-        self._broker = broker
+        super().__init__(broker, STAGE_WORKERS, StageWorkerInfo)
         self._serves = tuple(sorted(serves))
 
     def beat(self, worker_id: str, info: dict[str, str]) -> None:
         seen_s = self._broker.now_s()
         record = StageWorkerInfo(worker_id=worker_id, seen_s=seen_s, serves=self._serves, info=info)
-        _beat(self._broker, STAGE_WORKERS, worker_id, encode(record))
-
-    def leave(self, worker_id: str) -> None:
-        _beat(self._broker, STAGE_WORKERS, worker_id)
-
-    def live(self) -> list[StageWorkerInfo]:
-        """Stage workers seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
-        return sorted(_live(self._broker, STAGE_WORKERS, StageWorkerInfo), key=lambda info: info.worker_id)
+        self._write(worker_id, encode(record))
 
     def missed(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         """The stages of which no worker reaches the judge: name → what is missed, as `missed_by_all` has it."""
@@ -207,28 +231,3 @@ def _id_of(one: GeneratorInfo | StageWorkerInfo) -> str:
 def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> str:
     reasons = [f"; {one.worker_id} leaves it alone: {why}" for one in live if (why := one.reason(job_id, stage))]
     return f"a live worker of stage {stage.name}{reasons[0] if reasons else ''}"
-
-
-def _beat(broker: Broker, kind: str, name: str, record: bytes = b"") -> None:
-    """record: b"" of one that leaves, or is gone. Raises InvalidInput where too many are known, or it says too much."""
-    if broker.run("beat", record, kind=kind, id=name)[0] != b"beaten":
-        raise InvalidInput(f"{name[:80]!a} says too much of itself, or too many {kind} are known", field="presence")
-
-
-def _live(broker: Broker, processes: str, kind: type[Info]) -> list[Info]:
-    """Those of a kind that were seen lately; long gone ones are forgotten."""
-    now_s = broker.now_s()
-    _, *told = broker.run("present", kind=processes)
-    values: dict[bytes, bytes] = dict(zip(told[0::2], told[1::2], strict=True))
-    infos: dict[bytes, Info] = {}
-    gone: list[bytes] = []
-    for name, value in values.items():
-        try:
-            infos[name] = decode(value, kind)
-        except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
-            log.warning("a sign of life of %.200a is passed over: %s", name, error)
-            gone.append(name)
-    for name in [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
-        _beat(broker, processes, name.decode(errors="replace"))
-    # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
-    return [info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S]

@@ -47,10 +47,6 @@ class Removals:
         self._told: frozenset[str] = frozenset()
         """What the log has said of unreadable notes."""
 
-    def pending(self) -> dict[str, Removal]:
-        """Job id → its note."""
-        return self.notes().removals
-
     def notes(self) -> Notes:
         """All of them. One that can't be read stays where it is, as do the files of its job, and keeps up no other."""
         with self._broker.call():

@@ -20,8 +20,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
-from broker.generator_side import MAX_REASON_BYTES, FailOutcome, Renewal
-from broker.job_store import unknown_job
+from broker.generator_side import FailOutcome, Renewal, cut_reason
+from broker.job_store import JobStore
 from broker.kept_batches import KeptBatch, KeptBatches
 from broker.keys import OpenKeys, batch_field, item_fields
 from contracts.encoding.digests import content_digest
@@ -35,8 +35,7 @@ from contracts.experience.columns import (
     row_shapes,
     unpack_values,
 )
-from contracts.experience.items import ClaimedItem
-from contracts.experience.plan import PlannedStage, StagePlan
+from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
@@ -260,8 +259,7 @@ class StageSide:
             stages=self._job.for_scripts,
             failed=failed,
             max_attempts=planned.max_attempts,
-            # Cut between two characters: the ledger's reader wants whole ones.
-            reason=reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore"),
+            reason=cut_reason(reason),
             is_released=is_released,
         )
         return FailOutcome(answer[0].decode())
@@ -336,14 +334,9 @@ class StageSide:
 
     @functools.cached_property
     def _job(self) -> _Job:
-        keys = OpenKeys(self.job_id)
-        with self.broker.call():
-            data: Any = self.broker.redis.get(keys.spec)
-        if data is None:
-            raise unknown_job(self.job_id)
-        spec = decode(data, JobSpec)
+        spec = JobStore(self.broker).spec(self.job_id)
         plan = spec.stage_plan
-        return _Job(spec, plan, plan.for_scripts(), keys)
+        return _Job(spec, plan, plan.for_scripts(), OpenKeys(self.job_id))
 
 
 class _Job(NamedTuple):

@@ -16,8 +16,7 @@ from broker.rollout_cursor import READ_AHEAD, RolloutCursor, RolloutEntry
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
-from contracts.experience.items import all_items, columns_of
-from contracts.experience.plan import StagePlan
+from contracts.experience.plan import StagePlan, all_items, columns_of
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest

@@ -13,32 +13,52 @@ request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, orig
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 
-from gateway.api import dead, inspect, jobs, live, process, rollouts, timeline, watch
+from contracts.errors import Unavailable
+from gateway.api import dead, inspect, jobs, live, rollouts, timeline, watch
 from gateway.exposition.requests import Measure
-from gateway.forgetting import forget_again_and_again
+from gateway.exposition.stack_state import job_gauges, stack_state, stage_gauges
+from gateway.job_list import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
-from gateway.services import Services
+from gateway.services import Services, services_of
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import answer_with_problems
+from onbeat.http_service.process_routes import process_routes
 
 VERSION = "0.1.0"
 
 log = logging.getLogger(__name__)
 
+
+async def _require_ready(request: Request) -> None:
+    """Raises BrokerUnavailable unless the broker answers."""
+    await run_in_threadpool(services_of(request).broker.ping)
+
+
+def _exposition(request: Request) -> bytes:
+    """What this process counts, the stack as Redis has it, each active job's last iteration, and its stages."""
+    services = services_of(request)
+    run_root = services.settings.run_root_path
+    text = generate_latest(services.metrics.registry) + stack_state(services.broker, services.jobs, run_root)
+    with contextlib.suppress(Unavailable):  # `onbeat_broker_up` says so
+        text += job_gauges(services.jobs, run_root) + stage_gauges(services.broker, services.jobs)
+    return text
+
+
 ROUTERS = (
-    *(jobs.router, dead.router, watch.router, live.router, timeline.router, rollouts.router),
-    inspect.router,
-    process.router,
+    *(jobs.router, dead.router, watch.router, live.router, timeline.router, rollouts.router, inspect.router),
+    process_routes(require_ready=_require_ready, exposition=_exposition),
 )
 """Every endpoint: a new one is a file in api/ and a name here."""
 

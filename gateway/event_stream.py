@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,61 +53,82 @@ def resume_point(last_event_id: str | None) -> str:
 
 
 @dataclass(kw_only=True)
-class EventStream:
-    """One client's stream. `closing` is set when the gateway ends."""
+class LookStream(ABC):
+    """One client's stream: what comes of a look at the broker, again and again."""
+
+    what: str
+    """The thing that is looked at, for the log."""
+    closing: asyncio.Event
+    """Set when the gateway ends."""
+    period_s: float = POLL_S
+    """Seconds between two looks."""
+    keep_alive_s: float = KEEP_ALIVE_S
+
+    @abstractmethod
+    def look(self) -> tuple[list[bytes], float | None]:
+        """Returns events, and the seconds until the next look; None ends the stream. It blocks; raises OnbeatError."""
+
+    @abstractmethod
+    def told(self, error: OnbeatError) -> list[bytes]:
+        """Returns what a client is sent of a look that failed."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        broker_away = Waiting(f"the broker, for {self.what}", deadline_s=BROKER_AWAY_S)
+        said_s = time.monotonic()
+        while not self.closing.is_set():
+            try:
+                events, pause_s = await run_in_threadpool(self.look)
+            except Unavailable as error:
+                events, pause_s = self.told(error), self.period_s
+                if not _may_wait(broker_away, error):
+                    return
+            except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
+                events, pause_s = self.told(error), None
+            else:
+                broker_away.progress()
+            for event in events:
+                yield event
+            if pause_s is None:
+                return
+            if events:
+                said_s = time.monotonic()
+            elif time.monotonic() - said_s >= self.keep_alive_s:
+                said_s = time.monotonic()
+                yield format_sse_event(comment="keep-alive")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.closing.wait(), timeout=pause_s)
+
+
+@dataclass(kw_only=True)
+class EventStream(LookStream):
+    """A job's events. It ends after the event of the job's final state, unless the job was resumed since."""
 
     jobs: JobStore
     job_id: str
     after: str
     """The newest event that the client has."""
-    closing: asyncio.Event
-    keep_alive_s: float = KEEP_ALIVE_S
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Ends after the event of the job's final state, unless it was resumed since."""
-        broker_away = Waiting(f"the broker, for the events of {self.job_id}", deadline_s=BROKER_AWAY_S)
-        said_s = time.monotonic()
-        while not self.closing.is_set():
-            try:
-                was_final, rows = await run_in_threadpool(self._look)
-            except Unavailable as error:
-                if not may_wait(broker_away, error):
-                    return
-                was_final, rows = False, []
-            except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
-                log.warning("the events of %s end: %s", self.job_id, error)
-                return
-            else:
-                broker_away.progress()
-            for event_id, event in rows:
-                self.after = event_id
-                yield encode_event(event_id, event)
-            if rows:
-                said_s = time.monotonic()
-                continue
-            if was_final:
-                return
-            if time.monotonic() - said_s >= self.keep_alive_s:
-                said_s = time.monotonic()
-                yield format_sse_event(comment="keep-alive")
-            await self._pause()
-
-    def _look(self) -> tuple[bool, list[tuple[str, JobEvent]]]:
+    def look(self) -> tuple[list[bytes], float | None]:
         """Reads the state first: a job that was final before the look has no event after it."""
         is_final = self.jobs.state(self.job_id).is_final
-        return is_final, self.jobs.events_after(self.job_id, self.after, count=MAX_EVENTS)
+        rows = self.jobs.events_after(self.job_id, self.after, count=MAX_EVENTS)
+        if not rows:
+            return [], None if is_final else self.period_s
+        self.after = rows[-1][0]
+        return [encode_event(event_id, event) for event_id, event in rows], 0.0
 
-    async def _pause(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.closing.wait(), timeout=POLL_S)
+    def told(self, error: OnbeatError) -> list[bytes]:
+        if not isinstance(error, Unavailable):
+            log.warning("%s end: %s", self.what, error)
+        return []
 
 
 class CountedStream(EventSourceResponse):
     """An answer that counts from where it is made: of many requests at once no more pass the check than may."""
 
-    def __init__(self, stream: AsyncIterable[bytes], *, count: Callable[[int], None], headers: dict[str, str]) -> None:
+    def __init__(self, stream: AsyncIterable[bytes], *, count: Callable[[int], None]) -> None:
         """count: adds to the number of open streams."""
-        super().__init__(stream, headers=headers)
+        super().__init__(stream, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._count = count
         count(1)
 
@@ -122,7 +144,7 @@ def encode_event(event_id: str, event: JobEvent) -> bytes:
     return format_sse_event(id=event_id, event=kind, data_str=encode_json(event).decode())
 
 
-def may_wait(broker_away: Waiting, error: Unavailable) -> bool:
+def _may_wait(broker_away: Waiting, error: Unavailable) -> bool:
     """Whether a stream stays open for a broker that does not answer yet."""
     try:
         broker_away.poke()

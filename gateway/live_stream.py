@@ -10,22 +10,18 @@ While the broker doesn't answer, its problem is sent as an event `problem`, once
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi.sse import format_sse_event
-from starlette.concurrency import run_in_threadpool
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError, Unavailable
 from contracts.problems import problem_body
-from gateway.event_stream import BROKER_AWAY_S, KEEP_ALIVE_S, may_wait
-from onbeat.process.waiting import Waiting
+from gateway.event_stream import LookStream
 
 PERIOD_S = 1.0
 PROBLEM = "problem"
@@ -37,50 +33,25 @@ Look = Callable[[], dict[str, object]]
 
 
 @dataclass(kw_only=True)
-class LiveStream:
+class LiveStream(LookStream):
     """One client's stream."""
 
-    look: Look
-    what: str
-    """The thing that is looked at, for the log."""
-    closing: asyncio.Event
-    """Set when the gateway ends."""
-    period_s: float = PERIOD_S
-    keep_alive_s: float = KEEP_ALIVE_S
+    records: Look
     _sent: dict[str, bytes] = field(default_factory=dict)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        broker_away = Waiting(f"the broker, for {self.what}", deadline_s=BROKER_AWAY_S)
-        said_s = time.monotonic()
-        while not self.closing.is_set():
-            try:
-                seen = await run_in_threadpool(self.look)
-            except Unavailable as error:
-                changed = self._changed({PROBLEM: _problem(error)})
-                if not may_wait(broker_away, error):
-                    return
-            except OnbeatError as error:  # a job that is gone, or can't be read: the client is told, and it is the end
-                yield _event(PROBLEM, _problem(error))
-                return
-            else:
-                broker_away.progress()
-                changed = self._changed({name: encode_json(record) for name, record in seen.items()})
-            for name, data in changed.items():
-                said_s = time.monotonic()
-                yield _event(name, data)
-            if time.monotonic() - said_s >= self.keep_alive_s:
-                said_s = time.monotonic()
-                yield format_sse_event(comment="keep-alive")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.closing.wait(), timeout=self.period_s)
+    def look(self) -> tuple[list[bytes], float | None]:
+        return self._changed({name: encode_json(record) for name, record in self.records().items()}), self.period_s
 
-    def _changed(self, seen: dict[str, bytes]) -> dict[str, bytes]:
+    def told(self, error: OnbeatError) -> list[bytes]:
+        return self._changed({PROBLEM: problem_body(error.status, error.problem, field=error.field, cure=error.cure)})
+
+    def _changed(self, seen: dict[str, bytes]) -> list[bytes]:
         """After a problem all is sent again, so that the client knows it is over."""
         if PROBLEM in self._sent and PROBLEM not in seen:
             self._sent.clear()
         changed = {name: data for name, data in seen.items() if self._sent.get(name) != data}
         self._sent |= changed
-        return changed
+        return [format_sse_event(event=name, data_str=data.decode()) for name, data in changed.items()]
 
 
 class SharedLook:
@@ -105,11 +76,3 @@ class SharedLook:
             if self._away is not None:
                 raise self._away.with_traceback(None)
             return self._seen
-
-
-def _problem(error: OnbeatError) -> bytes:
-    return problem_body(error.status, error.problem, field=error.field, cure=error.cure)
-
-
-def _event(name: str, data: bytes) -> bytes:
-    return format_sse_event(event=name, data_str=data.decode())

@@ -13,7 +13,7 @@ from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from contracts.encoding.names import check_job_id
-from contracts.errors import BrokerUnavailable
+from contracts.errors import BrokerUnavailable, Unavailable
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.exposition.requests import GatewayMetrics
@@ -56,6 +56,11 @@ class Services:
             self.requests.sweep()
         except BrokerUnavailable as error:
             log.warning("%s", error)
+
+    def check_event_streams(self, *, cure: str) -> None:
+        """Raises Unavailable where too many are open."""
+        if self.num_event_streams >= self.max_event_streams:
+            raise Unavailable(f"{self.num_event_streams} event streams are open", cure=cure)
 
     def count_event_streams(self, by: int) -> None:
         self.num_event_streams += by

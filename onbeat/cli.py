@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, dead, delete, export, jobs, look, stack
+from onbeat.commands import bench, export, jobs, look, stack
 from onbeat.process.entry_points import all_of
 from onbeat.process.signals import end_on_signals
 from onbeat.telemetry import logs
@@ -38,10 +38,10 @@ COMMANDS = (
     jobs.watch,
     jobs.cancel,
     jobs.resume,
-    delete.delete,
+    jobs.delete,
     look.streams,
     look.logs,
-    dead.dead,
+    look.dead,
     jobs.verify,
     export.export,
 )

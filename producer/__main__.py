@@ -20,6 +20,7 @@ from broker.presence import Presence
 from contracts.engines import Engine
 from contracts.errors import EngineUnavailable
 from contracts.settings import StackSettings, engine_from
+from onbeat.http_service.own_metrics import metrics_of
 from onbeat.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
@@ -30,8 +31,6 @@ from producer.generator import Generator
 
 if TYPE_CHECKING:
     import httpx
-
-    from onbeat.telemetry.metrics import GeneratorMetrics
 
 
 async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, generator_id: str) -> int:
@@ -81,20 +80,8 @@ def _wired(
         rewards=rewards,
         players=wiring.players(settings, environments, rewards.service),
         services=(rewards.service,),
-        metrics=metrics_of(settings),
+        metrics=metrics_of(settings, lambda kinds: kinds.GeneratorMetrics()),
     )
-
-
-def metrics_of(settings: StackSettings) -> GeneratorMetrics | None:
-    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
-    if not settings.metrics_port:
-        return None
-    from onbeat.http_service.metrics_server import serve_metrics
-    from onbeat.telemetry.metrics import GeneratorMetrics
-
-    metrics = GeneratorMetrics()
-    serve_metrics(settings, metrics.exposition)
-    return metrics
 
 
 def prepare(settings: StackSettings) -> Serve:

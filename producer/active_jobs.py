@@ -176,11 +176,6 @@ class ActiveJobs:
         jobs = [job for job in self._jobs.values() if job.job_id not in self._refused]
         return jobs[0] if len(jobs) == 1 and jobs[0].spec.schedule_rule.lags else None
 
-    @property
-    def take_turns(self) -> bool:
-        """Whether a job is active whose trainer may have the machine now."""
-        return any(job.spec.schedule_rule.takes_turns for job in self._jobs.values())
-
     def share(self, num_generators: int) -> int:
         """Batches that one of so many generators has in its engine at most: its part of an iteration, rounded up."""
         most = max((job.spec.rollout.batches_per_iteration for job in self._jobs.values()), default=1)

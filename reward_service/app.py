@@ -1,7 +1,7 @@
 """The wiring of the reward service.
 
 POST ─ onbeat/http_service/access.py (Host, origin, key)
-   └─ onbeat/http_service/formats.py
+   └─ routes/answered.py
         ├─▶ RewardRequest ─ scoring/answers.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
         │                                       └─ anything else ─▶ scoring/pool.py ═ caged scorer process
         │       one Scored or Unscorable per item, in order ◀─────────────┘

@@ -20,7 +20,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput
-from contracts.spec_tables.lora import ALL_LINEAR, LoraSpec
+from contracts.spec_tables.trainer import ALL_LINEAR, LoraSpec
 from onbeat.weights.adapter.matrices import matrix_names
 from onbeat.weights.adapter.merge import merge_into
 

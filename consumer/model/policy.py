@@ -25,8 +25,8 @@ from consumer.model.published_weights import PublishedWeights
 from consumer.model.rows import local_rows, stored_rows, stored_shape
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
-from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import context_tokens, weight_tensors

@@ -11,7 +11,6 @@ Exit codes: `contracts.jobs.WorkerExit`.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker
@@ -23,10 +22,8 @@ from consumer.stages.served_stages import ServedStages
 from consumer.stages.services import Services, make_services
 from consumer.stages.worker import StageWorker
 from contracts.settings import StackSettings
+from onbeat.http_service.own_metrics import metrics_of
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import StageMetrics
 
 
 async def serve(settings: StackSettings, broker: Broker, services: Services, *, worker_id: str) -> int:
@@ -44,7 +41,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         services=services,
         dependencies=tuple(service.server for service in services.values() if service.server is not None),
         report=lambda job_id, spans: report_spans(broker, job_id, spans),
-        metrics=metrics_of(settings),
+        metrics=metrics_of(settings, lambda kinds: kinds.StageMetrics()),
     )
     for service in set(services.values()):
         service.preload()
@@ -53,18 +50,6 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         what=f"{', '.join(services)} of the active jobs",
         hangs=lambda: any(service.is_busy for service in services.values()),
     )
-
-
-def metrics_of(settings: StackSettings) -> StageMetrics | None:
-    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
-    if not settings.metrics_port:
-        return None
-    from onbeat.http_service.metrics_server import serve_metrics
-    from onbeat.telemetry.metrics import StageMetrics
-
-    metrics = StageMetrics()
-    serve_metrics(settings, metrics.exposition)
-    return metrics
 
 
 def prepare(settings: StackSettings) -> Serve:

@@ -28,6 +28,9 @@ from onbeat.work.left_alone import LeftAlone, in_one_line
 
 log = logging.getLogger(__name__)
 
+MISSING = {"llm_judge": "ONBEAT_JUDGE_URL is not set here"}
+"""Kind of stage → why a worker doesn't serve it."""
+NOT_INSTALLED = "no service of this kind is installed here"
 StageKey = tuple[str, str]
 """(job id, name of the stage)."""
 
@@ -183,7 +186,7 @@ class ServedStages:
                     "leaves stage %s of %s alone: %s",
                     stage.name,
                     job_id,
-                    MISSING.get(stage.kind, "no service of this kind is installed here"),
+                    MISSING.get(stage.kind, NOT_INSTALLED),
                 )
                 continue
             planned = plan.stages[plan.index(stage.name)]
@@ -192,11 +195,6 @@ class ServedStages:
                 ServedStage(job_id=job_id, spec=spec, stage=stage, plan=planned, side=side, version_0=version_0)
             )
         return served
-
-
-MISSING = {"llm_judge": "ONBEAT_JUDGE_URL is not set here"}
-"""Kind of stage → why a worker doesn't serve it."""
-NOT_INSTALLED = "no service of this kind is installed here"
 
 
 def model_folder(settings: StackSettings, stage: ServedStage) -> Path:

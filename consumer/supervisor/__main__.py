@@ -16,7 +16,6 @@ import os
 import socket
 import sys
 import uuid
-from typing import TYPE_CHECKING
 
 from celery import Celery, signals
 from celery.apps.worker import Worker
@@ -29,14 +28,11 @@ from consumer.supervisor.look_out import LookOut
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.sweeper import Sweeper
-from consumer.supervisor.trainer_process import TrainerProcess
-from consumer.supervisor.worker_end import WorkerEnd
+from consumer.supervisor.trainer_process import TrainerProcess, WorkerEnd
 from contracts.errors import OnbeatError
 from contracts.settings import StackSettings, settings_from
+from onbeat.http_service.own_metrics import metrics_of
 from onbeat.telemetry import logs
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import WorkerMetrics
 
 REDIS_PATIENCE_S = 2.0
 QUIET_LOGGERS = ("celery.app.trace", "celery.worker.strategy", "celery.redirected")
@@ -54,7 +50,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     relay = LogRelay(log_format=settings.log_format)
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
-    metrics = metrics_of(settings, trainer)
+    metrics = metrics_of(settings, lambda kinds: kinds.WorkerMetrics(lambda: trainer.is_running))
     reconciler = Reconciler(
         broker,
         trainer,
@@ -101,18 +97,6 @@ def register_tasks(app: Celery, look_out: LookOut, sweeper: Sweeper) -> None:
 
     app.task(name=ENSURE_TRAINER)(ensure_trainer)
     app.task(name=SWEEP)(sweep)
-
-
-def metrics_of(settings: StackSettings, trainer: TrainerProcess) -> WorkerMetrics | None:
-    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput."""
-    if not settings.metrics_port:
-        return None
-    from onbeat.http_service.metrics_server import serve_metrics
-    from onbeat.telemetry.metrics import WorkerMetrics
-
-    metrics = WorkerMetrics(lambda: trainer.is_running)
-    serve_metrics(settings, metrics.exposition)
-    return metrics
 
 
 @signals.setup_logging.connect

@@ -4,27 +4,48 @@ sweep() ─┬▶ ended jobs that are due ──▶ audit chain and status into 
          ├▶ onbeat:removed ─┬─ removed: the run folder goes, and the job's folder of the weight root
          │                  └─ kept:    what was put aside gets its name
          └▶ run folders of forgotten jobs ──▶ reduced to their result, or noted for removal
+
+A run folder is given what `onbeat verify`, `onbeat export` and `onbeat delete` go by before Redis forgets its job:
+
+.audit.json    put aside; true as long as the job isn't resumed, and only the gateway's removal says that it was not
+audit.json     the job's keys are gone
+
+What retention still owes the folder of a forgotten job stands in itself:
+
+files_days are over ─▶ checkpoints, recordings and older versions go; the last version's weights and the files stay
+result_days are over ─▶ the whole folder goes
+
+No folder without an audit chain of its own is touched: a server that lost its data has forgotten every job.
 Each step is safe to repeat, by any number of consumers, and goes on where a killed one stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
+from broker.monitor import job_status
 from broker.removals import MADE_HERE, Removal, Removals
-from broker.retention import DueJob, due_jobs
-from consumer.supervisor.left_folders import LeftFolder, left_folder
-from consumer.supervisor.put_aside import name_it, put_aside
-from contracts.errors import NotFound, OnbeatError, Unavailable
+from broker.retention import DueJob, audit_links, due_jobs, is_all_of
+from contracts.encoding.wire import encode_json
+from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from contracts.spec_tables.retention import DAY_S, kept_for
+from onbeat.audit.chain import AuditEntry
+from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
+from onbeat.audit.weights import digest_of
+from onbeat.process.crash_points import reach
 from onbeat.process.tree_removal import remove_tree
 
 if TYPE_CHECKING:
@@ -37,6 +58,8 @@ log = logging.getLogger(__name__)
 
 Step = tuple[str, Callable[[], None]]
 """A job's id, and what is to be done for it."""
+SMALL_FOLDERS = ("tensorboard",)
+"""Folders that are a part of the result."""
 
 
 class Sweeper:
@@ -130,3 +153,143 @@ class Sweeper:
         settings = self._settings
         weight_root = settings.weight_root_path if settings.weight_root else None
         return RunFolder(settings.run_root_path, job_id, weight_root=weight_root)
+
+
+def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
+    """Writes chain and status into the run folder, unless they are there; whether it wrote them.
+
+    A job that never had a folder gets none: nothing of it was trained. Raises OnbeatError where it cannot be written.
+    """
+    if not folder.path.is_dir() or is_put_aside(broker, folder, due):
+        return False
+    entries = tuple(AuditEntry(record=record, digest=digest) for record, digest in audit_links(broker, due.job_id))
+    status = job_status(broker, due.job_id, generators=())
+    spec = JobStore(broker).spec(due.job_id)
+    # Another consumer was faster, or the folder is gone: the next sweep sees.
+    with _errors(folder.audit_aside), contextlib.suppress(FileNotFoundError):
+        if not folder.spec.exists():
+            _write(folder.spec, encode_json(spec))
+        _write(folder.audit_aside, encode_json(AuditFile(status=status, entries=entries)))
+    return True
+
+
+def is_put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
+    """Whether the run folder holds the chain and the status of the job as it was seen."""
+    try:
+        stored = read_audit_file(folder.audit_aside)
+    except (NotFound, InvalidInput):
+        return False
+    return is_all_of(broker, due, stored.status, [(one.record, one.digest) for one in stored.entries])
+
+
+def name_it(folder: RunFolder) -> None:
+    """Gives what was put aside its name, once Redis has forgotten the job. Raises OnbeatError."""
+    with _errors(folder.audit), contextlib.suppress(FileNotFoundError):  # another consumer was faster, or no folder
+        folder.audit_aside.rename(folder.audit)
+        _sync(folder.path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """On disk, and whole, before it has its name."""
+    scratch = path.with_name(f"{path.name}.new")
+    scratch.unlink(missing_ok=True)  # of one that was killed; a pipe of that name would hold this process for ever
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    reach("consumer.putting_aside")
+    scratch.rename(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OnbeatError(f"cannot be written: {error.strerror}", field=str(path), cure="make room there") from error
+
+
+class LeftFolder:
+    """A run folder of a job that Redis has forgotten, read once: neither its end nor its spec changes any more."""
+
+    def __init__(self, folder: RunFolder, settings: StackSettings) -> None:
+        """Raises NotFound and InvalidInput for a folder that doesn't say what it was."""
+        stored = read_audit_file(folder.audit)
+        ages = kept_for(read_spec(folder).retention, settings)
+        ended_s = stored.status.ended_s or math.inf
+        self._folder = folder
+        self._result = (stored.status.policy_version, stored.status.weights_digest)
+        self._is_reduced = False
+        self._files_until_s = ended_s + DAY_S * ages.files_days
+        self._result_until_s = ended_s + DAY_S * ages.result_days
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether nothing of it is kept any longer."""
+        return now_s >= self._result_until_s
+
+    def reduce(self, now_s: float) -> list[Path]:
+        """Removes what the result doesn't need, once its time has come; what was removed. Raises OnbeatError."""
+        if self._is_reduced or now_s < self._files_until_s:
+            return []
+        removed = []
+        for path in needless(self._folder, *self._result):
+            if remove_tree(path):
+                removed.append(path)
+            reach("consumer.reducing_files")
+        self._is_reduced = True
+        return removed
+
+
+def left_folder(folder: RunFolder, settings: StackSettings) -> LeftFolder | None:
+    """None for a folder that has no audit chain of its own, or can't be read."""
+    try:
+        return LeftFolder(folder, settings)
+    except (NotFound, InvalidInput):
+        return None
+
+
+def needless(folder: RunFolder, policy_version: int, weights_digest: str) -> list[Path]:
+    """What the trained weights, and a look at the run, don't need. policy_version: the last one, with its digest.
+
+    A whole version whose bytes have that digest stays alone. Where there is none (a delta, adapters, no published
+    version at all, damage) versions stay as they are, and so does the model in the last checkpoint; where there is
+    neither that, all checkpoints stay.
+    """
+    known = {folder.weights.name, folder.checkpoints.name, *SMALL_FOLDERS}
+    found = [path for path in _folders(folder.path) if path.name not in known]
+    last, checkpoint = folder.weights_of(policy_version), folder.checkpoint_after(policy_version - 1)
+    if _holds(last, weights_digest):
+        found += [folder.checkpoints, *(path for path in _folders(folder.weights) if path.name != last.name)]
+    elif (checkpoint / "state.json").is_file():
+        found += [path for path in _folders(folder.checkpoints) if path != checkpoint]
+        found += sorted(checkpoint.glob("optimizer*.safetensors"))
+    return found
+
+
+def _holds(version: Path, weights_digest: str) -> bool:
+    """Whether a folder holds a whole version, hashed again: nothing else is removed for the sake of a damaged one."""
+    files = sorted(version.glob("*.safetensors"))
+    try:
+        return bool(files) and digest_of(files) == weights_digest
+    except ContractViolation:
+        return False
+
+
+def _folders(parent: Path) -> list[Path]:
+    """Real ones alone: a link leads to what isn't the job's."""
+    if not parent.is_dir():
+        return []
+    with os.scandir(parent) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))

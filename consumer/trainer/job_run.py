@@ -46,6 +46,7 @@ from contracts.errors import (
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.http_service.own_metrics import metrics_of
 from onbeat.loop.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     keeper.start()
     with _stopped_by_signals(keeper), contextlib.closing(keeper):
         load = partial(
-            HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id, metrics=metrics_of(settings)
+            HeldJob, settings, broker, spec, side=side, keeper=keeper, job_id=job_id, metrics=_metrics_of(settings)
         )
         try:
             code = _train_held(jobs, job_id, side=side, load=load)
@@ -99,23 +100,13 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             raise
 
 
-def metrics_of(settings: StackSettings) -> TrainerMetrics | None:
-    """Serves this process's metrics from now on, where a port is set.
-
-    A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so.
-    """
-    if not settings.metrics_port:
-        return None
-    from onbeat.http_service.metrics_server import serve_metrics
-    from onbeat.telemetry.metrics import TrainerMetrics
-
-    metrics = TrainerMetrics()
+def _metrics_of(settings: StackSettings) -> TrainerMetrics | None:
+    """A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so."""
     try:
-        serve_metrics(settings, metrics.exposition)
+        return metrics_of(settings, lambda kinds: kinds.TrainerMetrics())
     except InvalidInput as error:
         log.warning("this trainer serves no metrics: %s", error)
         return None
-    return metrics
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:

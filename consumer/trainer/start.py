@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.fence import FenceState
-from consumer.model.checkpoint import Checkpoint, latest_checkpoint, set_aside_after
+from consumer.model.checkpoint import latest_checkpoint, set_aside_after
 from consumer.trainer.held_job import HeldJob
-from contracts.spec import JobSpec
 from onbeat.loop.chain import furthest_commit
 from onbeat.loop.chain_file import read_chain, restored
 from onbeat.loop.trained_job import begin_window, take_up
@@ -54,7 +52,7 @@ def start(held: HeldJob) -> Started:
         state = checkpoint.state
         known = restored(known, side, policy_version=state.policy_version, weights_digest=state.weights_digest)
     fence, chain, last_link = side.fence(), known.records, known.last_link
-    first = next_iteration(checkpoint)
+    first = checkpoint.state.iteration + 1 if checkpoint else 0
     held.ranks.begin(checkpoint)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
     side.renew()
@@ -65,7 +63,8 @@ def start(held: HeldJob) -> Started:
     manifest = held.publish_weights(first)
     take_up(held, chain, manifest)
     held.settled = manifest
-    has_work = not is_finished(fence, checkpoint, held.spec)
+    # Without any, every iteration is committed, and the last weights are in a checkpoint.
+    has_work = fence.committed < held.spec.last_iteration or first != held.spec.iterations
     held.recorder.begin(first if has_work else None)
     if has_work:
         last_link = begin_window(
@@ -76,13 +75,3 @@ def start(held: HeldJob) -> Started:
             set_aside=lambda first: set_aside_after(held.folder.checkpoints, first - 1),
         )
     return Started(first=first if has_work else None, last_link=last_link, furthest=furthest_commit(chain))
-
-
-def next_iteration(checkpoint: Checkpoint | None) -> int:
-    """The first one that was not trained yet."""
-    return checkpoint.state.iteration + 1 if checkpoint else 0
-
-
-def is_finished(fence: FenceState, checkpoint: Checkpoint | None, spec: JobSpec) -> bool:
-    """Every iteration is committed, and the last weights are in a checkpoint."""
-    return fence.committed >= spec.last_iteration and next_iteration(checkpoint) == spec.iterations

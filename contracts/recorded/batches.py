@@ -15,14 +15,12 @@ from contracts.errors import ContractViolation
 from contracts.rollouts import LogProbs, PromptBatch, Purpose, RolloutBatch, TokenIds
 from contracts.versions import PolicyVersion, WeightManifest
 
-FORMAT = 1
-"""Format of the files; another one is of another release, and named as such."""
-
 
 class RecordedBatch(Record, frozen=True, kw_only=True):
     """One batch: what was asked, what came, and what the trainer made of it."""
 
     format: Literal[1] = 1
+    """Another one is of another release, and named as such."""
     asked: PromptBatch
     """The prompts, with their reserves, seeds and sampling."""
     batch: RolloutBatch

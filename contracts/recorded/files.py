@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +23,8 @@ from contracts.errors import ContractViolation, NotFound
 from contracts.recorded.batches import RecordedBatch, RecordedIteration
 from contracts.run_folder import CHECKPOINT as ITERATION
 from contracts.run_folder import RunFolder, numbered
+from contracts.spec import JobSpec
+from contracts.versions import WeightManifest, WeightStep
 
 INDEX = "iteration.msgpack"
 MAX_RECORD_BYTES = 1024**3
@@ -132,3 +134,40 @@ def write_record(path: Path, record: Record | bytes) -> int:
 def shown(path: Path) -> str:
     """The end of a path, which says nothing of this machine: `rollouts/i000012/train-000003.msgpack`."""
     return "/".join(path.parts[-3:])
+
+
+def steps_of(manifest: WeightManifest) -> Iterator[WeightStep]:
+    """Yields the folders that a version is read from: its own, and those that it stands on."""
+    yield from manifest.steps
+    if manifest.adapter is not None:
+        yield manifest.adapter.base
+
+
+def folders_of(manifests: Iterable[WeightManifest]) -> dict[str, int]:
+    """Returns the folders of versions below the weight root → bytes; none of a version that is in Redis."""
+    return {
+        step.directory: sum(file.num_bytes for file in step.files)
+        for manifest in manifests
+        if manifest.transport != "redis"
+        for step in steps_of(manifest)
+    }
+
+
+def why_not_again(record: RecordedBatch, spec: JobSpec, weight_root: Path) -> str:
+    """Says why a recorded batch can't be sampled again; "" where it can."""
+    if not spec.deterministic:
+        return "the job is not deterministic: sampled again, a batch has other tokens"
+    manifest = record.manifest
+    if manifest is None:
+        return "its record doesn't say where the version is that sampled it"
+    if manifest.transport == "redis":
+        return 'weights.transport = "redis" keeps no version of an iteration that is over'
+    for step in steps_of(manifest):
+        for file in step.files:
+            try:
+                if (weight_root / step.directory / file.name).stat().st_size == file.num_bytes:
+                    continue
+            except OSError:
+                pass
+            return f"version {manifest.policy_version} is not kept any more: {step.directory} lacks {file.name}"
+    return ""

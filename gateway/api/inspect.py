@@ -34,10 +34,7 @@ def stack(services: HasServices) -> Response:
     return json_answer(stack_state(services.broker, max_jobs=services.settings.max_jobs))
 
 
-@router.get(
-    "/jobs/{job_id}/spec",
-    **openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed"),
-)
+@router.get("/jobs/{job_id}/spec", **SPEC)
 def spec(job_id: KnownJob, services: HasServices) -> Response:
     """Show the job's spec, every key with its value: a submission of it makes the same job again."""
     return json_answer(services.jobs.spec(job_id))
@@ -61,9 +58,7 @@ def log(
     return json_answer(trainer_log(folder, after=after, limit=limit))
 
 
-@router.post(
-    "/jobs/{job_id}/verify", **openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
-)
+@router.post("/jobs/{job_id}/verify", **VERDICT)
 async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
     """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
     verdict = await verify(request, services, job_id)

@@ -21,12 +21,10 @@ from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.reasoning_tasks import check_job
 from contracts.spec_tables.retention import check_retention
-from gateway import openapi
+from gateway import openapi, submission
 from gateway.job_list import MAX_LISTED, newest_jobs, remove_for_good
 from gateway.services import HasServices, KnownJob, Services
-from gateway.submission import requests
-from gateway.submission.environment_check import check_environment
-from gateway.submission.reward_plugins import check_plugins
+from gateway.submission import check_environment, check_plugins
 from onbeat.http_service.bodies import json_answer
 
 EXAMPLE_JOB = {
@@ -74,8 +72,8 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 @router.post("", status_code=HTTPStatus.CREATED, **SUBMIT)
 async def submit(request: Request, services: HasServices) -> Response:
     """Create a job from a JobSpec. The same `Idempotency-Key` and spec answer the same job, with status 200."""
-    key = requests.idempotency_key(request)
-    spec = await requests.read_spec(request, max_bytes=services.max_body_bytes)
+    key = submission.idempotency_key(request)
+    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
     status, is_new = await run_in_threadpool(_create, services, spec, key)
     return json_answer(
         status,
@@ -87,7 +85,7 @@ async def submit(request: Request, services: HasServices) -> Response:
 @router.post("/check", **CHECK)
 async def check(request: Request, services: HasServices) -> Response:
     """Check a JobSpec as a submission does, and create nothing: what that would refuse is refused here too."""
-    spec = await requests.read_spec(request, max_bytes=services.max_body_bytes)
+    spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
     await run_in_threadpool(_check, services, spec)
     return json_answer(SpecCheck(valid=True))
 
@@ -143,7 +141,7 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
     ("environment") and of stages, by their names. A job that is queued already answers its status; one that runs
     answers 409.
     """
-    asked = await requests.read_resume(request, max_bytes=services.max_body_bytes)
+    asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
     return json_answer(await run_in_threadpool(_resume, services, job_id, asked))
 
 
@@ -166,8 +164,8 @@ def _check(services: Services, spec: JobSpec) -> None:
     check_submitted(spec)
     check_job(spec.dataset, spec.reward.components)
     check_retention(spec.retention, services.settings)
-    requests.check_paths(spec, services.settings)
-    requests.check_generators(spec, Presence(services.broker).live())
+    submission.check_paths(spec, services.settings)
+    submission.check_generators(spec, Presence(services.broker).live())
     check_plugins(spec, services.settings)
     check_environment(spec, services.settings)
 

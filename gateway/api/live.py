@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from broker.monitor import job_status, stream_report
-from contracts.errors import Unavailable
 from gateway import openapi
 from gateway.event_stream import CountedStream
 from gateway.job_list import newest_jobs
@@ -14,7 +13,6 @@ from gateway.live_stream import LiveStream, Look, SharedLook
 from gateway.services import HasServices, KnownJob, Services
 
 NUM_SHOWN = 100
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 router = APIRouter(prefix="/v1", tags=["live"])
@@ -51,16 +49,15 @@ async def job_live(job_id: KnownJob, services: HasServices) -> Response:
 
 def _stream(services: Services, look: Look, what: str) -> Response:
     """Raises Unavailable where too many streams are open."""
-    if services.num_event_streams >= services.max_event_streams:
-        raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or ask now and then")
+    services.check_event_streams(cure="end some, or ask now and then")
     stream = LiveStream(
-        look=look,
+        records=look,
         what=what,
         closing=services.closing,
         period_s=services.live_period_s,
         keep_alive_s=services.keep_alive_s,
     )
-    return CountedStream(stream, count=services.count_event_streams, headers=HEADERS)
+    return CountedStream(stream, count=services.count_event_streams)
 
 
 def _shared(request: Request, services: Services) -> Look:

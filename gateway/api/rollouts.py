@@ -9,14 +9,12 @@ from fastapi import APIRouter, Path, Query, Response
 
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.recorded.batches import RecordedIteration
-from contracts.recorded.files import RecordedFiles
-from contracts.recorded.versions import why_not_again
+from contracts.recorded.files import RecordedFiles, why_not_again
 from contracts.recorded.views import FoundTexts, IterationView, RecordedBatchView, RecordedList
 from contracts.rollouts import Purpose
 from contracts.run_folder import RunFolder
 from gateway import openapi
-from gateway.recorded.search import Search
-from gateway.recorded.views import batch_view
+from gateway.recorded import Search, batch_view
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer

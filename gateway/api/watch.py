@@ -10,7 +10,6 @@ from msgspec import to_builtins
 
 from broker.monitor import stream_report
 from contracts.encoding.wire import MAX_ITERATIONS
-from contracts.errors import Unavailable
 from contracts.events import AuditRecord, IterationMetrics, record_digest
 from contracts.monitor import StreamReport
 from contracts.run_folder import RunFolder
@@ -39,13 +38,16 @@ async def events(
 ) -> Response:
     """Send events from the first, or after `Last-Event-ID`, to the job's final state."""
     after = resume_point(last_event_id)
-    if services.num_event_streams >= services.max_event_streams:
-        raise Unavailable(f"{services.num_event_streams} event streams are open", cure="end some, or poll the job")
+    services.check_event_streams(cure="end some, or poll the job")
     stream = EventStream(
-        jobs=services.jobs, job_id=job_id, after=after, closing=services.closing, keep_alive_s=services.keep_alive_s
+        what=f"the events of {job_id}",
+        jobs=services.jobs,
+        job_id=job_id,
+        after=after,
+        closing=services.closing,
+        keep_alive_s=services.keep_alive_s,
     )
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return CountedStream(stream, count=services.count_event_streams, headers=headers)
+    return CountedStream(stream, count=services.count_event_streams)
 
 
 @router.get("/metrics", **METRICS)

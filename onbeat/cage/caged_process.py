@@ -37,8 +37,9 @@ class ChildDied(Exception):
 
 
 class CagedProcess:
-    """Used by one thread. After ChildLate or ChildDied only `end` may follow, or `fresh_child` where `is_alive`.
+    """Keeps one child at a time, and is used by one thread.
 
+    After ChildLate or ChildDied only `end` may follow, or `fresh_child` where `is_alive`.
     The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
     """
 
@@ -77,6 +78,8 @@ class CagedProcess:
         self._on_empty = on_empty
         self._orders = Frames(ours, max_bytes=MAX_REPORT_BYTES)
         self._start_timeout_s = start_timeout_s
+        self.child: Frames | None = None
+        """The socket to the child; None where there is none."""
         self.missing: tuple[str, ...] | None = None
         """Locks that this cage doesn't have; None before its start was waited for."""
 
@@ -99,6 +102,7 @@ class CagedProcess:
         max_bytes: the longest answer that is received.
         """
         self.wait_for_start()
+        self._close_child()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -106,10 +110,12 @@ class CagedProcess:
             except Gone as error:
                 ours.close()
                 raise self.death() from error
-        return Frames(ours, max_bytes=max_bytes)
+        self.child = Frames(ours, max_bytes=max_bytes)
+        return self.child
 
     def end_child(self) -> int | None:
         """Kills the child with all that it started, and waits for it; its exit code, None if unknown."""
+        self._close_child()
         try:
             doing = "ending a child"
             return self._order(Order(what="end_child"), time.monotonic() + REAP_TIMEOUT_S, doing).exit_code
@@ -118,7 +124,7 @@ class CagedProcess:
             return None
 
     def child_death(self) -> ChildDied:
-        """Ends the child whose socket is closed, and says what it died of."""
+        """Ends the child, which has closed its socket, and says what it died of."""
         code = self.end_child()
         return self.death() if code is None else ChildDied(self._of_what(code))
 
@@ -135,6 +141,7 @@ class CagedProcess:
 
     def end(self) -> None:
         """Ends the cage, and reaps it."""
+        self._close_child()
         if self.is_alive and self.missing is not None:
             self.end_child()
         self.kill()
@@ -153,6 +160,11 @@ class CagedProcess:
         if self.missing is None:
             deadline_s = time.monotonic() + self._start_timeout_s
             self.missing = self._report(deadline_s, f"its start took more than {self._start_timeout_s:g} s").missing
+
+    def _close_child(self) -> None:
+        if self.child is not None:
+            self.child.close()
+            self.child = None
 
     def _order(self, order: Order, deadline_s: float, doing: str) -> Report:
         try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from contracts.answers import AuditVerdict
@@ -21,11 +21,10 @@ from onbeat.audit.folder import as_record, read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
-from onbeat.commands.completion import Job
+from onbeat.commands.options import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
-from onbeat.terminal.job_table import show_jobs
-from onbeat.terminal.job_view import view_for
+from onbeat.terminal.job_view import show_jobs, view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.words import UNKNOWN, one_line, plural
 
@@ -55,17 +54,11 @@ def submit(
         schedule=schedule, max_policy_lag=max_policy_lag, correction=correction, iterations=iterations, seed=seed
     )
     job_spec = load_spec(spec, [*flags, *(settings or [])])
-    console = console_for(json_output=json_output)
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         if idempotency_key and not (idempotency_key.isascii() and idempotency_key.isprintable()):
             raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
         status = client.submit(job_spec, idempotency_key=idempotency_key or uuid.uuid4().hex)
-        if wait:
-            _follow_to_end(client, status.job_id, console, json_output=json_output)
-        elif json_output:
-            emit(status)
-        else:
-            _show_queued(console, status, run_dir)
+        _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 
 def jobs(
@@ -100,7 +93,7 @@ def watch(
 ) -> None:
     """Follow a job to its end; exit code 1 unless it succeeds. Ctrl-C leaves the job running."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        _follow_to_end(client, job, console_for(json_output=json_output), json_output=json_output)
+        _follow_to_end(client, job, json_output=json_output)
 
 
 def cancel(
@@ -130,15 +123,9 @@ def resume(
     """Queue a failed or cancelled job again, or give a job more iterations: it goes on from its newest checkpoint."""
     of_components = options.stated_scores_from(on_unscorable or [], "--on-unscorable", e_g="math_verify=0")
     of_others = options.stated_scores_from(on_failure or [], "--on-failure", e_g="environment=0")
-    console = console_for(json_output=json_output)
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         status = client.resume(job, iterations=iterations, on_unscorable=of_components, on_failure=of_others)
-        if wait:
-            _follow_to_end(client, status.job_id, console, json_output=json_output)
-        elif json_output:
-            emit(status)
-        else:
-            _show_queued(console, status, run_dir)
+        _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 
 def verify(
@@ -169,14 +156,23 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-def _show_queued(console: Console, status: JobStatus, run_dir: Path | None) -> None:
+def _follow_or_show(
+    client: GatewayClient, status: JobStatus, run_dir: Path | None, *, wait: bool, json_output: bool
+) -> None:
+    """Tells of a job that was queued, or with --wait of its end."""
+    if wait:
+        _follow_to_end(client, status.job_id, json_output=json_output)
+        return
     flag = run_dir_flag(os.environ, run_root_from(os.environ, run_dir))
-    console.print(
-        f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}{flag}", soft_wrap=True
-    )
+    shown = f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}{flag}"
+    if json_output:
+        emit(status)
+    else:
+        console_for(json_output=False).print(shown, soft_wrap=True)
 
 
-def _follow_to_end(client: GatewayClient, job_id: str, console: Console, *, json_output: bool) -> None:
+def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool) -> None:
+    console = console_for(json_output=json_output)
     with view_for(console) as view:
         progress = follow(client, job_id, view=view)
     status = progress.status
@@ -200,3 +196,36 @@ def _verdict_text(verdict: AuditVerdict) -> Text:
     head = ("verified", "green") if verdict.verified else ("not verified", "red")
     lines = (f"\n  {one_line(line)}" for line in (*verdict.gaps, *verdict.notes))
     return Text.assemble(head, f"  {one_line(verdict.job_id)}: {facts}", *lines)
+
+
+def delete(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of ended jobs.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    json_output: options.Json = False,
+    gateway: options.Gateway = None,
+    api_key: options.ApiKey = None,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Delete ended jobs for good: status, audit chain, run folder with the trained weights."""
+    access = options.access_from(gateway, api_key, run_dir)
+    if not yes:
+        _ask(jobs, json_output=json_output)
+    deleted: list[str] = []
+    with options.client_for(access) as client:
+        for job_id in jobs:
+            client.delete(job_id)
+            deleted.append(job_id)
+            if not json_output:
+                console_for(json_output=False).print(f"{job_id}  deleted", markup=False)
+    if json_output:
+        emit({"deleted": deleted})
+
+
+def _ask(jobs: list[str], *, json_output: bool) -> None:
+    """Raises InvalidInput where no person can answer, typer.Abort where one says no."""
+    if json_output or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidInput(
+            "what is deleted, weights and checkpoints too, does not come back", field="--yes", cure="give it to delete"
+        )
+    what = jobs[0] if len(jobs) == 1 else f"{len(jobs)} jobs"
+    typer.confirm(f"Delete {what} with all weights and checkpoints?", abort=True, err=True)

@@ -1,4 +1,4 @@
-"""Flags that several commands share."""
+"""Flags that several commands share, and the ids of jobs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 import typer
 
+from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import convert
-from contracts.errors import InvalidInput
-from contracts.jobs import ResumeRequest
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
 from onbeat.client.gateway import GatewayClient
+from onbeat.http_service.outgoing import make_client
 from onbeat.stack.access import GatewayAccess, gateway_access
 from onbeat.stack.profile import StackProfile, load_profile
 
@@ -78,6 +81,28 @@ ModelRoot = Annotated[
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+WITHIN_S = 1.0
+NUM_JOBS = 100
+
+
+def job_ids(incomplete: str) -> list[tuple[str, str]]:
+    """(job id, its state) of the newest jobs, for `onbeat watch <TAB>`; [] where no gateway answers in time.
+
+    zsh evaluates what it is given here, so nothing is in it that a user or a gateway may choose freely, like a name.
+    """
+    try:
+        access = gateway_access(os.environ, gateway=None, api_key=None, run_dir=None)
+        with make_client(access.url, headers={"Authorization": f"Bearer {access.key}"}, timeout=WITHIN_S) as http:
+            answer = http.get("/v1/jobs", params={"limit": NUM_JOBS})
+        found = [(check_job_id(job["job_id"]), JobState(job["state"]).value) for job in answer.json()["jobs"]]
+    except (OnbeatError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return []
+    return [one for one in found if one[0].startswith(incomplete)]
+
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Job id; `onbeat jobs` lists them.", autocompletion=job_ids)]
 
 
 def stated_scores_from(texts: Sequence[str], flag: str, *, e_g: str) -> dict[str, OnUnscorable]:

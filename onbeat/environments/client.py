@@ -135,7 +135,9 @@ class EnvironmentClient:
     ) -> list[Result]:
         """Begins sessions, each where its history ends; one that has the id of another ends that one."""
         found: list[Result] = []
-        for part in _parts(sessions, _size_of_session):
+        for part in _parts(
+            sessions, lambda new: len(new.task.task) + sum(len(one.message.content) + 128 for one in new.history)
+        ):
             request = OpenRequest(
                 environment=environment,
                 sessions=tuple(part),
@@ -274,7 +276,3 @@ def _parts(items: Sequence[T], size: Callable[[T], int]) -> list[Sequence[T]]:
             num_bytes = 4 * size(item) + 256
         parts[-1].append(item)
     return list(parts)
-
-
-def _size_of_session(new: NewSession) -> int:
-    return len(new.task.task) + sum(len(played.message.content) + 128 for played in new.history)

@@ -21,8 +21,7 @@ from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.encoding.wire import encode
 from contracts.errors import OnbeatError
 from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
-from contracts.recorded.files import INDEX, RecordedFiles, parts_of, write_record
-from contracts.recorded.versions import folders_of
+from contracts.recorded.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec

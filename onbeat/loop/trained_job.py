@@ -39,9 +39,8 @@ from contracts.versions import WeightManifest
 from onbeat.loop.chain import check_same_environment, check_same_run, commit_record, needs_rewind, rewind_record
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.expected import ExpectedIteration, evaluation_score
-from onbeat.loop.generator_watch import GeneratorWatch
 from onbeat.loop.recording import Recorder
-from onbeat.loop.stage_watch import StageWatch
+from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.process.private_folders import make_private

@@ -105,7 +105,8 @@ class PromptSource:
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Prompt]:
         prompts = []
-        prefix = self._prefix_ids()
+        # What the tokenizer itself puts before plain text; a chat template writes its own.
+        prefix = [] if self._chat is not None else first_ids(self._tokenizer)
         for start in range(0, len(examples), TOKENIZED_AT_ONCE):
             chunk = examples[start : start + TOKENIZED_AT_ONCE]
             texts = [
@@ -127,10 +128,6 @@ class PromptSource:
                     )
                 )
         return prompts
-
-    def _prefix_ids(self) -> list[int]:
-        """Returns what the tokenizer itself puts before plain text; a chat template writes its own."""
-        return [] if self._chat is not None else first_ids(self._tokenizer)
 
     def _check_length(self, example: Example, num_tokens: int) -> None:
         rollout = self._spec.rollout

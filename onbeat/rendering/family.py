@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
+from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec_tables.environment import RendererKind
 from onbeat.rendering.base import Renderer
-from onbeat.rendering.given import GivenTokens, has_tokens
 from onbeat.rendering.package import BRIDGE_CURE, FIELD, PackageRenderer
 from onbeat.rendering.proof import REPLY, TOOL_REPLIES, prove
 from onbeat.rendering.template import TemplateRenderer
@@ -67,3 +69,51 @@ def check_renderer(
         renderer.go_on(prompt, turn, TOOL_REPLIES if tools else (REPLY,), tools)
     except PrefixBroken as error:
         raise InvalidInput(error.problem, field=FIELD, cure=BRIDGE_CURE) from error
+
+
+class GivenTokens:
+    """A Renderer over another one, which writes the messages that are no tokens.
+
+    Those of an environment that writes tokens go past every renderer, as they are.
+    """
+
+    def __init__(self, renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.renderer = renderer
+        self._num_known = len(tokenizer)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        if not has_tokens(messages):
+            return self.renderer.open(messages, tools)
+        token_ids, problem = self._given(messages)
+        if problem or tools:
+            raise InvalidInput(
+                f"its opening is no prompt: {problem or 'it has tokens and tools'}", field="environment.name"
+            )
+        return token_ids
+
+    def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
+        return self.renderer.parse(prompt, turn, tools)
+
+    def go_on(
+        self, prompt: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int]:
+        if not has_tokens(messages):
+            return self.renderer.go_on(prompt, turn, messages, tools)
+        token_ids, problem = self._given(messages)
+        if problem:
+            raise PrefixBroken(f"the environment's tokens are no observation: {problem}")
+        return token_ids
+
+    def _given(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+        token_ids: list[int] = []
+        for message in messages:
+            if message.token_ids is UNSET or len(message.token_ids) % ITEM_BYTES:
+                return [], "some of its messages are no tokens"
+            token_ids += unpack_int32(message.token_ids)
+        strange = next((token for token in token_ids if not 0 <= token < self._num_known), None)
+        return token_ids, "" if strange is None else f"token {strange} is none of the model's {self._num_known}"
+
+
+def has_tokens(messages: Sequence[Message]) -> bool:
+    """Returns whether any message is tokens already."""
+    return any(message.token_ids is not UNSET for message in messages)

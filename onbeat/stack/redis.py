@@ -8,13 +8,17 @@ The wheel's own launcher is not used: it turns the append-only file off and kill
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.util
 import os
 import platform
 import secrets
 import shutil
+import socket
+import tempfile
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -24,9 +28,8 @@ from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.private_folders import make_private
+from onbeat.process.private_folders import is_private, make_private
 from onbeat.process.waiting import Waiting
-from onbeat.stack.socket_file import check_private, place_socket
 from onbeat.stack.supervision import describe_exit
 
 START_DEADLINE_S = 30.0
@@ -52,6 +55,9 @@ save ""
 maxmemory-policy noeviction
 daemonize no
 """
+SOCKET_NAME = "redis.sock"
+TEMPORARY = "onbeat-"
+"""How the name of a temporary folder begins."""
 
 
 def find_server_binary() -> Path:
@@ -206,3 +212,47 @@ def _wheel_binary() -> str | None:
     folder = f"{platform.system().lower()}-{MACHINE_NAMES.get(machine, machine)}"
     binary = Path(found.origin).parent / "_binaries" / folder / "valkey-server"
     return str(binary) if binary.is_file() and os.access(binary, os.X_OK) else None
+
+
+def place_socket(folder: Path, *, owner: object) -> Path:
+    """A path in this folder or, where it can't be there, in a temporary one that goes with its owner. The server makes
+    the file, and replaces one that a killed server left. Raises InvalidInput where neither has a place for it.
+
+    Every user of the machine may connect to a port of loopback, and hold all connections that a server takes before it
+    asks for a password. A file in a folder that its owner alone may enter is out of their reach.
+    """
+    if _takes_sockets(folder):
+        return folder / SOCKET_NAME
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY)).resolve()
+    weakref.finalize(owner, shutil.rmtree, temporary, ignore_errors=True)
+    if not _takes_sockets(temporary):
+        raise InvalidInput(
+            f"neither {folder} nor {temporary} is private and has a short enough path for a socket file",
+            field="--run-dir",
+            cure="choose a shorter one on a local disk, or another TMPDIR",
+        )
+    return temporary / SOCKET_NAME
+
+
+def check_private(folder: Path) -> None:
+    """Raises InvalidInput; a temporary folder may have been cleaned away, and made anew by another user."""
+    if not is_private(folder):
+        raise InvalidInput(
+            f"{folder}, where the server would listen, is open to others",
+            field="--run-dir",
+            cure="chmod 700, or remove it",
+        )
+
+
+def _takes_sockets(folder: Path) -> bool:
+    """Whether other users may not enter it, a path fits into a socket's address, and its file system has sockets."""
+    if not is_private(folder):
+        return False
+    path = folder / SOCKET_NAME
+    try:
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.bind(str(path))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # a server has listened here before
+    path.unlink()
+    return True

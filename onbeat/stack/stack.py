@@ -241,14 +241,14 @@ class EmbeddedStack:
         return {role: replace(told, celery_url="", metrics_key="").environment() for role, told in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
-        ports = {service: _port_of(url) for service, url in self._urls.items()} | {"worker": 0}
+        ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"worker": 0}
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
         names = [name for name in (*ports, *generators, *stages) if name.partition("-")[0] in self._modules]
-        return [self._plan_child(name, settings, self._module_of(name), port=ports.get(name, 0)) for name in names]
-
-    def _module_of(self, name: str) -> tuple[str, ...]:
-        return "-m", self._modules[name.partition("-")[0]]
+        return [
+            self._plan_child(name, settings, ("-m", self._modules[name.partition("-")[0]]), port=ports.get(name, 0))
+            for name in names
+        ]
 
     def program_as(self, name: str, *arguments: str) -> ChildProcess:
         """A Python program that is told what the service of this name is, not started. It is its starter's to look
@@ -335,7 +335,3 @@ def is_ready(http: httpx.Client, url: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return http.get(f"{url}/readyz").is_success
     return False
-
-
-def _port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])

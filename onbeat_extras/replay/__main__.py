@@ -23,7 +23,6 @@ from contracts.encoding.wire import encode_json
 from contracts.engines import Engine
 from contracts.errors import BatchFailed, OnbeatError, WrongEngine
 from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.difference import first_difference
 from contracts.recorded.files import write_record
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
@@ -33,6 +32,7 @@ from onbeat.process.signals import exit_cleanly_on_signals
 from onbeat.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.telemetry.logs import configure
+from onbeat_extras.replay.difference import first_difference
 from onbeat_extras.replay.recorded import Replay, read_from
 from producer import wiring
 from producer.activity import Activity

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
 from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import RecordedFiles
-from contracts.recorded.versions import why_not_again
+from contracts.recorded.files import RecordedFiles, why_not_again
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 

@@ -288,7 +288,7 @@ class Lane(Thread):
 
     def _ready(self) -> Loaded:
         """Has a child that plays this environment; why there can be none, in what it returns."""
-        if self._cage is not None and self._cage.has_child:
+        if self._cage is not None and self._cage.child is not None:
             is_stale = self._num_begun >= SESSIONS_OF_A_CHILD and not any(one.is_in_child for one in self._sessions)
             if not is_stale:
                 return Loaded(facts=self._facts)
@@ -306,7 +306,7 @@ class Lane(Thread):
             return Loaded(failure=Failure(reason="timeout", detail=self._failed_start(error)))
         except ChildDied as error:
             return Loaded(failure=Failure(reason="crashed", detail=self._failed_start(error)))
-        self._on_missing(self._cage.missing)
+        self._on_missing(self._cage.missing or ())
         if loaded.facts is not None:
             self._facts = loaded.facts
         return loaded

@@ -10,7 +10,7 @@ from contracts.environments.service import EnvironmentTable, FailureReason, Resu
 from contracts.errors import ContractViolation
 from onbeat.cage.cage import CageRules
 from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
-from onbeat.cage.frames import Frames, Gone, Late
+from onbeat.cage.frames import Gone, Late
 from reward_service.player.player import FLUSH_BYTES
 from reward_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
 
@@ -34,8 +34,8 @@ class Interrupted(Exception):
         self.detail = detail
 
 
-class PlayCage:
-    """Used by one thread, which must stay alive: Linux ends a child together with the thread that started it."""
+class PlayCage(CagedProcess):
+    """Its child plays the sessions of one environment."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PlayCage:
         operators_part: bytes | None,
         on_empty: Callable[[], None] = lambda: None,
     ) -> None:
-        self._process = CagedProcess(
+        super().__init__(
             rules,
             module="reward_service.player.player",
             noun="the environment",
@@ -56,23 +56,8 @@ class PlayCage:
             on_empty=on_empty,
         )
         self._load = Load(environment=environment, reply_bytes=reply_bytes, operators_part=operators_part)
-        self._start_timeout_s = start_timeout_s
         self._is_warm = False
-        self._child: Frames | None = None
         self._place: Place | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Locks that this cage doesn't have."""
-        return self._process.missing or ()
-
-    @property
-    def has_child(self) -> bool:
-        return self._child is not None
 
     def start_child(self) -> Loaded:
         """Has a child that has loaded the environment, in place of the one before. Raises ChildLate, ChildDied."""
@@ -80,10 +65,9 @@ class PlayCage:
         deadline_s = time.monotonic() + self._start_timeout_s
         doing = f"importing the environment took more than {self._start_timeout_s:g} s"
         if not self._is_warm:
-            self._process.prepare(encode(self._load.environment), deadline_s=deadline_s, doing=doing)
+            self.prepare(encode(self._load.environment), deadline_s=deadline_s, doing=doing)
             self._is_warm = True
-        child = self._process.fresh_child(max_bytes=self._load.reply_bytes + 4 * FLUSH_BYTES)
-        self._child = child
+        child = self.fresh_child(max_bytes=self._load.reply_bytes + 4 * FLUSH_BYTES)
         self._place, page = Place.made_with_handle()
         try:
             with page:
@@ -92,7 +76,7 @@ class PlayCage:
         except Late as error:
             raise ChildLate(f"{doing}; its process was killed") from error
         except Gone as error:
-            raise self._process.child_death() from error
+            raise self.child_death() from error
         except ContractViolation as error:
             raise ChildDied(NO_ANSWER) from error
         if loaded.failure is not None:
@@ -104,11 +88,11 @@ class PlayCage:
 
         call_timeout_s: for each play, how long each of its calls may take.
         """
-        assert self._child is not None
+        assert self.child is not None
         calls_left = sum(len(play.history) + CALLS_OF_A_PLAY for play in plays)
         num_answered = 0
         try:
-            self._child.send(encode(Work(plays=tuple(plays))), deadline_s=time.monotonic() + SEND_TIMEOUT_S)
+            self.child.send(encode(Work(plays=tuple(plays))), deadline_s=time.monotonic() + SEND_TIMEOUT_S)
             while num_answered < len(plays):
                 results = self._receive(num_answered, call_timeout_s)
                 calls_left -= not results
@@ -126,31 +110,22 @@ class PlayCage:
             if gone.args:
                 raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {gone}") from None
             at = self._place_of(num_answered, len(plays))
-            raise self._interrupted(at, "crashed", str(self._process.child_death())) from None
+            raise self._interrupted(at, "crashed", str(self.child_death())) from None
         except ContractViolation as error:
             raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {error}") from None
 
-    def kill(self) -> None:
-        """Has the keeper end the whole cage; does not wait."""
-        self._process.kill()
-
     def end(self) -> None:
-        """Ends the cage, and reaps it."""
         self._drop_child()
-        self._process.end()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive
+        super().end()
 
     def _receive(self, num_answered: int, call_timeout_s: Sequence[float]) -> tuple[Result, ...]:
         """The next results. A play that the child has come to in silence has its own deadline. Raises Late, Gone."""
-        assert self._child is not None
+        assert self.child is not None
         since_s = time.monotonic()
         at = num_answered
         while True:
             try:
-                return decode(self._child.receive(deadline_s=since_s + call_timeout_s[at]), Answers).results
+                return decode(self.child.receive(deadline_s=since_s + call_timeout_s[at]), Answers).results
             except Late:
                 place = self._place_of(num_answered, len(call_timeout_s))
                 if place is None or call_timeout_s[place] <= call_timeout_s[at]:
@@ -168,10 +143,8 @@ class PlayCage:
 
     def _drop_child(self) -> None:
         """Kills the child with all that it started."""
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-            self._process.end_child()
+        if self.child is not None:
+            self.end_child()
         if self._place is not None:
             self._place.close()
             self._place = None

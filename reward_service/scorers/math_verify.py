@@ -151,7 +151,9 @@ def _guard_parsers() -> None:
     from math_verify import parser
 
     parser.parse_latex_cached = _guarded(parser.parse_latex_cached, is_readable)
-    parser.parse_expr_cached = _guarded(parser.parse_expr_cached, _is_arithmetic)
+    parser.parse_expr_cached = _guarded(
+        parser.parse_expr_cached, lambda text: is_readable(text) and ARITHMETIC.fullmatch(text) is not None
+    )
 
 
 def _guarded(parse: Callable[[str], Any], is_allowed: Callable[[str], bool]) -> Callable[[str], Any]:
@@ -180,7 +182,3 @@ def is_readable(text: str) -> bool:
         and deepest <= MAX_DEPTH
         and not (MADE_AT_ONCE.search(text) and LARGE.search(text))
     )
-
-
-def _is_arithmetic(text: str) -> bool:
-    return is_readable(text) and ARITHMETIC.fullmatch(text) is not None

@@ -25,7 +25,9 @@ async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:
     A rubric with one component that needs isolation is scored in the pool as a whole.
     """
     if not rubric.needs_isolation(request.components):
-        return await run_in_threadpool(_score_here, request)
+        return await run_in_threadpool(
+            lambda: RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in request.items))
+        )
     work = pool.submit(
         request.components,
         request.items,
@@ -47,7 +49,3 @@ async def self_test(pool: ScorerPool) -> None:
         raise Unavailable(f"no scorer process took an item within {SELF_TEST_TIMEOUT_S:g} s, {waiting} wait") from error
     if response.results != (Scored(reward=1.0, breakdown={"format": 1.0}),):
         raise OnbeatError(f"the self-test was scored as {response.results[0]}")
-
-
-def _score_here(request: RewardRequest) -> RewardResponse:
-    return RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in request.items))

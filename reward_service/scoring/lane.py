@@ -262,7 +262,7 @@ class Lane(Thread):
         self._scorers.pop(key, None)
         cage = self._cages.get(key)
         if cage is not None and cage.is_alive:
-            cage.end_scorer()
+            cage.end_child()
         if cage is not None and not cage.is_alive:
             self._end(key)
         if not self._stopped:

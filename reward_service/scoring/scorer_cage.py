@@ -10,7 +10,7 @@ from contracts.errors import ContractViolation
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, breakdown_names, stated_scores
 from onbeat.cage.cage import CageRules
 from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
-from onbeat.cage.frames import Frames, Gone, Late
+from onbeat.cage.frames import Gone, Late
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_process import ScorerAnswer, ScorerTask, WarmedUp, WarmUp
 
@@ -18,11 +18,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 """Many times what 32 components' scores need: whatever a scorer process makes up costs the service little to read."""
 
 
-class ScorerCage:
-    """Used by one lane. After ChildLate or ChildDied only `end` may follow, or `fresh_scorer` where `is_alive`.
-
-    The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
-    """
+class ScorerCage(CagedProcess):
+    """Its child is a scorer process. After ChildLate or ChildDied only `end` may follow, or `fresh_scorer`."""
 
     def __init__(
         self, rules: CageRules, *, warm_up_timeout_s: float, on_empty: Callable[[], None] = lambda: None
@@ -31,38 +28,24 @@ class ScorerCage:
 
         on_empty: called by `end`, where nothing is left in the cage.
         """
-        self._process = CagedProcess(
+        super().__init__(
             rules,
             module="reward_service.scoring.scorer_process",
             noun="the scorer",
             start_timeout_s=warm_up_timeout_s,
             on_empty=on_empty,
         )
-        self._scorer: Frames | None = None
         self._warm_up_timeout_s = warm_up_timeout_s
         self._warm: frozenset[str] = frozenset()
 
-    @property
-    def missing(self) -> tuple[str, ...] | None:
-        """Locks that this cage doesn't have; None before its start was waited for."""
-        return self._process.missing
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive
-
     def warm_up(self, components: tuple[RewardComponent, ...], *, keys: frozenset[str]) -> Unscorable | None:
         """Has the slow imports done in the nursery, once for each key; why no item can be scored, or None."""
-        self._process.wait_for_start()
+        self.wait_for_start()
         if keys <= self._warm:
             return None
         deadline_s = time.monotonic() + self._warm_up_timeout_s
         doing = _importing(self._warm_up_timeout_s)
-        report = self._process.prepare(encode(WarmUp(components=components)), deadline_s=deadline_s, doing=doing)
+        report = self.prepare(encode(WarmUp(components=components)), deadline_s=deadline_s, doing=doing)
         refusal = decode(report, WarmedUp).refusal
         if refusal is None:
             self._warm |= keys
@@ -70,9 +53,7 @@ class ScorerCage:
 
     def fresh_scorer(self) -> None:
         """Ends the scorer process, if there is one, and has the next forked; `score` may follow at once."""
-        self._process.wait_for_start()
-        self._drop_scorer()
-        self._scorer = self._process.fresh_child(max_bytes=MAX_ANSWER_BYTES)
+        self.fresh_child(max_bytes=MAX_ANSWER_BYTES)
 
     def warm_up_scorer(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
         """As `warm_up`, in the scorer process itself: for foreign code, which may start threads."""
@@ -97,48 +78,25 @@ class ScorerCage:
                 raise ChildDied("the scorer's process sent what is no answer")
             yield result
 
-    def kill(self) -> None:
-        """Has the keeper end the whole cage; does not wait."""
-        self._process.kill()
-
-    def end_scorer(self) -> int | None:
-        """Kills the scorer process with all that it started, and waits for it; its exit code, None if unknown."""
-        self._drop_scorer()
-        return self._process.end_child()
-
-    def end(self) -> None:
-        """Ends the cage, and reaps it."""
-        self._drop_scorer()
-        self._process.end()
-
     def _send(self, task: ScorerTask, deadline_s: float, *, doing: str) -> None:
-        assert self._scorer is not None
+        assert self.child is not None
         try:
-            self._scorer.send(encode(task), deadline_s=deadline_s)
+            self.child.send(encode(task), deadline_s=deadline_s)
         except Late as error:
             raise ChildLate(f"{doing}; its process was killed") from error
         except Gone as error:
-            raise self._scorer_death() from error
+            raise self.child_death() from error
 
     def _receive(self, deadline_s: float, *, doing: str) -> Scored | Unscorable | None:
-        assert self._scorer is not None
+        assert self.child is not None
         try:
-            return decode(self._scorer.receive(deadline_s=deadline_s), ScorerAnswer).result
+            return decode(self.child.receive(deadline_s=deadline_s), ScorerAnswer).result
         except Late as error:
             raise ChildLate(f"{doing}; its process was killed") from error
         except Gone as error:
-            raise self._scorer_death() from error
+            raise self.child_death() from error
         except ContractViolation as error:
             raise ChildDied(f"the scorer's process sent what is no answer: {error}") from error
-
-    def _scorer_death(self) -> ChildDied:
-        self._drop_scorer()
-        return self._process.child_death()
-
-    def _drop_scorer(self) -> None:
-        if self._scorer is not None:
-            self._scorer.close()
-            self._scorer = None
 
 
 def _is_plausible(result: Scored | Unscorable, components: tuple[RewardComponent, ...]) -> bool:

@@ -89,7 +89,6 @@ from contracts.spec_tables.datasets import (
     PluginDataset,
     ReasoningGymDataset,
 )
-from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.reasoning_tasks import TaskEntry
 from contracts.spec_tables.retention import RetentionSpec
 from contracts.spec_tables.stages import (
@@ -99,6 +98,7 @@ from contracts.spec_tables.stages import (
     RewardModelStage,
     TeacherStage,
 )
+from contracts.spec_tables.trainer import LoraSpec
 from contracts.timeline import IterationTimes, Lane, TimelineReport
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest
 from contracts.weights import (

@@ -13,8 +13,8 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
 from contracts.spec import ModelSpec
-from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.publication import WeightPublisher

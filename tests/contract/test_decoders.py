@@ -25,8 +25,8 @@ from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
 from contracts.spec_tables.reasoning_tasks import read_task_entry
 from onbeat.client.gateway import audit_entries, parse_events
-from onbeat.http_service.formats import BodyFormat, decode_request
 from onbeat.http_service.problems import Problem
+from reward_service.routes.answered import BodyFormat, decode_request
 from tests.contract.make_golden import GOLDEN
 from tests.contract.test_golden_bytes import golden_bytes, record_types
 

@@ -88,10 +88,10 @@ def test_a_deleted_job_s_files_go_from_both_roots_and_the_note_once_no_late_writ
     folder.trainer_log.write_text("late")
     sweep()
     assert files_of(folder) == []
-    assert list(Removals(consumer).pending()) == [folder.job_id]
+    assert list(Removals(consumer).notes().removals) == [folder.job_id]
     monkeypatch.setattr(sweeper, "LATE_S", 0.0)
     sweep()
-    assert Removals(consumer).pending() == {}
+    assert Removals(consumer).notes().removals == {}
 
 
 @pytest.mark.parametrize("name", ["redis", "..", "../outside", "logs", "job-1", "a/b", ""])
@@ -211,7 +211,7 @@ def test_a_repeated_submission_never_gets_the_id_of_a_job_that_is_removed_in_the
     monkeypatch.setattr(JobStore, "_reserve", removed_meanwhile)
     again, is_new = jobs.create(job_spec(), idempotency_key="a key")
     assert (is_new, jobs.state(again)) == (True, JobState.QUEUED)
-    assert again not in Removals(consumer).pending()
+    assert again not in Removals(consumer).notes().removals
     assert jobs.create(job_spec(), idempotency_key="a key") == (again, False)
 
 
@@ -236,7 +236,7 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
     jobs = JobStore(gateway)
 
     async def watch() -> list[bytes]:
-        stream = EventStream(jobs=jobs, job_id=job.job_id, after="0-0", closing=asyncio.Event())
+        stream = EventStream(what="events", jobs=jobs, job_id=job.job_id, after="0-0", closing=asyncio.Event())
         seen: list[bytes] = []
         async for event in stream:
             seen.append(event)
@@ -253,4 +253,4 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
     assert list(operator.redis.scan_iter(match=f"*{job.job_id}*")) == []
     with pytest.raises(NotFound):
         jobs.remove(job.job_id)
-    assert list(Removals(trainers).pending()) == [job.job_id]
+    assert list(Removals(trainers).notes().removals) == [job.job_id]

@@ -24,8 +24,7 @@ from broker.connection.probe import RedisServer, check_version, probe
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from contracts.settings import StackSettings
 from onbeat.process import child_process
-from onbeat.stack.redis import START_ATTEMPTS, EmbeddedRedis
-from onbeat.stack.socket_file import place_socket
+from onbeat.stack.redis import START_ATTEMPTS, EmbeddedRedis, place_socket
 
 
 def command_line(pid: int) -> str:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from contracts.events import IterationMetrics
-from gateway.exposition.last_iterations import STAGE_GAUGES
 from gateway.exposition.requests import GatewayMetrics
-from gateway.exposition.stack_state import FAMILIES
+from gateway.exposition.stack_state import FAMILIES, STAGE_GAUGES
 from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from tests.contract.make_golden import iteration_metrics

@@ -20,9 +20,9 @@ from contracts.errors import OnbeatError
 from contracts.rewards import RewardItem
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
-from gateway.submission.reward_plugins import check_plugins
+from gateway.submission import check_plugins
 from onbeat.client.gateway import GatewayClient
-from onbeat.commands.completion import job_ids
+from onbeat.commands.options import job_ids
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.stack import stack

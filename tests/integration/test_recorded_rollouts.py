@@ -20,7 +20,7 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
 from gateway.api import rollouts
-from gateway.recorded.search import place_of
+from gateway.recorded import place_of
 from gateway.services import Services
 from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
 from tests.integration.test_gateway import ask, services, submit  # noqa: F401

@@ -24,18 +24,15 @@ from broker.monitor import job_status
 from broker.removals import Removals
 from broker.retention import audit_links, due_jobs
 from broker.trainer_side import TrainerSide
-from consumer.supervisor import left_folders, sweeper
-from consumer.supervisor.left_folders import needless
-from consumer.supervisor.put_aside import put_aside
-from consumer.supervisor.sweeper import Sweeper
+from consumer.supervisor import sweeper
+from consumer.supervisor.sweeper import Sweeper, needless, put_aside
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import weights_digest
-from gateway.forgetting import forget_due
-from gateway.job_list import remove_for_good
+from gateway.job_list import forget_due, remove_for_good
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec
@@ -140,7 +137,7 @@ def test_a_job_is_kept_for_its_days_and_then_its_folder_tells_what_redis_has_for
     assert [(one.record, one.digest) for one in entries] == links
     assert replace(told, live_generators=0) == replace(status, live_generators=0)
     assert verify_run(entries, read_spec(old), complete=True, digests_on_disk={}).gaps == ()
-    assert Removals(stack.consumer).pending() == {}
+    assert Removals(stack.consumer).notes().removals == {}
     assert old.checkpoint_after(0).is_dir(), "the whole folder is kept for a hundred years"
     assert not young.audit.exists()
     assert not young.audit_aside.exists()
@@ -247,7 +244,7 @@ def forget(stack: Stack, folder: RunFolder) -> None:
 
 
 def name_all(stack: Stack) -> None:
-    for job_id in Removals(stack.consumer).pending():
+    for job_id in Removals(stack.consumer).notes().removals:
         stack.folder(job_id).audit_aside.rename(stack.folder(job_id).audit)
         Removals(stack.consumer).done(job_id)
 
@@ -258,7 +255,7 @@ def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
     folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0, retention__result_days=60.0)
     trained = folder.weights_of(1) / "weights-00001-of-00001.safetensors"
     trained.write_bytes(b"trained")
-    monkeypatch.setattr(left_folders, "digest_of", lambda files: DIGEST if files == [trained] else "")
+    monkeypatch.setattr(sweeper, "digest_of", lambda files: DIGEST if files == [trained] else "")
     forget(stack, folder)
     stack.sweep()
     assert sorted(path.name for path in folder.path.iterdir()) == [
@@ -298,7 +295,7 @@ def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(s
     stack.operator.redis.hset(stack.operator.job_keys(job_id).job, "ended_s", "1.0")
     assert forget_due(stack.gateway) == [job_id]
     stack.sweep()
-    assert Removals(stack.consumer).pending() == {}
+    assert Removals(stack.consumer).notes().removals == {}
     assert not stack.folder(job_id).path.exists()
 
 

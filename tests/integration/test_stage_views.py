@@ -11,7 +11,7 @@ from broker.keys import sealed_name
 from broker.monitor import job_status, stream_report
 from broker.presence import LEAVES_ALONE, LIVE_S, Presence, StagePresence
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
-from gateway.exposition.last_iterations import stage_gauges
+from gateway.exposition.stack_state import stage_gauges
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.terminal.stream_report import report_tables
 from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external

@@ -13,7 +13,7 @@ from contracts.errors import EnvironmentUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from gateway.submission.environment_check import check_environment
+from gateway.submission import check_environment
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import prompt_source
 from onbeat.stack.ports import free_port

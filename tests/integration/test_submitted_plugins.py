@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, PluginReward
 from contracts.settings import StackSettings
-from gateway.submission.reward_plugins import check_plugins
+from gateway.submission import check_plugins
 from onbeat.http_service.server import server_config
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app

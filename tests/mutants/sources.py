@@ -127,8 +127,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/whole.py": RECEIVER,
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": ("tests/unit/onbeat/audit/test_chain.py", "tests/unit/onbeat/audit/test_weights.py"),
-    "gateway/submission/requests.py": (
-        "tests/unit/gateway/submission/test_requests.py",
+    "gateway/submission.py": (
+        "tests/unit/gateway/test_submission.py",
         "tests/integration/test_gateway.py",
     ),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
@@ -144,12 +144,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/stage_side.py": STAGES,
     "broker/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
-    **{f"consumer/supervisor/{name}.py": REMOVAL for name in ("put_aside", "sweeper")},
-    "consumer/supervisor/left_folders.py": (
-        "tests/unit/consumer/supervisor/test_left_folders.py",
-        "tests/integration/test_retention.py",
-    ),
-    "gateway/forgetting.py": REMOVAL,
+    "consumer/supervisor/sweeper.py": ("tests/unit/consumer/supervisor/test_sweeper.py", *REMOVAL),
+    "gateway/job_list.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
     "consumer/stages/worker.py": WORKERS,

@@ -170,7 +170,7 @@ class _Probe:
         reference = self._logits(cache, tokens, positions, num_columns)
         if not bool(reference.isfinite().all()):
             raise NotFinite()
-        for fewer, columns in zip(_numbers_of_rows(num_rows), _lengths(num_columns, longest), strict=False):
+        for fewer, columns in zip(range(FEWEST_ROWS, num_rows + 1, ROWS), _lengths(num_columns, longest), strict=False):
             chosen = torch.randperm(num_rows, generator=self._random)[:fewer].to(device)
             found = self._logits(
                 cache.picked(chosen.tolist(), num_columns=columns), tokens[chosen], positions[chosen], columns
@@ -183,10 +183,6 @@ class _Probe:
     def _logits(self, cache: RowCache, tokens: Tensor, positions: Tensor, num_columns: int) -> Tensor:
         cache.begin_step(positions, rounded_up(num_columns))
         return self._step(tokens, positions, cache)
-
-
-def _numbers_of_rows(most: int) -> range:
-    return range(FEWEST_ROWS, most + 1, ROWS)
 
 
 def _lengths(num_columns: int, longest: int) -> Iterator[int]:

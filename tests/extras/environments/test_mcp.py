@@ -23,7 +23,7 @@ from onbeat.environments.author import NoAnswer
 from onbeat_extras.environments.mcp_servers import McpServer, Offered, offered, servers_from
 from onbeat_extras.environments.tools.mcp_connection import Connection, ServerGone
 from reward_service.app import create_app
-from reward_service.player.loading import Playable, load
+from reward_service.player.player import Playable, load
 from reward_service.player.protocol import Loaded
 from reward_service.playing.pool import EnvironmentPool
 from tests.chaos.short_job import long_variant

@@ -104,7 +104,6 @@ def test_a_stage_follows_those_that_make_its_inputs() -> None:
         external("second", ["completion_ids", "first_score"], "second_score", unit="group"),
     ).stage_plan
     assert [stage.after for stage in plan.stages] == [(1, 2), (), (1,)]
-    assert plan.stages[0].base_inputs == ("text",)
     sizes = [stage.item_rows(num_groups=2, group_size=4) for stage in plan.stages]
     assert sizes == [8, 1, 4]
     assert plan.stages[2].rows_of_item(1, num_groups=2, group_size=4) == range(4, 8)

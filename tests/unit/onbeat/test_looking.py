@@ -16,9 +16,9 @@ from rich.console import Console
 from contracts.jobs import JobState
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
-from onbeat.commands.completion import job_ids
-from onbeat.terminal.job_table import job_table
-from onbeat.terminal.log_lines import LogLines
+from onbeat.commands.look import LogLines
+from onbeat.commands.options import job_ids
+from onbeat.terminal.job_view import job_table
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
 
 

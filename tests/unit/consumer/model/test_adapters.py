@@ -21,8 +21,8 @@ from consumer.model.policy import Policy, load_policy
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec, OptimizerSpec
-from contracts.spec_tables.lora import LoraSpec
 from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import matrix_names
 from onbeat.weights.adapter.merge import CHUNK_ITEMS, merge_into
 from onbeat.weights.hashing import tensors_digest

@@ -19,7 +19,7 @@ from broker.presence import (
     Presence,
 )
 from contracts.errors import DeadlineExceeded, FencedOff
-from onbeat.loop.generator_watch import LOADS_FOR_S, LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
+from onbeat.loop.watches import LOADS_FOR_S, LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
 from onbeat.process.dependency import REWARD_SERVICE
 
 

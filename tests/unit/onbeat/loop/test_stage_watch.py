@@ -11,7 +11,7 @@ from broker.presence import StagePresence
 from contracts.errors import DeadlineExceeded
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import StageSpec
-from onbeat.loop.stage_watch import LOOK_EVERY_S, StageWatch
+from onbeat.loop.watches import LOOK_EVERY_S, StageWatch
 from tests.builders import job_spec
 
 MINE = {

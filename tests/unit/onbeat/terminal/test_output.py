@@ -28,8 +28,7 @@ from onbeat.commands.stack import summary_panel
 from onbeat.demo import DemoSummary
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.follow import EventReader
-from onbeat.terminal.job_table import show_jobs
-from onbeat.terminal.job_view import PlainView, panel, view_for
+from onbeat.terminal.job_view import PlainView, panel, show_jobs, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
 from onbeat.terminal.stream_report import cell, live_report, report_line, report_tables
 from onbeat.terminal.words import UNKNOWN

@@ -12,7 +12,7 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch, RolloutBatch, RolloutGroup, batch_digest
 from onbeat.work import worker
-from producer.rollout.dynamic_sampling import Places
+from producer.rollout.sampled_batch import Places
 from tests.builders import prompt_batch, rollout
 from tests.unit.producer.test_generator import Stack, drive
 

@@ -14,7 +14,7 @@ from contracts.environments.service import EnvironmentTable, Failure
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from reward_service.player import registry
-from reward_service.player.loading import Playable, load, warm_up
+from reward_service.player.player import Playable, load, warm_up
 from reward_service.player.protocol import Loaded
 
 MODULE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from consumer.supervisor.left_folders import LeftFolder
+from consumer.supervisor.sweeper import LeftFolder
 from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder

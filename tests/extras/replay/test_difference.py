@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32
-from contracts.recorded.difference import first_difference
 from contracts.rollouts import Rollout, RolloutBatch
+from onbeat_extras.replay.difference import first_difference
 from tests.builders import batch_of, rollout
 
 ROLLOUT = rollout([4, 5, 6], 1.0, logprobs=[-0.5, -0.25, -1.0])

@@ -10,7 +10,7 @@ from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
-from gateway.submission.requests import check_generators, check_paths
+from gateway.submission import check_generators, check_paths
 from tests.builders import job_spec
 
 

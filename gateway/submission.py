@@ -1,31 +1,41 @@
 """A submitted job: bytes → JobSpec, and what can be checked before a trainer is started for it.
 
-The rest (tokenizer, context length, an empty data set, a task's parameters) needs the model or the data: the trainer
-checks it first thing, and fails the job with the field's name.
+The reward service says what it has of environments and plug-ins: it runs them, and its image may have more packages
+than the gateway's. The rest (tokenizer, context length, an empty data set, a task's parameters) needs the model or the
+data: the trainer checks it first thing, and fails the job with the field's name.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
+import httpx
 import msgspec
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json
-from contracts.errors import InvalidInput
+from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.jobs import ResumeRequest
+from contracts.rewards import PluginNames, PluginReward
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.weights import RedisWeights
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
+from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
+from onbeat.prompts.opening_service import EnvironmentService
 
 T = TypeVar("T")
+ENVIRONMENT_TIMEOUT_S = 15.0
+"""The reward service may have to import the environment; a submission waits no longer."""
+ENVIRONMENT_FIELDS = ("environment.name", "environment.params")
+PLUGINS_TIMEOUT_S = 5.0
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -117,3 +127,65 @@ async def _read_body(request: Request, *, max_bytes: int) -> bytes:
         return await read_body(request, max_bytes=max_bytes, cure="a job spec names models and data by path")
     except ClientDisconnect as error:  # no client reads the answer; the counters see it
         raise Problem(HTTPStatus.REQUEST_TIMEOUT, "the body ended early", field="body") from error
+
+
+log = logging.getLogger(__name__)
+
+
+def check_environment(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises InvalidInput for an environment that isn't there, refuses its parameters, or can't be in such a job.
+
+    A service that is away is no reason to refuse a job, which may wait for it: then its trainer finds out.
+    """
+    if spec.environment is None:
+        return
+    try:
+        facts = EnvironmentService(settings, deadline_s=ENVIRONMENT_TIMEOUT_S).facts(spec.environment)
+    except EnvironmentUnavailable as error:
+        log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
+        return
+    except InvalidInput as error:
+        if error.field not in ENVIRONMENT_FIELDS:
+            log.warning("the reward service refuses to say what it has: %s", error)
+            return
+        raise
+    if spec.deterministic and not facts.deterministic:
+        raise InvalidInput(
+            f"environment `{spec.environment.name}` is not deterministic",
+            field="deterministic",
+            cure="set it to false: the same spec then gives other weights each time",
+        )
+
+
+def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises InvalidInput for a plug-in that the reward service does not have.
+
+    A reward service that is away is no reason to refuse a job, which may wait for it: then its generators find out.
+    """
+    wanted = {
+        index: component.entry_point
+        for index, component in enumerate(spec.reward.components)
+        if isinstance(component, PluginReward)
+    }
+    installed = _installed(settings) if wanted else None
+    for index, name in wanted.items():
+        if installed is not None and name not in installed:
+            raise InvalidInput(
+                f"the reward service has no plug-in `{name}`",
+                field=f"reward.components[{index}].entry_point",
+                cure=f"installed there: {', '.join(sorted(installed)) or 'none'}",
+            )
+
+
+def _installed(settings: StackSettings) -> frozenset[str] | None:
+    """None where the service does not say."""
+    headers = {"Authorization": f"Bearer {settings.reward_key}"}
+    try:
+        with make_client(settings.reward_url, headers=headers, timeout=PLUGINS_TIMEOUT_S) as http:
+            answer = http.get("/v1/plugins")
+        if answer.status_code != HTTPStatus.OK:
+            raise ContractViolation(f"it answered {answer.status_code}")
+        return frozenset(decode_json(answer.content, PluginNames).entry_points)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
+        log.warning("the reward service does not say which plug-ins it has, so they are not checked: %s", error)
+        return None

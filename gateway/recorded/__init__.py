@@ -1,1 +1,0 @@
-"""Recorded batches of a run folder, as HTTP shows them."""

@@ -1,1 +1,0 @@
-"""What is asked of the gateway: read from a request, and checked before a job is queued."""
