@@ -44,7 +44,7 @@ class Network:
         return ("ip", "netns", "exec", self._namespace(host))
 
     def cut_off(self, host: str) -> None:
-        """As a pulled cable: the host reaches itself alone, and nobody's connection is told."""
+        """As a pulled cable: the host reaches itself alone, and no connection is told."""
         self._ip("-n", self._switch, "link", "set", self._port(host), "down")
 
     def heal(self, host: str) -> None:
