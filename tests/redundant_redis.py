@@ -137,7 +137,7 @@ class RedundantRedis:
 
     @property
     def _tls_options(self) -> dict[str, str]:
-        """Of a client that the servers know by its certificate."""
+        """Options of a client that the servers know by its certificate."""
         names = {"ssl_ca_certs": "ca.pem", "ssl_certfile": "host.pem", "ssl_keyfile": "host.key"}
         return {name: str(self.tls / file) for name, file in names.items()} if self.tls else {}
 

@@ -83,7 +83,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_external_trainer.py",
         "tests/unit/contracts/test_spec_bounds.py",
     ),
-    **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "lora", "rollout")},
+    **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "trainer", "rollout")},
     "contracts/settings.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
         "tests/unit/contracts/test_settings.py",
