@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
@@ -36,7 +37,7 @@ from onbeat.weights.model_folder import end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion
 from onbeat.weights.receiver import PublishedVersions
-from onbeat.weights.transports import make_publisher
+from onbeat.weights.transports import make_publisher, make_stores
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import TrainerMetrics
@@ -85,11 +86,11 @@ class HeldJob:
             chunks=side,
             announce=side.announce_shard,
             pause=self.pause,
+            settings=settings,
             adapters=self.ranks.adapter_source() if lora and lora.publish == "adapter" else None,
         )
-        self.published = PublishedVersions(
-            self.layout, root=self.folder.weight_root, chunks=lambda of_job: WeightChunks(broker, of_job)
-        )
+        stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), settings)
+        self.published = PublishedVersions(self.layout, stores)
         self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
         self.settled: WeightManifest | None = None
