@@ -79,7 +79,7 @@ class HeldJob:
         self.generators, self.stages = watches_of(broker, spec, side=side, job_id=job_id)
         self.layout = policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""
-        lora = spec.trainer.lora
+        as_adapters = spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter"
         self.weights = make_publisher(
             spec,
             self.folder,
@@ -87,7 +87,7 @@ class HeldJob:
             announce=side.announce_shard,
             pause=self.pause,
             settings=settings,
-            adapters=self.ranks.adapter_source() if lora and lora.publish == "adapter" else None,
+            adapters=policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None,
         )
         stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), settings)
         self.published = PublishedVersions(self.layout, stores)

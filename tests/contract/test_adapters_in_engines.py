@@ -49,7 +49,7 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
     folder = RunFolder(tmp_path, "job")
     publisher: WeightPublisher = WholePublisher(FolderStore(folder, wait_s=60.0), announce=lambda shard: None)
     if published == "adapter":
-        source = policy.adapter_source()
+        source = policy.adapter_source(policy.publish_base)
         assert source is not None
         publisher = AdapterPublisher(publisher, source, FolderStore(folder, wait_s=60.0))
     manifest = publish(publisher, policy.weights(), policy_version=3)

@@ -40,7 +40,7 @@ from tests.contract.engine_rigs import (
     under,
     vllm_folder,
 )
-from tests.publishing import publish
+from tests.publishing import given_by, publish
 from tests.unit.onbeat.weights.test_weight_store import FakeChunks
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
@@ -106,7 +106,7 @@ class Adapters:
         self._model_folder = rig.folder
         self._base = load_file(rig.folder / "model.safetensors")
         self._matrices: dict[str, Tensor] = {}
-        source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=lambda: self._base)
+        source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=given_by(lambda: self._base))
         store = FolderStore(self.folder, wait_s=60.0)
         self._publisher = AdapterPublisher(WholePublisher(store, announce=lambda shard: None), source, store)
 

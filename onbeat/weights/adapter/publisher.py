@@ -76,15 +76,11 @@ class AdapterPublisher:
         self._bases.remove_all()
 
     def _publish_base(self, layout: Layout) -> WeightStep:
-        """Compares what is there already, and writes it again if it is damaged. Each tensor is asked for once, as ranks
-        that share the base gather it."""
+        """Compares what is there already, and writes it again if it is damaged."""
         plan = PlannedVersion(policy_version=0, layout=layout, directory=self._directory)
         sink = WholeSink(plan, self._bases.begin(plan), announce=lambda shard: None)
-        base = self._source.base()
         with Publication(layout, sink, wait_s=self._bases.wait_s) as publication:
-            for name in base:
-                publication.make_room(layout[name].num_bytes)
-                publication.add(name, base[name])
+            self._source.base(publication)
             self._base = publication.finish().steps[-1]
         return self._base
 

@@ -39,7 +39,7 @@ from producer.engine.factory import make_engine
 from producer.engine.vllm.engine import VllmEngine
 from producer.engine.vllm.extension import stores_of_core
 from tests.builders import job_spec
-from tests.publishing import publish
+from tests.publishing import given_by, publish
 from tests.unit.gateway.submission.test_requests import generators
 from tests.unit.onbeat.test_export import are_same, loaded, make_run
 from tests.unit.onbeat.weights.adapter.test_adapters import SCALING, base, matrices, merged
@@ -226,7 +226,7 @@ def test_a_damaged_file_is_refused_by_its_digest_and_a_short_one_by_its_size(set
 
 
 def test_adapters_travel_in_it_with_their_base(settings: StackSettings) -> None:
-    source = AdapterSource(scaling=SCALING, matrices=lambda: matrices(2), base=base)
+    source = AdapterSource(scaling=SCALING, matrices=lambda: matrices(2), base=given_by(base))
     manifest = publish(publisher_of(crate_spec(), settings, source), merged(2), policy_version=2)
     assert manifest.adapter is not None
     held = HeldVersions(targets(base()), stores_of(settings))

@@ -23,7 +23,7 @@ from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.transports import make_publisher, make_stores
 from tests.builders import job_spec
-from tests.publishing import publish
+from tests.publishing import given_by, publish
 from tests.unit.onbeat.weights.test_weight_store import FakeChunks, flip_a_bit
 
 LAYERS = {"one": (400, 90), "two.proj": (30, 500)}
@@ -77,7 +77,7 @@ class Store:
             chunks=self.chunks,
             announce=lambda shard: None,
             pause=lambda seconds: None,
-            adapters=AdapterSource(scaling=SCALING, matrices=lambda: self._matrices, base=self.base),
+            adapters=AdapterSource(scaling=SCALING, matrices=lambda: self._matrices, base=given_by(self.base)),
         )
 
     def publish(self, number: int, layers: dict[str, tuple[int, int]] = LAYERS) -> WeightManifest:
