@@ -18,6 +18,7 @@ from contracts.spec_tables.root import SpecRoot
 from onbeat.weights.layout import TensorLayout, split_into_shards
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
 
@@ -132,8 +133,8 @@ class Model:
                 model=self.spec,
                 model_root=SpecRoot(Path("/")),
                 weight_root=weight_root,
+                stores=make_stores(weight_root, chunks),
                 deterministic=False,
-                chunks=chunks,
                 held_weights_bytes=held_weights_bytes,
             )
         )

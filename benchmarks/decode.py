@@ -34,6 +34,7 @@ from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
+from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
 
@@ -108,6 +109,7 @@ class Rivals:
             model=convert({"path": str(folder), "dtype": dtype}, ModelSpec),
             model_root=SpecRoot(folder),
             weight_root=run_root,
+            stores=make_stores(run_root),
             deterministic=True,
         )
         self.engine = TransformersEngine(setup)

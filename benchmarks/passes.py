@@ -246,12 +246,11 @@ def measure_threads(case: Case, folder: Path, *, repeats: int, threads: int) -> 
     ranks = with_threads(learner, Passes(while_sampled=threads, then=threads))
 
     def together() -> None:
-        for batch in batches:
-            ranks.train(batch)
         missing = len(batches)
+        for batch in batches:
+            missing -= len(ranks.train(batch))
         while missing:
-            ranks.wait(60.0)
-            missing -= len(ranks.trained())
+            missing -= len(ranks.train(wait_s=60.0))
 
     def one_by_one() -> None:
         for batch in batches:

@@ -42,7 +42,8 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
 from contracts.spec_tables.datasets import AdditionDataset
-from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
+from contracts.versions import WeightShard
+from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.weights.hashing import HashingThreads
 from onbeat.weights.layout import layout_of

@@ -20,8 +20,7 @@ from contracts.errors import ContractViolation, WrongEngine
 from contracts.events import TimelineSpan
 from contracts.rollouts import PromptBatch, RolloutBatch, encoded_batch
 from contracts.spec import JobSpec
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 
 MAX_REASON_BYTES = 2000
 

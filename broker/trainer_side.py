@@ -19,8 +19,7 @@ from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
 from contracts.experience.plan import StagePlan, all_items, columns_of
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 
 ASKED_AT_ONCE = 2048
 """Batch ids that one script looks up."""

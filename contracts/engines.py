@@ -28,8 +28,8 @@ Megabytes = Annotated[int, Meta(ge=0, le=2**24)]
 class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     """Base of an engine's options; the tag is the engine's name."""
 
-    reads_redis: ClassVar[bool] = True
-    """Whether it can load a version that is in Redis."""
+    reads_elsewhere: ClassVar[bool] = True
+    """Whether it can load a version that isn't in folders (`Transport.elsewhere`)."""
 
     @property
     def is_reproducible(self) -> bool:
@@ -101,7 +101,7 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
     """A server of vLLM or SGLang that runs already (docs/operate.md)."""
 
-    reads_redis: ClassVar[bool] = False
+    reads_elsewhere: ClassVar[bool] = False
 
     url: str = ""
     """Base URL of the server, e.g. http://127.0.0.1:8200. A server belongs to one generator."""

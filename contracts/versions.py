@@ -1,9 +1,9 @@
-"""Policy versions and the manifest that pins the bytes of one."""
+"""Policy versions, the manifest that pins the bytes of one, and what a delta holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -11,13 +11,12 @@ from contracts.encoding.digests import Digest, DigestAlgorithm, content_digest
 from contracts.encoding.names import FileName, RelativePath, is_below
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation
+from contracts.weights import TRANSPORTS, Transport
 
 PolicyVersion = Annotated[int, Meta(ge=0)]
 """0 is the model as loaded; iteration t trains version t and makes version t + 1."""
 
-
-WeightTransport = Literal["file", "delta", "redis"]
-"""The names in STORES of onbeat/weights/transports.py: the tags of `WeightsSpec`."""
+WeightTransport: TypeAlias = Literal[tuple(TRANSPORTS)]  # pyright: ignore[reportInvalidTypeForm]  # the tags of `WeightsSpec`
 
 
 class WeightFile(Record, frozen=True, kw_only=True):
@@ -44,7 +43,7 @@ class AdapterVersion(Record, frozen=True, kw_only=True):
     adapter_digest: Digest
     """`weights_digest` of the matrices in the manifest's files."""
     base: WeightStep
-    """The weights that the job began with, in a folder whatever the transport; the same for all of its versions."""
+    """The weights that the job began with, the same for all of its versions; `VersionStore.bases` has them."""
 
 
 class WeightManifest(Record, frozen=True, kw_only=True):
@@ -83,7 +82,12 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     @property
     def num_chunk_bytes(self) -> int:
         """What of it is in Redis."""
-        return sum(file.num_bytes for file in self.files) if self.transport == "redis" else 0
+        return sum(file.num_bytes for file in self.files) if self.transport_kind.fills_redis else 0
+
+    @property
+    def transport_kind(self) -> type[Transport]:
+        """What may be asked of its transport."""
+        return TRANSPORTS[self.transport]
 
     @property
     def steps(self) -> tuple[WeightStep, ...]:
@@ -100,6 +104,46 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     def job_id(self) -> str:
         """The job, which its run folder is named after."""
         return self.directory.partition("/")[0]
+
+
+class TensorDelta(Record, frozen=True, kw_only=True):
+    """One tensor's changed elements, as unsigned integers of the element's width.
+
+    Both arrays are stored as byte planes (all first bytes, then all second bytes, …), because gaps and differences are
+    small numbers whose high bytes are zeros, and each is one zstd frame.
+    """
+
+    name: str
+    num_changed: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    gaps: bytes
+    """zstd of uint32[num_changed]: the first position, then the distance to each next one; b"" where the differences
+    of all positions are listed."""
+    differences: bytes
+    """zstd of uint[num_changed]: old bits XOR new bits."""
+
+
+class WeightDelta(Record, frozen=True, kw_only=True):
+    """A delta file: from one version to the next. A tensor that is not named is unchanged."""
+
+    base_version: PolicyVersion
+    base_digest: Digest
+    tensors: tuple[TensorDelta, ...]
+
+
+class WeightShard(Record, frozen=True, kw_only=True):
+    """A file of a version whose manifest is still to come: a generator that has nothing to do may read it already."""
+
+    policy_version: PolicyVersion
+    path: RelativePath
+    """Below the weight root; the file moves when the version is complete, and a process that has it open keeps it."""
+    name: FileName
+    """As the manifest will list it."""
+    num_bytes: Annotated[int, Meta(ge=0, le=2**62)]
+
+    @property
+    def job_id(self) -> str:
+        """The job, which its run folder is named after."""
+        return self.path.partition("/")[0]
 
 
 def weights_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], bytes | memoryview]]) -> str:

@@ -25,7 +25,6 @@ from contracts.jobs import ResumeRequest
 from contracts.rewards import PluginNames, PluginReward
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.weights import RedisWeights
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
@@ -103,9 +102,9 @@ def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
             cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers, or one of vLLM with "
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
-    if isinstance(spec.weights, RedisWeights) and "openai" in engines and not spec.deterministic:
+    if spec.weights.elsewhere and "openai" in engines and not spec.deterministic:
         raise InvalidInput(
-            "the server of a generator with ONBEAT_ENGINE=openai reads files, not Redis",
+            f"the server of a generator with ONBEAT_ENGINE=openai reads files, not {spec.weights.elsewhere}",
             field="weights.transport",
             cure='set it to "file" or "delta"',
         )

@@ -16,8 +16,7 @@ import asyncio
 import logging
 
 from contracts.errors import BrokerUnavailable, WeightsRejected
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.work.calls import BrokerCalls
 from producer.activity import Activity
 from producer.rollout.carried_batch import ActiveJob

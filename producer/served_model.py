@@ -16,8 +16,7 @@ from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, VerifiedWeights
 from producer.engine.canary import difference

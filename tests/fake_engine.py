@@ -16,12 +16,12 @@ from safetensors import SafetensorError, deserialize
 
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
-from contracts.versions import WeightManifest, weights_digest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard, weights_digest
 from onbeat.weights.arrival import check_digest
 from onbeat.weights.dtypes import TORCH_NAMES
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
+from onbeat.weights.stores import version_files
 from producer.engine.base import GenerationEngine, VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
 
@@ -89,7 +89,7 @@ class FakeEngine(GenerationEngine):
 
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
         tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
-        for path in FolderFiles(self._run_root).paths(manifest):
+        for path in map(FolderFiles(self._run_root).path, version_files(manifest)):
             try:
                 entries = deserialize(path.read_bytes())
             except (SafetensorError, OSError) as error:

@@ -19,8 +19,7 @@ from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec, ModelSpec, RewardSpec
-from contracts.versions import WeightFile, WeightManifest, weights_digest
-from contracts.weights import WeightShard
+from contracts.versions import WeightFile, WeightManifest, WeightShard, weights_digest
 from producer.engine.base import check_version
 from tests.fake_engine import FakeEngine
 

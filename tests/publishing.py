@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from contracts.versions import WeightManifest
 from onbeat.weights.layout import layout_of
-from onbeat.weights.publication import WeightPublisher
+from onbeat.weights.publication import TensorSink, WeightPublisher
 
 
 def publish(
@@ -19,3 +19,14 @@ def publish(
         for name, tensor in tensors.items():
             publication.add(name, tensor)
         return publication.finish()
+
+
+def given_by(tensors: Callable[[], Mapping[str, Tensor]]) -> Callable[[TensorSink], None]:
+    """`AdapterSource.base` of tensors that are all at hand."""
+
+    def give(sink: TensorSink) -> None:
+        for name, tensor in tensors().items():
+            sink.make_room(tensor.nbytes)
+            sink.add(name, tensor)
+
+    return give

@@ -26,6 +26,7 @@ from onbeat.prompts.datasets.base import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
 from onbeat.weights.files.store import FolderStore
+from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.detokenizer import FolderDetokenizer
 from producer.engine.base import EngineSetup
@@ -66,7 +67,11 @@ class SequentialExecution:
         run_folder = RunFolder(folder, "job")
         self._publisher = WholePublisher(FolderStore(run_folder, wait_s=60.0), announce=lambda shard: None)
         setup = EngineSetup(
-            model=spec.model, model_root=settings.spec_root, weight_root=run_folder.weight_root, deterministic=True
+            model=spec.model,
+            model_root=settings.spec_root,
+            weight_root=run_folder.weight_root,
+            stores=make_stores(run_folder.weight_root),
+            deterministic=True,
         )
         self._engine = TransformersEngine(setup)
         self._texts = FolderDetokenizer(spec.model, settings=settings)

@@ -145,9 +145,15 @@ class Learner:
             self.kept.clear()
         return grad_norm
 
-    def publish(self, sink: TensorSink) -> None:
-        """Gives a sink all the weights as they are. Ranks that share parameters call it at the same time."""
-        WeightStream(self.policy.weights(), sink).all()
+    def publish(self, sink: TensorSink, *, base: bool = False) -> None:
+        """Gives a sink all the weights as they are. Ranks that share parameters call it at the same time.
+
+        base: without the adapters.
+        """
+        if base:
+            self.policy.publish_base(sink)
+        else:
+            WeightStream(self.policy.weights(), sink).all()
 
     def rest(self) -> None:
         """Gives back what torch and the C library hold of freed memory; weights, sums and optimizer state stay."""

@@ -31,6 +31,7 @@ from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import context_tokens, weight_tensors
 from onbeat.weights.model_path import model_folder
+from onbeat.weights.publication import TensorSink
 
 FIELD = "model.path"
 LOADING_ERRORS = (
@@ -105,11 +106,18 @@ class Policy:
             return self.base_tensors()
         return {name: parameter.detach() for name, parameter in self.adapters.parameters().items()}
 
-    def adapter_source(self) -> AdapterSource | None:
-        """The source of a publisher of adapters alone; None without adapters."""
+    def adapter_source(self, base: Callable[[TensorSink], None]) -> AdapterSource | None:
+        """The source of a publisher of adapters alone; None without adapters. base: `publish_base`, by all ranks."""
         if self.adapters is None:
             return None
-        return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=self.base_tensors)
+        return AdapterSource(scaling=self.adapters.scaling, matrices=self.state_tensors, base=base)
+
+    def publish_base(self, sink: TensorSink) -> None:
+        """Gives a sink each of `base_tensors`. Ranks that share them call it at the same time."""
+        base = PublishedWeights(self.base_tensors(), trained=())
+        for name, one in base.layout.items():
+            sink.make_room(one.num_bytes)
+            sink.add(name, base[name])
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies a full set of `state_tensors` in place; of a sharded tensor it copies this rank's rows.

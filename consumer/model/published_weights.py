@@ -7,7 +7,7 @@ No rank holds the whole of a model that is shared, nor a second model with merge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -62,23 +62,6 @@ class PublishedWeights(Mapping[str, Tensor]):
         """Returns the layer whose adapter is merged into the tensor; "" for none."""
         layer, _, kind = name.rpartition(".")
         return layer if self._adapters and kind == "weight" and layer in self._adapters.layers else ""
-
-
-class TensorsOnDemand(Mapping[str, Tensor]):
-    """Tensors that are fetched one at a time, and not kept."""
-
-    def __init__(self, names: Collection[str], get: Callable[[str], Tensor]) -> None:
-        self._names = names
-        self._get = get
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._get(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class WeightStream:

@@ -8,8 +8,7 @@ from pathlib import Path
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from contracts.rollouts import RolloutBatch
-from onbeat.weights.adapter.matrices import AdapterSource
-from onbeat.weights.publication import Publication
+from onbeat.weights.publication import Publication, TensorSink
 
 
 class Ranks:
@@ -18,40 +17,27 @@ class Ranks:
     Rank 0 alone holds the lease and speaks to the fence.
     """
 
+    most_handed_out: int = 1
+    """Batches that may be handed over and not returned yet: each would soon be taken up."""
+
     def __init__(self, learner: Learner) -> None:
         """learner: rank 0's."""
         self.learner = learner
-        self._trained: list[Trained] = []
-
-    @property
-    def num_training(self) -> int:
-        """Batches that were handed over and that `trained` has not returned yet."""
-        return len(self._trained)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more batch would soon be taken up."""
-        return True
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Restores weights, optimizer and random state; without a checkpoint all stay as they were loaded."""
         if checkpoint is not None:
             self.learner.restore(checkpoint)
 
-    def train(self, batch: RolloutBatch) -> None:
-        """Hands over a batch; each batch is handed over once. Raises the error that ended the training of any batch."""
-        self._trained.append(self.learner.train(batch))
+    def train(
+        self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False
+    ) -> list[Trained]:
+        """Takes a batch, each once, and returns what was trained since the last call, in any order.
 
-    def all_sampled(self) -> None:
-        """Says that every batch of the open iteration is published: until its step the generators' cores are free."""
-
-    def trained(self) -> list[Trained]:
-        """Returns what was trained since the last call, in any order; raises as `train` does."""
-        trained, self._trained = self._trained, []
-        return trained
-
-    def wait(self, timeout_s: float) -> None:
-        """Blocks until a batch was trained, or for timeout_s: one process has trained it when `train` returns."""
+        wait_s: the longest that it blocks until something is. is_sampled: every batch of the open iteration is
+        published, so that until its step the generators' cores are free. Raises what ended the training of any batch.
+        """
+        return [] if batch is None else [self.learner.train(batch)]
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         """Trains the iteration's batches that teach for a further update: each rank those that it has kept.
@@ -68,13 +54,9 @@ class Ranks:
         """
         return self.learner.step(step, publication)
 
-    def publish(self, publication: Publication) -> None:
-        """Adds all the weights as they are to a publication, in the same way."""
-        self.learner.publish(publication)
-
-    def adapter_source(self) -> AdapterSource | None:
-        """Returns `Policy.adapter_source`; a tensor of a base that ranks share is gathered when it is asked for."""
-        return self.learner.policy.adapter_source()
+    def publish(self, sink: TensorSink, *, base: bool = False) -> None:
+        """Adds all the weights as they are to a sink, in the same way. base: without the adapters."""
+        self.learner.publish(sink, base=base)
 
     def rest(self) -> None:
         """Gives back the memory of every rank that its next batch does not need yet: `Learner.rest`."""

@@ -12,15 +12,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-
-from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
-from consumer.model.published_weights import TensorsOnDemand
 from consumer.ranks import orders
 from consumer.ranks.base import Ranks
 from consumer.ranks.membership import join
@@ -32,8 +28,7 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.process.waiting import Waiting
-from onbeat.weights.adapter.matrices import AdapterSource
-from onbeat.weights.publication import Publication
+from onbeat.weights.publication import Publication, TensorSink
 
 HANDED_OUT_PER_RANK = 2
 """A rank trains one batch and takes up the other one next."""
@@ -72,7 +67,9 @@ class RankGroup(Ranks):
         self._world_size = learner.place.world_size
         self._answer_s = answer_s
         self._patience_s = patience_s
+        self.most_handed_out = HANDED_OUT_PER_RANK * self._world_size
         self._num_training = 0
+        self._trained: list[Trained] = []
         self._arrived: queue.SimpleQueue[orders.AnyAnswer | BaseException] = queue.SimpleQueue()
         self._round: list[RolloutBatch] = []
         """Batches that are not handed out yet."""
@@ -81,57 +78,42 @@ class RankGroup(Ranks):
         listening = exchange.for_another_thread()
         self._listener = self._thread(lambda: self._listen(listening), name="ranks' answers")
 
-    @property
-    def num_training(self) -> int:
-        return self._num_training
-
-    @property
-    def has_room(self) -> bool:
-        return self._num_training < HANDED_OUT_PER_RANK * self._world_size
-
     def begin(self, checkpoint: Checkpoint | None) -> None:
         self._have_all(orders.Begin(checkpoint=str(checkpoint.folder) if checkpoint else ""), "to load the weights")
 
-    def train(self, batch: RolloutBatch) -> None:
-        self._num_training += 1
-        self._round.append(batch)
-        if self.learner.lockstep is None or len(self._round) == self._world_size:
-            self._hand_out()
-
-    def trained(self) -> list[Trained]:
+    def train(
+        self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False
+    ) -> list[Trained]:
+        if batch is not None:
+            self._num_training += 1
+            self._round.append(batch)
+            if self.learner.lockstep is None or len(self._round) == self._world_size:
+                self._hand_out()
+        with contextlib.suppress(queue.Empty):
+            self._take(self._arrived.get(timeout=wait_s))
         while not self._arrived.empty():
             self._take(self._arrived.get())
-        if self._round and self._num_training == len(self._round):
+        if batch is None and self._round and self._num_training == len(self._round):
             # Every rank is free, so that waiting for a full round would only lose time.
             self._hand_out()
-        return super().trained()
-
-    def wait(self, timeout_s: float) -> None:
-        with contextlib.suppress(queue.Empty):
-            self._take(self._arrived.get(timeout=timeout_s))
+        trained, self._trained = self._trained, []
+        return trained
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         self._have_all(orders.TrainAgain(), "to train again", check)
         self._num_training = 0
-        return self.trained()
+        return self.train()
 
     def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         self._rank_0.sink = publication
         return self._have_all(orders.Step(step=step, publishes=publication is not None), "to step")
 
-    def publish(self, publication: Publication) -> None:
+    def publish(self, sink: TensorSink, *, base: bool = False) -> None:
         if self.learner.lockstep is None:
-            super().publish(publication)
+            super().publish(sink, base=base)
             return
-        self._rank_0.sink = publication
-        self._have_all(orders.PublishWeights(), "to publish the weights")
-
-    def adapter_source(self) -> AdapterSource | None:
-        source = super().adapter_source()
-        if source is None or self.learner.lockstep is None:
-            return source
-        names = self.learner.policy.base_tensors
-        return replace(source, base=lambda: TensorsOnDemand(names(), self._gather_base))
+        self._rank_0.sink = sink
+        self._have_all(orders.PublishWeights(base=base), "to publish the weights")
 
     def rest(self) -> None:
         self._have_all(orders.Rest(), "to give memory back")
@@ -156,12 +138,6 @@ class RankGroup(Ranks):
         if self.learner.lockstep is not None:
             self._exchange.order(orders.Idle(), copies=self._world_size - len(self._round))
         self._round.clear()
-
-    def _gather_base(self, name: str) -> Tensor:
-        self._have_all(orders.GatherBase(name=name), f"to gather {name}")
-        tensor, self._rank_0.base_tensor = self._rank_0.base_tensor, None
-        assert tensor is not None
-        return tensor
 
     def _have_all(self, order: orders.AnyOrder, what: str, check: Callable[[], None] = lambda: None) -> float:
         """Has every rank carry out an order, and waits for its Done; returns rank 0's value.

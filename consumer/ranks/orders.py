@@ -67,12 +67,8 @@ class Step(OrderToAll, tag="step", frozen=True, kw_only=True):
 class PublishWeights(OrderToAll, tag="publish_weights", frozen=True, kw_only=True):
     """Each rank takes part while rank 0 publishes the weights, a tensor at a time."""
 
-
-class GatherBase(OrderToAll, tag="gather_base", frozen=True, kw_only=True):
-    """Each rank takes part while rank 0 gets one tensor of the base that adapters stand on."""
-
-    name: str
-    """A name of `Policy.base_tensors`."""
+    base: bool
+    """Whether without the adapters."""
 
 
 class Rest(OrderToAll, tag="rest", frozen=True, kw_only=True):
@@ -89,7 +85,7 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
     """A rank that takes it ends; it does not answer."""
 
 
-AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | GatherBase | Rest | Save | End
+AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | Rest | Save | End
 
 
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):

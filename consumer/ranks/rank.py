@@ -19,7 +19,7 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import read_checkpoint
 from consumer.model.published_weights import Nowhere
-from consumer.model.rows import gathered, store_errors
+from consumer.model.rows import store_errors
 from consumer.ranks import orders
 from consumer.ranks.membership import join
 from consumer.ranks.orders import Exchange, idle_patience_s
@@ -75,8 +75,6 @@ class Rank:
         self._on_training = on_training
         self.sink: TensorSink | None = None
         """On rank 0 the publication that a Step or PublishWeights is about."""
-        self.base_tensor: Tensor | None = None
-        """On rank 0 the tensor that a GatherBase asked for, until it is taken."""
 
     def run(self) -> None:
         """Returns at the End. Raises Unavailable past patience_s.
@@ -92,7 +90,7 @@ class Rank:
                 self._exchange.answer(answer)
 
     def _carry_out(self, order: orders.AnyOrder) -> orders.AnyAnswer | None:
-        if not isinstance(order, (orders.Begin, orders.PublishWeights, orders.GatherBase)):
+        if not isinstance(order, (orders.Begin, orders.PublishWeights)):
             self._on_training()
         if isinstance(order, orders.OrderToAll):
             # A rank takes no second copy before all have met, so that each rank gets one.
@@ -117,10 +115,7 @@ class Rank:
                 value = self._step(order)
             case orders.PublishWeights():
                 if (sink := self._sink()) is not None:
-                    self._learner.publish(sink)
-            case orders.GatherBase():
-                whole = gathered(self._learner.policy.base_tensors()[order.name])
-                self.base_tensor = whole if rank == 0 else None
+                    self._learner.publish(sink, base=order.base)
             case orders.Rest():
                 self._learner.rest()
             case orders.Save():

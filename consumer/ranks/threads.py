@@ -9,7 +9,7 @@ keep as many cores busy. They share weights, sums and optimizer: a step is that 
 same sum in any order (I7).
 
 While generators sample, the cores are theirs too, and one batch is trained at a time. Once an iteration's last batch is
-published they wait for its step, and the trainer takes their cores (`all_sampled`).
+published they wait for its step, and the trainer takes their cores (`is_sampled`).
 """
 
 from __future__ import annotations
@@ -157,32 +157,24 @@ class ThreadedRank(Ranks):
         self._arrived: queue.SimpleQueue[Trained | BaseException] = queue.SimpleQueue()
         self._num_training = 0
         self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in (learner, *beside)]
+        self.most_handed_out = HANDED_OUT_PER_THREAD * len(self._threads)
         for number, thread in enumerate(self._threads):
             thread.name = f"passes {number}"
             thread.start()
 
-    @property
-    def num_training(self) -> int:
-        return self._num_training
-
-    @property
-    def has_room(self) -> bool:
-        return self._num_training < HANDED_OUT_PER_THREAD * len(self._threads)
-
-    def train(self, batch: RolloutBatch) -> None:
-        self._put(batch, lambda learner: learner.train(batch))
-
-    def all_sampled(self) -> None:
-        self._room.change(self._passes.then)
-
-    def trained(self) -> list[Trained]:
-        while not self._arrived.empty():
-            self._take(self._arrived.get())
-        return super().trained()
-
-    def wait(self, timeout_s: float) -> None:
+    def train(
+        self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False
+    ) -> list[Trained]:
+        if batch is not None:
+            self._put(batch, lambda learner: learner.train(batch))
+        if is_sampled:
+            self._room.change(self._passes.then)
+        trained: list[Trained] = []
         with contextlib.suppress(queue.Empty):
-            self._take(self._arrived.get(timeout=timeout_s))
+            trained.append(self._take(self._arrived.get(timeout=wait_s)))
+        while not self._arrived.empty():
+            trained.append(self._take(self._arrived.get()))
+        return trained
 
     def train_again(self, check: Callable[[], None]) -> list[Trained]:
         # An iteration that is to be stepped is sampled, also where its batches came too far apart to be told.
@@ -192,13 +184,14 @@ class ThreadedRank(Ranks):
             self._put(one[1].batch, lambda learner, one=one: learner.train_kept(one))
         deadline_s = self.learner.spec.timeouts.iteration_s
         waiting = Waiting("the passes of a further update", deadline_s=deadline_s, cure="raise timeouts.iteration_s")
+        trained: list[Trained] = []
         while num_left := self._num_training:
             check()
             waiting.poke(f"the passes of {num_left} batches of a further update")
-            self.wait(min(POKE_S, waiting.left_s))
+            trained += self.train(wait_s=min(POKE_S, waiting.left_s))
             if self._num_training < num_left:
                 waiting.progress()
-        return self.trained()
+        return trained
 
     def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         if step.is_last:
@@ -219,11 +212,11 @@ class ThreadedRank(Ranks):
         self._num_training += 1
         self._waiting.put((input_tokens(batch, packing=self.learner.spec.trainer.packing), work))
 
-    def _take(self, arrived: Trained | BaseException) -> None:
+    def _take(self, arrived: Trained | BaseException) -> Trained:
         if isinstance(arrived, BaseException):
             raise arrived
         self._num_training -= 1
-        self._trained.append(arrived)
+        return arrived
 
     def _run(self, learner: Learner) -> None:
         while (work := self._waiting.get()) is not None:

@@ -34,46 +34,54 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
 
     Raises what `LeaseKeeper.check` and `Gathering` do, DeadlineExceeded, and what ended the training of a batch.
     """
-    ranks, side = held.ranks, held.side
+    ranks, side, num_training = held.ranks, held.side, 0
+
+    def book(trained: Sequence[Trained]) -> None:
+        nonlocal num_training
+        num_training -= len(trained)
+        _book(held, iteration, trained)
 
     def train(item: Arrived, batch: RolloutBatch) -> None:
+        nonlocal num_training
         held.keeper.check()
+        num_training += 1
         with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
-            ranks.train(batch)
+            trained = ranks.train(batch)
+        book(trained)
 
     def has_use_for_more() -> bool:
-        return not iteration.is_complete and ranks.has_room
+        return not iteration.is_complete and num_training < ranks.most_handed_out
 
     gathering = Gathering(held, iteration, train=train, mend=functools.partial(_mend_weights, held, iteration))
     limit = functools.partial(Waiting, deadline_s=held.spec.timeouts.iteration_s, cure="raise timeouts.iteration_s")
     waiting, passes = limit(iteration.missing_in_words), limit("a batch's passes")
     may_take, is_sampled = held.schedule.takes_at_once, False
-    while not iteration.is_complete or ranks.num_training:
+    while not iteration.is_complete or num_training:
         held.keeper.check()
         if not may_take and (may_take := side.fence().is_sampled) and held.schedule.takes_turns:
             held.generators.wait_for_turn(held.folder.job_id, held.keeper.check)
-        if took := may_take and has_use_for_more() and gathering.take():
-            _book(held, iteration, ranks.trained())
-        if not is_sampled and ranks.num_training > 1 and (is_sampled := side.fence().is_sampled):
-            ranks.all_sampled()
+        took = may_take and has_use_for_more() and gathering.take()
+        is_sampled = is_sampled or (num_training > 1 and side.fence().is_sampled)
         if took:
+            book(ranks.train(is_sampled=is_sampled))
             passes.progress()
             continue
-        idle_since_s = time.monotonic()
+        idle_since_s, wait_s = time.monotonic(), 0.0
         gathering.look()
         if has_use_for_more():
             waiting.poke(iteration.missing_in_words)
             gathering.wait()
             passes.progress()
-        elif ranks.num_training:
+        elif num_training:
             # No batch is awaited, or the ranks could take none: the deadline is that of one batch.
-            passes.poke(f"the passes of {ranks.num_training} batches of iteration {iteration.number}")
-            ranks.wait(WAIT_S)
-        if not ranks.num_training:
+            passes.poke(f"the passes of {num_training} batches of iteration {iteration.number}")
+            wait_s = WAIT_S
+        trained = ranks.train(wait_s=wait_s, is_sampled=is_sampled)
+        if num_training == len(trained):
             iteration.waited(time.monotonic() - idle_since_s)
-        if trained := ranks.trained():
+        if trained:
             passes.progress()
-        _book(held, iteration, trained)
+        book(trained)
 
 
 def _book(held: HeldJob, iteration: Iteration, trained: Sequence[Trained]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
@@ -36,7 +37,7 @@ from onbeat.weights.model_folder import end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion
 from onbeat.weights.receiver import PublishedVersions
-from onbeat.weights.transports import make_publisher
+from onbeat.weights.transports import make_publisher, make_stores
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import TrainerMetrics
@@ -78,18 +79,18 @@ class HeldJob:
         self.generators, self.stages = watches_of(broker, spec, side=side, job_id=job_id)
         self.layout = policy.weights().layout
         """Name, shape and dtype of each tensor of a version."""
-        lora = spec.trainer.lora
+        as_adapters = spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter"
         self.weights = make_publisher(
             spec,
             self.folder,
             chunks=side,
             announce=side.announce_shard,
             pause=self.pause,
-            adapters=self.ranks.adapter_source() if lora and lora.publish == "adapter" else None,
+            settings=settings,
+            adapters=policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None,
         )
-        self.published = PublishedVersions(
-            self.layout, root=self.folder.weight_root, chunks=lambda of_job: WeightChunks(broker, of_job)
-        )
+        stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), settings)
+        self.published = PublishedVersions(self.layout, stores)
         self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
         self.settled: WeightManifest | None = None

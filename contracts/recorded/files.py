@@ -148,7 +148,7 @@ def folders_of(manifests: Iterable[WeightManifest]) -> dict[str, int]:
     return {
         step.directory: sum(file.num_bytes for file in step.files)
         for manifest in manifests
-        if manifest.transport != "redis"
+        if not manifest.transport_kind.fills_redis
         for step in steps_of(manifest)
     }
 
@@ -160,9 +160,10 @@ def why_not_again(record: RecordedBatch, spec: JobSpec, weight_root: Path) -> st
     manifest = record.manifest
     if manifest is None:
         return "its record doesn't say where the version is that sampled it"
-    if manifest.transport == "redis":
-        return 'weights.transport = "redis" keeps no version of an iteration that is over'
-    for step in steps_of(manifest):
+    if manifest.transport_kind.fills_redis:
+        return f'weights.transport = "{manifest.transport}" keeps no version of an iteration that is over'
+    # What lies elsewhere is looked for by the process that samples it again.
+    for step in () if manifest.transport_kind.elsewhere else steps_of(manifest):
         for file in step.files:
             try:
                 if (weight_root / step.directory / file.name).stat().st_size == file.num_bytes:

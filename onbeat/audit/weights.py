@@ -17,8 +17,7 @@ from contracts.checkpoints import STATE_FILE, read_state
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation, InvalidInput, NotFound, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
-from contracts.versions import weights_digest
-from contracts.weights import WeightDelta
+from contracts.versions import WeightDelta, weights_digest
 from onbeat.weights.delta.codec import DELTA_PREFIX, apply
 from onbeat.weights.dtypes import ITEM_BYTES, TORCH_NAMES
 

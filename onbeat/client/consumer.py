@@ -130,7 +130,7 @@ class Consumer:
             self.spec,
             tenure.folder,
             side=tenure.side,
-            broker=tenure.connection.broker,
+            connection=tenure.connection,
             model_folder=self.model_folder,
             pause=tenure.pause,
         )

@@ -247,10 +247,12 @@ class Producer(OwnWorker[Claim, PromptClaim]):
     def _receiver(self, model: torch.nn.Module | Mapping[str, torch.Tensor]) -> WeightReceiver:
         from onbeat.weights.model_folder import weight_tensors
         from onbeat.weights.receiver import WeightReceiver
+        from onbeat.weights.transports import make_stores
 
         tensors = model if isinstance(model, Mapping) else dict(weight_tensors(model))
-        root = self._connection.settings.weight_root_path
-        return WeightReceiver(tensors, root=root, chunks=partial(WeightChunks, self._connection.broker))
+        settings, broker = self._connection.settings, self._connection.broker
+        stores = make_stores(settings.weight_root_path, partial(WeightChunks, broker), settings)
+        return WeightReceiver(tensors, stores)
 
     def _read(self, receiver: WeightReceiver, manifest: WeightManifest) -> str:
         for pause_s in (*RELOAD_PAUSES_S, None):

@@ -25,7 +25,6 @@ from contracts.encoding.wire import Record, convert
 from contracts.engines import DEFAULT, ENGINES, Engine, engine_options
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
-from contracts.weights import RedisWeights
 
 KEY_VARIABLE = "api_key_variable"
 """Key of an engine's table that names a variable of the launcher: a server's key doesn't belong into a file."""
@@ -120,10 +119,10 @@ class StackProfile(Record, frozen=True, kw_only=True):
                 field="deterministic",
                 cure="--set deterministic=false, or a profile with transformers, or with vllm and batch_invariant",
             )
-        by_server = not spec.deterministic and not all(kind.kind.reads_redis for kind in self.generators)
-        if by_server and isinstance(spec.weights, RedisWeights):
+        by_server = not spec.deterministic and not all(kind.kind.reads_elsewhere for kind in self.generators)
+        if by_server and spec.weights.elsewhere:
             raise InvalidInput(
-                "a server of the profile's openai generators reads files, not Redis",
+                f"a server of the profile's openai generators reads files, not {spec.weights.elsewhere}",
                 field="weights.transport",
                 cure='set it to "file" or "delta"',
             )

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from contracts.errors import WeightsRejected
-from contracts.versions import WeightFile, WeightManifest, WeightStep
-from contracts.weights import WeightShard
+from contracts.versions import WeightFile, WeightManifest, WeightShard, WeightStep
 from onbeat.process.crash_points import reach
 from onbeat.weights.hashing import HashingThreads
 from onbeat.weights.layout import check_names, dtype_name

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from contracts.errors import WeightsRejected
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.weights.arrival import EngineTensors, Identity, identity
 from onbeat.weights.delta.codec import DELTA_PREFIX
 from onbeat.weights.receiver import VersionLoader
-from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.weights.stores import Stores
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +35,13 @@ class HeldVersions:
     Only `receive` and `receive_ahead` may run while the engine samples: they leave the memory in use as it is.
     """
 
-    def __init__(
-        self,
-        targets: Mapping[str, Tensor],
-        *,
-        root: Path,
-        chunks: Callable[[str], ChunkReader] | None = None,
-        beside_bytes: int = 0,
-    ) -> None:
-        """targets, root and chunks: as a WeightReceiver has them.
+    def __init__(self, targets: Mapping[str, Tensor], stores: Stores, *, beside_bytes: int = 0) -> None:
+        """targets, stores: as a WeightReceiver has them.
 
         beside_bytes: the most host memory for versions beside the one in use; less than a version is none.
         """
         self._targets = dict(targets)
-        self._loader = VersionLoader(root=root, chunks=chunks)
+        self._loader = VersionLoader(stores)
         self._given_up = threading.Event()
         """Set while what is received makes way for a load, and at the end."""
         self._in_use = EngineTensors(targets)

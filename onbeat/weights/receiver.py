@@ -19,20 +19,16 @@ from torch import Tensor
 
 from contracts.checkpoints import OlderVersion
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from onbeat.weights.adapter.reader import AdapterReader
 from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, Fill, fill_and_check
 from onbeat.weights.delta.codec import DELTA_PREFIX
 from onbeat.weights.delta.reader import fill_delta, take_delta_ahead
-from onbeat.weights.files.store import FolderFiles, LocalFile
-from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat.weights.files.store import LocalFile
 from onbeat.weights.hashing import HashingThreads, bytes_of
 from onbeat.weights.layout import Layout, check_names, layout_of
-from onbeat.weights.redis.chunks import ChunkReader
-from onbeat.weights.stores import TensorFile, version_files
-from onbeat.weights.transports import make_stores
+from onbeat.weights.stores import Stores, TensorFile, version_files
 from onbeat.weights.whole import fill_whole, take_shard_ahead
 
 Take = Callable[[str, Tensor], None]
@@ -44,11 +40,10 @@ log = logging.getLogger(__name__)
 class VersionLoader:
     """Reads versions into any memory of one engine. Used by one thread at a time; blocks while it reads."""
 
-    def __init__(self, *, root: Path, chunks: Callable[[str], ChunkReader] | None = None) -> None:
-        """root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis."""
-        self._folders = FolderFiles(root)
-        self._stores = make_stores(root, chunks)
-        self._adapters = AdapterReader(self._folders)
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._early = [files for files in dict.fromkeys(stores.values()) if files.announces_early]
+        self._adapters = AdapterReader()
 
     def load(self, manifest: WeightManifest, memory: EngineTensors, *, crash_point: str = LOADING) -> str:
         """Puts the version in place; answers its digest, computed over the memory that the tensors are in.
@@ -73,16 +68,18 @@ class VersionLoader:
         whole version or says what is wrong.
         """
         take_ahead = take_delta_ahead if shard.name.startswith(DELTA_PREFIX) else take_shard_ahead
-        try:
-            # Only files of folders are announced before their version is complete.
-            take_ahead(self._folders, shard, memory)
-        except WeightsRejected as error:
-            log.debug("%s", error)
+        # A shard doesn't say which store has it.
+        for files in self._early:
+            try:
+                take_ahead(files, shard, memory)
+                return
+            except WeightsRejected as error:
+                log.debug("%s", error)
 
     def _load(self, manifest: WeightManifest, memory: EngineTensors, arrival: Arrival, crash_point: str) -> str:
         if not manifest.adapter:
             # The copy of a base is let go.
-            self._adapters = AdapterReader(self._folders)
+            self._adapters = AdapterReader()
         fill: Fill = self._adapters.fill if manifest.adapter else fill_delta if manifest.base else fill_whole
         files = self._stores[manifest.transport]
         digest = fill_and_check(fill, files, manifest, memory, arrival, crash_point=crash_point)
@@ -93,15 +90,10 @@ class VersionLoader:
 class WeightReceiver:
     """Fills one engine's tensors. Used by one thread; blocks while it reads."""
 
-    def __init__(
-        self, targets: Mapping[str, Tensor], *, root: Path, chunks: Callable[[str], ChunkReader] | None = None
-    ) -> None:
-        """targets: the engine's tensors, by published name; on the meta device, only what they must be.
-
-        root: the weight root. chunks: job id → its chunks in Redis; None where there is no Redis.
-        """
+    def __init__(self, targets: Mapping[str, Tensor], stores: Stores) -> None:
+        """targets: the engine's tensors, by published name; on the meta device, only what they must be."""
         self._memory = EngineTensors(targets)
-        self._loader = VersionLoader(root=root, chunks=chunks)
+        self._loader = VersionLoader(stores)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -122,11 +114,10 @@ class WeightReceiver:
 class PublishedVersions:
     """Versions as generators find them, read back by their trainer."""
 
-    def __init__(self, layout: Layout, *, root: Path, chunks: Callable[[str], ChunkReader]) -> None:
-        """layout: of the weights. root: the weight root. chunks: job id → its chunks in Redis."""
+    def __init__(self, layout: Layout, stores: Stores) -> None:
+        """layout: of the weights."""
         self._layout = layout
-        self._root = root
-        self._chunks = chunks
+        self._stores = stores
 
     def check(self, manifest: WeightManifest) -> None:
         """Raises WeightsRejected for a version that is not there as it was published."""
@@ -160,7 +151,7 @@ class PublishedVersions:
         version = manifest.policy_version
         published = manifest.adapter.adapter_digest if manifest.adapter else manifest.weights_digest
         try:
-            tensors = read_back(manifest, self._layout, root=self._root, chunks=self._chunks)
+            tensors = read_back(manifest, self._layout, self._stores)
             layout = layout_of(tensors) if manifest.adapter else self._layout
             check_names(version, expected=layout, found=tensors)
             take = make_take(layout)
@@ -178,21 +169,17 @@ class PublishedVersions:
         return found
 
 
-def read_back(
-    manifest: WeightManifest, layout: Layout, *, root: Path, chunks: Callable[[str], ChunkReader]
-) -> Mapping[str, Tensor]:
-    """Reads what a published version holds: the weights, or the matrices of adapters. Files are read tensor by tensor,
-    as they are asked for; a delta, and what comes through Redis, is made in memory.
+def read_back(manifest: WeightManifest, layout: Layout, stores: Stores) -> Mapping[str, Tensor]:
+    """Reads what a published version holds: the weights, or the matrices of adapters. Files are mapped where the
+    store can; a delta is made in memory.
 
-    layout: of the weights. Raises WeightsRejected for what is missing, and ContractViolation for a file that is none,
-    also as it is read; the caller checks the digest of what it gets.
+    layout: of the weights. Raises WeightsRejected for what is missing or no file of tensors; the caller checks the
+    digest of what it gets.
     """
-    if manifest.transport == "file":
-        return StoredTensors(FolderFiles(root).paths(manifest))
-    if manifest.adapter:
-        files = make_stores(root, chunks)[manifest.transport]
+    if not manifest.base:
+        files = stores[manifest.transport]
         return {name: tensor for file in version_files(manifest) for name, tensor in files.tensors(file).items()}
     targets = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in layout.items()}
-    receiver = WeightReceiver(targets, root=root, chunks=chunks)
+    receiver = WeightReceiver(targets, stores)
     receiver.load(manifest)
     return receiver.tensors

@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
+from contracts.errors import WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
-from contracts.weights import WeightShard
+from contracts.versions import WeightFile, WeightManifest, WeightShard, WeightStep, WeightTransport
 from onbeat.weights.layout import FilePlan, Layout, PlannedVersion
 
 
@@ -37,8 +39,14 @@ class VersionFile:
 class VersionFiles(Protocol):
     """The receiving side of a store. Each method raises WeightsRejected for what is away, damaged or of another size.
 
-    tests/unit/onbeat/weights/test_weight_store.py runs over every implementation.
+    tests/unit/onbeat/weights/test_weight_store.py runs over every implementation. To make one asks no storage.
     """
+
+    announces_early: bool
+    """Whether its writers answer an `early_path`."""
+
+    bases: VersionFiles
+    """The store of the bases of adapters whose matrices are here: `VersionStore.bases`."""
 
     def tensors(self, file: VersionFile) -> dict[str, Tensor]:
         """The tensors of a safetensors file, mapped where the store can."""
@@ -51,6 +59,40 @@ class VersionFiles(Protocol):
     def whole(self, step: WeightStep) -> list[VersionFile]:
         """The files of a whole version that took the place of the step's delta; no manifest lists them."""
         ...
+
+
+class CopiedFiles:
+    """The VersionFiles of a store that maps no file and has whole versions alone."""
+
+    announces_early = False
+
+    def __init__(self, place: str, read: Callable[[VersionFile], bytes], bases: VersionFiles) -> None:
+        """place: the store, as errors call it. read: answers a file's bytes, or raises WeightsRejected."""
+        self._place = place
+        self._read = read
+        self.bases = bases
+
+    def tensors(self, file: VersionFile) -> dict[str, Tensor]:
+        try:
+            return load(self.content(file, most_bytes=file.num_bytes))
+        except SafetensorError as error:
+            raise WeightsRejected(f"version {file.policy_version} in {self._place} cannot be read: {error}") from error
+
+    def content(self, file: VersionFile, *, most_bytes: int) -> bytes:
+        version = f"version {file.policy_version}"
+        if file.num_bytes > most_bytes:
+            raise WeightsRejected(f"{file.name} of {version} is larger than any delta of this model")
+        if len(data := self._read(file)) != file.num_bytes:
+            raise WeightsRejected(f"{version} has {len(data)} bytes in {self._place}, its manifest {file.num_bytes}")
+        return data
+
+    def whole(self, step: WeightStep) -> list[VersionFile]:
+        """None: what is published again is written over itself."""
+        return []
+
+
+Stores = Mapping[str, VersionFiles]
+"""Transport → its receiving side: `make_stores` of onbeat/weights/transports.py."""
 
 
 class FileWriter(Protocol):
@@ -101,6 +143,9 @@ class VersionStore(Protocol):
     """What names the versions, also where no folder is written."""
     wait_s: float
     """The longest that the store may take for one tensor."""
+
+    bases: VersionStore
+    """Where adapters' bases go: here, if it can keep a whole model as long as the job runs."""
 
     def begin(self, plan: PlannedVersion) -> VersionWriter: ...
 

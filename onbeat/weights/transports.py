@@ -3,8 +3,8 @@
     spec.weights ─▶ whole or delta, adapters ─▶ STORES[transport].trainer
                                   receiver ◀─── STORES[manifest.transport].receiver
 
-What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, its line in STORES, its
-spec type in contracts/weights.py and its name in contracts/versions.py.
+What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, its line in STORES, and its
+record in contracts/weights.py.
 """
 
 from __future__ import annotations
@@ -14,31 +14,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.weights import DeltaWeights, WeightShard
+from contracts.versions import WeightShard
+from contracts.weights import DeltaWeights
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.delta.publisher import DeltaPublisher
 from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.redis.chunks import ChunkReader, ChunkWriter
-from onbeat.weights.redis.store import ChunkFiles, ChunkStore
-from onbeat.weights.stores import VersionFiles, VersionStore
+from onbeat.weights.redis.store import ChunkStore, chunk_files
+from onbeat.weights.stores import Stores, VersionFiles, VersionStore
 from onbeat.weights.whole import WholePublisher
 
 ChunksOf = Callable[[str], ChunkReader]
+NO_ACCOUNTS = StackSettings()
+"""Settings of a process that reads and writes folders, and Redis, alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreNeeds:
     """What a store may need of its trainer."""
 
+    spec: JobSpec
+    """Its `weights` has the store's options; for one tensor the store may take timeouts.iteration_s."""
     folder: RunFolder
-    wait_s: float
-    """The longest that the storage may take for one tensor."""
     chunks: ChunkWriter
     pause: Callable[[float], None]
-    max_policy_lag: int
+    settings: StackSettings
+    """The process's: the address and the keys of the storage."""
+
+    def folders(self) -> FolderStore:
+        return FolderStore(self.folder, wait_s=self.spec.timeouts.iteration_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +54,14 @@ class Store:
     """Both sides of one store."""
 
     trainer: Callable[[StoreNeeds], VersionStore]
-    receiver: Callable[[Path, ChunksOf | None], VersionFiles]
-    """Takes the weight root, and job id → its chunks; None where there is no Redis."""
+    receiver: Callable[[Path, ChunksOf | None, StackSettings], VersionFiles]
+    """Takes the weight root, job id → its chunks (None where there is no Redis), and the process's settings."""
 
 
-FOLDERS = Store(
-    trainer=lambda of: FolderStore(of.folder, wait_s=of.wait_s), receiver=lambda root, chunks: FolderFiles(root)
-)
+FOLDERS = Store(trainer=StoreNeeds.folders, receiver=lambda root, *_: FolderFiles(root))
 CHUNKS = Store(
-    trainer=lambda of: ChunkStore(
-        of.folder, of.chunks, wait_s=of.wait_s, pause=of.pause, max_policy_lag=of.max_policy_lag
-    ),
-    receiver=lambda root, chunks: ChunkFiles(chunks),
+    trainer=lambda of: ChunkStore(of.chunks, of.folders(), pause=of.pause, max_policy_lag=of.spec.max_policy_lag),
+    receiver=lambda root, chunks, _: chunk_files(chunks, FolderFiles(root)),
 )
 STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS}
 """Name in specs and manifests → store."""
@@ -70,6 +74,7 @@ def make_publisher(
     chunks: ChunkWriter,
     announce: Callable[[WeightShard], None],
     pause: Callable[[float], None],
+    settings: StackSettings = NO_ACCOUNTS,
     adapters: AdapterSource | None = None,
 ) -> WeightPublisher:
     """Makes the publisher that `spec.weights` names.
@@ -77,15 +82,15 @@ def make_publisher(
     announce: tells generators of a shard before its version is whole. pause: sleeps while Redis is full; it may raise.
     adapters: where the job publishes them alone; the transport carries them then.
     """
-    wait_s, lag = spec.timeouts.iteration_s, spec.max_policy_lag
-    needs = StoreNeeds(folder=folder, wait_s=wait_s, chunks=chunks, pause=pause, max_policy_lag=lag)
+    needs = StoreNeeds(spec=spec, folder=folder, chunks=chunks, pause=pause, settings=settings)
     store = STORES[str(spec.weights.__struct_config__.tag)].trainer(needs)
     publisher: WeightPublisher = WholePublisher(store, announce=announce)
     if isinstance(spec.weights, DeltaWeights):
         publisher = DeltaPublisher(spec.weights, store, announce=announce)
-    return publisher if adapters is None else AdapterPublisher(publisher, adapters, folder, wait_s=wait_s)
+    return publisher if adapters is None else AdapterPublisher(publisher, adapters, store.bases)
 
 
-def make_stores(root: Path, chunks: ChunksOf | None) -> dict[str, VersionFiles]:
+def make_stores(root: Path, chunks: ChunksOf | None = None, settings: StackSettings = NO_ACCOUNTS) -> Stores:
     """Makes the receiving side of each store: a generator serves whichever one a job asks for."""
-    return {name: store.receiver(root, chunks) for name, store in STORES.items()}
+    made = {store: store.receiver(root, chunks, settings) for store in STORES.values()}
+    return {name: made[store] for name, store in STORES.items()}

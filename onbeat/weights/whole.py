@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from onbeat.weights.arrival import Arrival, EngineTensors
 from onbeat.weights.files.tensor_folder import are_same

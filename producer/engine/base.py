@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
-from onbeat.weights.redis.chunks import ChunkReader
+from contracts.versions import WeightManifest, WeightShard
+
+if TYPE_CHECKING:
+    from onbeat.weights.stores import Stores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +35,12 @@ class EngineSetup:
     model_root: SpecRoot
     """Roots below which the model's folder may lie."""
     weight_root: Path
-    """Folder of the published versions."""
+    """The folder of the published versions, for an engine that hands it on."""
     deterministic: bool = False
     device: str = "cpu"
     """cpu or cuda, for an engine that computes in this process."""
-    chunks: Callable[[str], ChunkReader] | None = None
-    """Job id → its versions in Redis; None where there is no Redis."""
+    stores: Stores
+    """The published versions, by transport."""
     held_weights_bytes: int = 0
     """The most host memory for versions beside the one that samples, of an engine that holds several."""
 

@@ -16,8 +16,7 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from producer.engine.base import GenerationEngine, VerifiedWeights, check_context, check_version, check_vocabulary
 

@@ -74,6 +74,8 @@ def make_engine(
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
     module = preload(type(options))
+    from onbeat.weights.transports import make_stores
+
     engine_class: Callable[[EngineSetup, Engine], GenerationEngine] = getattr(module, CLASSES[type(options)][1])
     setup = EngineSetup(
         model=model,
@@ -81,7 +83,7 @@ def make_engine(
         weight_root=settings.weight_root_path,
         deterministic=deterministic,
         device=settings.device,
-        chunks=chunks,
+        stores=make_stores(settings.weight_root_path, chunks, settings),
         held_weights_bytes=settings.held_weights_mb * 1024**2,
     )
     return engine_class(setup, options)

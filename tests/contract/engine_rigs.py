@@ -28,6 +28,7 @@ from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
+from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import DEVICE, prompt_batch, tiny_model_folder
@@ -152,6 +153,7 @@ def transformers_rig(
             model=ModelSpec(path=architecture),
             model_root=SpecRoot(folders),
             weight_root=run_root,
+            stores=make_stores(run_root),
             deterministic=False,
             held_weights_bytes=2**30,
             device=DEVICE,
@@ -198,7 +200,7 @@ def setup(folder: Path, **changes: Any) -> EngineSetup:
     """The setup of a model folder whose versions are in `runs` beside it."""
     root = folder.parent
     fields: dict[str, Any] = {"model": ModelSpec(path=folder.name), "model_root": SpecRoot(root)}
-    return EngineSetup(**(fields | {"weight_root": root / "runs"} | changes))
+    return EngineSetup(**(fields | {"weight_root": root / "runs", "stores": make_stores(root / "runs")} | changes))
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:

@@ -100,16 +100,8 @@ from contracts.spec_tables.stages import (
 )
 from contracts.spec_tables.trainer import LoraSpec
 from contracts.timeline import IterationTimes, Lane, TimelineReport
-from contracts.versions import AdapterVersion, WeightFile, WeightManifest
-from contracts.weights import (
-    DeltaWeights,
-    FileWeights,
-    RedisWeights,
-    TensorDelta,
-    WeightDelta,
-    WeightShard,
-    WeightsSpec,
-)
+from contracts.versions import AdapterVersion, TensorDelta, WeightDelta, WeightFile, WeightManifest, WeightShard
+from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec
 from tests.contract.golden_environments import PLAYED, environment_records
 from tests.contract.golden_recorded import recorded_records
 

@@ -24,6 +24,7 @@ from contracts.engines import VllmOptions
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
+from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup
 from producer.engine.vllm.engine import BATCH_INVARIANT, VllmEngine
 from tests.builders import tiny_model_folder
@@ -135,6 +136,7 @@ def played_engine(
         model=ModelSpec(path="qwen3"),
         model_root=SpecRoot(root),
         weight_root=root,
+        stores=make_stores(root),
         deterministic=options.is_reproducible,
     )
     return VllmEngine(setup, options), made[0]

@@ -18,6 +18,7 @@ from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.publication import WeightPublisher
+from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.transformers.engine import TransformersEngine
@@ -48,14 +49,18 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
     folder = RunFolder(tmp_path, "job")
     publisher: WeightPublisher = WholePublisher(FolderStore(folder, wait_s=60.0), announce=lambda shard: None)
     if published == "adapter":
-        source = policy.adapter_source()
+        source = policy.adapter_source(policy.publish_base)
         assert source is not None
-        publisher = AdapterPublisher(publisher, source, folder, wait_s=60.0)
+        publisher = AdapterPublisher(publisher, source, FolderStore(folder, wait_s=60.0))
     manifest = publish(publisher, policy.weights(), policy_version=3)
     assert (manifest.adapter is None) == (published == "merged")
     engine = TransformersEngine(
         EngineSetup(
-            model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=True
+            model=ModelSpec(path="qwen3"),
+            model_root=SpecRoot(tmp_path),
+            weight_root=tmp_path,
+            stores=make_stores(tmp_path),
+            deterministic=True,
         )
     )
     asyncio.run(engine.load_weights(manifest))

@@ -23,6 +23,7 @@ from contracts.rollouts import Completion, SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
+from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import row_steps
@@ -423,7 +424,12 @@ def test_a_device_that_is_not_there_is_named(folders: Path, tmp_path: Path, monk
     with pytest.raises(InvalidInput, match="no CUDA device") as caught:
         TransformersEngine(
             EngineSetup(
-                model=model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False, device="cuda"
+                model=model,
+                model_root=SpecRoot(folders),
+                weight_root=tmp_path,
+                stores=make_stores(tmp_path),
+                deterministic=False,
+                device="cuda",
             )
         )
     assert caught.value.field == "ONBEAT_DEVICE"
@@ -436,7 +442,11 @@ def test_threads_that_follow_the_load_of_the_machine_are_refused_for_a_determini
     with pytest.raises(InvalidInput, match="would follow the load of the machine") as caught:
         TransformersEngine(
             EngineSetup(
-                model=ModelSpec(path="qwen3"), model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=True
+                model=ModelSpec(path="qwen3"),
+                model_root=SpecRoot(folders),
+                weight_root=tmp_path,
+                stores=make_stores(tmp_path),
+                deterministic=True,
             )
         )
     assert caught.value.field == "OMP_DYNAMIC"
@@ -476,7 +486,13 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
 
     model = ModelSpec(path="qwen3", dtype="bfloat16")
     engine = TransformersEngine(
-        EngineSetup(model=model, model_root=SpecRoot(folders), weight_root=tmp_path, deterministic=False)
+        EngineSetup(
+            model=model,
+            model_root=SpecRoot(folders),
+            weight_root=tmp_path,
+            stores=make_stores(tmp_path),
+            deterministic=False,
+        )
     )
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
     (tmp_path / "v000000").mkdir()
@@ -518,7 +534,11 @@ def test_a_bad_model_folder_is_named(tmp_path: Path, spoil: Callable[[Path], Non
     with pytest.raises(InvalidInput, match=problem) as caught:
         TransformersEngine(
             EngineSetup(
-                model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+                model=ModelSpec(path="qwen3"),
+                model_root=SpecRoot(tmp_path),
+                weight_root=tmp_path,
+                stores=make_stores(tmp_path),
+                deterministic=False,
             )
         )
     assert caught.value.field == "model.path"
@@ -538,7 +558,11 @@ def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no end-of-sequence token") as caught:
         TransformersEngine(
             EngineSetup(
-                model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, deterministic=False
+                model=ModelSpec(path="qwen3"),
+                model_root=SpecRoot(tmp_path),
+                weight_root=tmp_path,
+                stores=make_stores(tmp_path),
+                deterministic=False,
             )
         )
     assert caught.value.field == "model.path"

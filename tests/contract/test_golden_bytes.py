@@ -21,6 +21,7 @@ from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
 from contracts.spec_tables.datasets import DatasetTable
 from contracts.spec_tables.stages import JudgingStage, LogProbStage, StageTable
+from contracts.weights import Transport
 from tests.contract.make_golden import (
     FOLDER,
     GOLDEN,
@@ -31,7 +32,7 @@ from tests.contract.make_golden import (
 )
 
 NEVER_SENT = {
-    *(Record, Component, DatasetTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage),
+    *(Record, Component, DatasetTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }
 """The bases, and what a process reads from its own environment."""

@@ -94,13 +94,13 @@ def digest_after_training(ranks: Ranks) -> str:
     spec = ranks.learner.spec
     num_updates = spec.algorithm.updates_per_iteration
     for iteration in range(ITERATIONS):
+        num_missing = BATCHES
         for number in range(BATCHES):
             make = rollout_batch if spec.environment is None else played_batch
-            ranks.train(make(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}"))
-        num_missing = BATCHES
+            batch = make(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}")
+            num_missing -= len(ranks.train(batch))
         while num_missing:
-            ranks.wait(1.0)
-            num_missing -= len(ranks.trained())
+            num_missing -= len(ranks.train(wait_s=1.0))
         for update in range(num_updates):
             if update:
                 ranks.train_again(lambda: None)
@@ -124,9 +124,13 @@ class Collected(dict[str, Tensor]):
 
 
 def digest_of(ranks: Ranks) -> str:
-    """The digest of the weights that a generator would get."""
+    """The digest of the weights that a generator would get; those that adapters stand on are the model's."""
     weights: Any = Collected()
     ranks.publish(weights)
+    if ranks.learner.policy.adapters is not None:
+        base: Any = Collected()
+        ranks.publish(base, base=True)
+        assert tensors_digest(base) == ranks.learner.policy.base_digest
     return tensors_digest(weights)
 
 

@@ -26,6 +26,7 @@ from onbeat.weights.adapter.merge import merge_into
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.redis.chunks import CHUNK_BYTES, num_chunks
+from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.engine.base import VerifiedWeights
 from tests.contract.engine_rigs import (
@@ -39,7 +40,7 @@ from tests.contract.engine_rigs import (
     under,
     vllm_folder,
 )
-from tests.publishing import publish
+from tests.publishing import given_by, publish
 from tests.unit.onbeat.weights.test_weight_store import FakeChunks
 
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10])
@@ -59,7 +60,7 @@ def new_rig(root: Path) -> Rig:
     from producer.engine.vllm.engine import VllmEngine
 
     folder = vllm_folder(root, "llama")
-    engine = VllmEngine(setup(folder, chunks=lambda job_id: IN_REDIS), VLLM_OPTIONS)
+    engine = VllmEngine(setup(folder, stores=make_stores(root / "runs", lambda job_id: IN_REDIS)), VLLM_OPTIONS)
     return rig_of("vllm llama", engine, folder, root / "runs")
 
 
@@ -105,9 +106,9 @@ class Adapters:
         self._model_folder = rig.folder
         self._base = load_file(rig.folder / "model.safetensors")
         self._matrices: dict[str, Tensor] = {}
-        source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=lambda: self._base)
-        carrier = WholePublisher(FolderStore(self.folder, wait_s=60.0), announce=lambda shard: None)
-        self._publisher = AdapterPublisher(carrier, source, self.folder, wait_s=60.0)
+        source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=given_by(lambda: self._base))
+        store = FolderStore(self.folder, wait_s=60.0)
+        self._publisher = AdapterPublisher(WholePublisher(store, announce=lambda shard: None), source, store)
 
     def publish(self, version: int) -> WeightManifest:
         draw = torch.Generator().manual_seed(version)

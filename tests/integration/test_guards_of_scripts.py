@@ -23,7 +23,7 @@ from contracts.errors import FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, StateChanged
 from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
-from contracts.weights import WeightShard
+from contracts.versions import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.every_key import every_key

@@ -13,8 +13,7 @@ from broker.keys import OpenKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff
 from contracts.settings import StackSettings
-from contracts.versions import WeightFile, WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightFile, WeightManifest, WeightShard
 from tests.builders import job_spec
 
 NAME = "weights.safetensors"

@@ -83,7 +83,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_external_trainer.py",
         "tests/unit/contracts/test_spec_bounds.py",
     ),
-    **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "trainer", "rollout")},
+    **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "rollout")},
+    "contracts/spec_tables/trainer.py": (*SPECS, "tests/unit/contracts/test_external_trainer.py"),
     "contracts/settings.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
         "tests/unit/contracts/test_settings.py",

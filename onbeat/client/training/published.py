@@ -12,18 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
 from broker.trainer_side import TrainerSide
 from contracts.errors import InvalidInput, Unavailable, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
+from onbeat.client.connection import JobConnection
 from onbeat.weights.layout import Layout, layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions
-from onbeat.weights.transports import make_publisher
+from onbeat.weights.transports import make_publisher, make_stores
 
 Weights = torch.nn.Module | Mapping[str, Tensor]
 
@@ -37,16 +37,18 @@ class Versions:
         folder: RunFolder,
         *,
         side: TrainerSide,
-        broker: Broker,
+        connection: JobConnection,
         model_folder: Path,
         pause: Callable[[float], None],
     ) -> None:
         """Raises InvalidInput that names model.path."""
         model = empty_model(model_folder, dtype=getattr(torch, spec.model.dtype), device="meta")
         self._layout: Layout = layout_of(dict(weight_tensors(model)))
-        self._published = PublishedVersions(self._layout, root=folder.weight_root, chunks=partial(WeightChunks, broker))
+        settings = connection.settings
+        stores = make_stores(folder.weight_root, partial(WeightChunks, connection.broker), settings)
+        self._published = PublishedVersions(self._layout, stores)
         self.publisher: WeightPublisher = make_publisher(
-            spec, folder, chunks=side, announce=side.announce_shard, pause=pause
+            spec, folder, chunks=side, announce=side.announce_shard, pause=pause, settings=settings
         )
 
     def publish(self, weights: Weights, policy_version: int) -> WeightManifest:

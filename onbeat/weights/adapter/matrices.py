@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from contracts.errors import WeightsRejected
+from onbeat.weights.publication import TensorSink
 
 PREFIX = "base_model.model."
 A_END = ".lora_A.weight"
@@ -29,8 +30,8 @@ class AdapterSource:
     """alpha / rank."""
     matrices: Callable[[], Mapping[str, Tensor]]
     """The trained A and B of each layer, which its merged weight is made of when it is added."""
-    base: Callable[[], Mapping[str, Tensor]]
-    """The weights without adapters, which never change."""
+    base: Callable[[TensorSink], None]
+    """Gives a sink the weights without adapters, which never change; each once, as ranks that share them gather it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from torch import Tensor
 
-from contracts.run_folder import RunFolder
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from onbeat.weights.adapter.matrices import AdapterSource, matrices_of
-from onbeat.weights.files.store import FolderStore
 from onbeat.weights.layout import Layout, PlannedVersion, layout_of, published_dtype
 from onbeat.weights.publication import Publication, StoredVersion, WeightPublisher
+from onbeat.weights.stores import VersionStore
 from onbeat.weights.whole import WholeSink
 
 BASE_NAME = "base"
@@ -28,12 +27,12 @@ BASE_NAME = "base"
 class AdapterPublisher:
     """A WeightPublisher; another one carries the matrices."""
 
-    def __init__(self, carrier: WeightPublisher, source: AdapterSource, folder: RunFolder, *, wait_s: float) -> None:
-        """wait_s: the longest that the storage may take for one tensor."""
+    def __init__(self, carrier: WeightPublisher, source: AdapterSource, bases: VersionStore) -> None:
+        """bases: that of the carrier's store."""
         self._carrier = carrier
         self._source = source
-        self._bases = FolderStore(folder, wait_s=wait_s)
-        self._directory = folder.relative(folder.weights / BASE_NAME)
+        self._bases = bases
+        self._directory = bases.folder.relative(bases.folder.weights / BASE_NAME)
         self._base: WeightStep | None = None
         """None until this trainer has seen that it is there, whole."""
 
@@ -67,7 +66,7 @@ class AdapterPublisher:
         self._carrier.remove_after(policy_version)
 
     def clear_scratch(self) -> None:
-        """Clears the base's, too, which is in a folder whatever the carrier."""
+        """Clears the base's, too, which may be in another store."""
         self._carrier.clear_scratch()
         self._bases.clear_scratch()
 
@@ -77,15 +76,11 @@ class AdapterPublisher:
         self._bases.remove_all()
 
     def _publish_base(self, layout: Layout) -> WeightStep:
-        """Compares what is there already, and writes it again if it is damaged. Each tensor is asked for once, as ranks
-        that share the base gather it."""
+        """Compares what is there already, and writes it again if it is damaged."""
         plan = PlannedVersion(policy_version=0, layout=layout, directory=self._directory)
         sink = WholeSink(plan, self._bases.begin(plan), announce=lambda shard: None)
-        base = self._source.base()
         with Publication(layout, sink, wait_s=self._bases.wait_s) as publication:
-            for name in base:
-                publication.make_room(layout[name].num_bytes)
-                publication.add(name, base[name])
+            self._source.base(publication)
             self._base = publication.finish().steps[-1]
         return self._base
 

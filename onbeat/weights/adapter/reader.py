@@ -21,9 +21,7 @@ from onbeat.weights.whole import fill_whole
 class AdapterReader:
     """It fills an engine as `fill_whole` does, and keeps the base: each version is merged into it anew."""
 
-    def __init__(self, base_files: VersionFiles) -> None:
-        """base_files: of the folders, which hold the base whatever carries the matrices."""
-        self._base_files = base_files
+    def __init__(self) -> None:
         self._base: dict[str, Tensor] = {}
         """Copies of the base's weights that have adapters; the engine's own are overwritten by the merge."""
         self._base_digest = ""
@@ -38,7 +36,7 @@ class AdapterReader:
         is_merged = arrival.base is not None and arrival.base == self._made.get(engine)
         held, needed = (self._base_digest, self._base.keys()), (adapter.base.weights_digest, layers.keys())
         if not is_merged or held != needed:
-            self._read_base(adapter.base, engine, names=layers, dtype=manifest.dtype)
+            self._read_base(files.bases, adapter.base, engine, names=layers, dtype=manifest.dtype)
         arrival.hashing.add((name, tensor) for name, tensor in engine.tensors.items() if name not in layers)
         for name, layer in layers.items():
             target, weight = engine.tensors[name], self._base[name]
@@ -46,7 +44,9 @@ class AdapterReader:
             arrival.hashing.add([(name, target)])
         self._made[engine] = identity(manifest)
 
-    def _read_base(self, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str) -> None:
+    def _read_base(
+        self, files: VersionFiles, step: WeightStep, engine: EngineTensors, *, names: Collection[str], dtype: str
+    ) -> None:
         whole = WeightManifest(
             policy_version=step.policy_version,
             weights_digest=step.weights_digest,
@@ -55,7 +55,7 @@ class AdapterReader:
             files=step.files,
         )
         arrival = Arrival(policy_version=step.policy_version)
-        found = fill_and_check(fill_whole, self._base_files, whole, engine, arrival)
+        found = fill_and_check(fill_whole, files, whole, engine, arrival)
         if (self._base_digest, self._base.keys()) != (found, set(names)):
             # Other memory holds merges into another base, or of other weights.
             self._made.clear()

@@ -14,7 +14,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from contracts.errors import WeightsRejected
-from contracts.weights import TensorDelta
+from contracts.versions import TensorDelta
 
 DELTA_PREFIX = "delta-"
 DELTA_NAME = DELTA_PREFIX + "{number:05d}-of-{count:05d}.msgpack"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from contracts.encoding.wire import encode
-from contracts.versions import WeightManifest, WeightStep
-from contracts.weights import DeltaWeights, TensorDelta, WeightDelta
+from contracts.versions import TensorDelta, WeightDelta, WeightManifest, WeightStep
+from contracts.weights import DeltaWeights
 from onbeat.process.crash_points import reach
 from onbeat.weights.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
 from onbeat.weights.hashing import bytes_of

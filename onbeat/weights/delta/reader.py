@@ -15,8 +15,7 @@ import numpy as np
 
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation, WeightsRejected
-from contracts.versions import WeightManifest, WeightStep
-from contracts.weights import WeightDelta, WeightShard
+from contracts.versions import WeightDelta, WeightManifest, WeightShard, WeightStep
 from onbeat.weights.arrival import Arrival, EngineTensors, Identity, identity
 from onbeat.weights.delta.codec import apply
 from onbeat.weights.hashing import bytes_of

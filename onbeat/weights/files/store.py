@@ -14,7 +14,7 @@ from torch import Tensor
 from contracts.encoding.names import inside
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.run_folder import VERSION, RunFolder, numbered
-from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
+from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.files.tensor_folder import (
     UNREADABLE,
     ScratchFolder,
@@ -24,7 +24,7 @@ from onbeat.weights.files.tensor_folder import (
     remove_scratch,
 )
 from onbeat.weights.layout import PlannedVersion
-from onbeat.weights.stores import FileWriter, VersionFile, version_files
+from onbeat.weights.stores import FileWriter, VersionFile, VersionFiles, VersionStore, version_files
 
 Errors = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -54,9 +54,12 @@ class LocalFile:
 class FolderFiles:
     """The VersionFiles of folders."""
 
+    announces_early = True
+
     def __init__(self, root: Path) -> None:
         """root: the weight root."""
         self._root = root
+        self.bases: VersionFiles = self
 
     def tensors(self, file: VersionFile) -> dict[str, Tensor]:
         return read_shard(self.path(file))
@@ -94,10 +97,6 @@ class FolderFiles:
             raise WeightsRejected(f"{path} of version {version} has {num_bytes} bytes, its manifest {file.num_bytes}")
         return path
 
-    def paths(self, step: WeightStep | WeightManifest) -> list[Path]:
-        """Finds all files of a step, as `path` does each."""
-        return [self.path(file) for file in version_files(step)]
-
 
 class FolderStore:
     """A VersionStore: a folder for each version. Raises OnbeatError naming the folder when it cannot be written."""
@@ -105,6 +104,7 @@ class FolderStore:
     def __init__(self, folder: RunFolder, *, wait_s: float) -> None:
         self.folder = folder
         self.wait_s = wait_s
+        self.bases: VersionStore = self
 
     def begin(self, plan: PlannedVersion) -> FolderWriter:
         return FolderWriter(plan, self.folder.weight_root)

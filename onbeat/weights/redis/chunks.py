@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from contracts.errors import WeightsRejected
-from contracts.versions import WeightFile
+from onbeat.weights.stores import VersionFile
 
 CHUNK_BYTES = 4 * 1024**2
 """So small that a script which writes one blocks the server for some milliseconds only."""
@@ -64,23 +64,21 @@ class ChunkedFile:
         """Nothing: the last part fills the last chunk."""
 
 
-def read_chunks(reader: ChunkReader, file: WeightFile, *, policy_version: int) -> bytes:
-    """Puts a file together. Raises WeightsRejected where a chunk is missing or the size is another."""
+def read_chunks(reader: ChunkReader, file: VersionFile) -> bytes:
+    """Puts a file together. Raises WeightsRejected where a chunk is missing or too large."""
+    version = file.policy_version
     # Sizes are checked before anything is read, and chunk by chunk: a forged one must not fill the memory.
     if file.num_bytes > MAX_VERSION_BYTES:
-        raise WeightsRejected(f"version {policy_version} says that it has {file.num_bytes} bytes in Redis")
+        raise WeightsRejected(f"version {version} says that it has {file.num_bytes} bytes in Redis")
     chunks: list[bytes] = []
     for number in range(num_chunks(file.num_bytes)):
-        chunk = reader.get(policy_version, file.name, number)
+        chunk = reader.get(version, file.name, number)
         if chunk is None:
-            raise WeightsRejected(f"chunk {number} of version {policy_version} is not in Redis")
+            raise WeightsRejected(f"chunk {number} of version {version} is not in Redis")
         if len(chunk) > CHUNK_BYTES:
-            raise WeightsRejected(f"chunk {number} of version {policy_version} has {len(chunk)} bytes")
+            raise WeightsRejected(f"chunk {number} of version {version} has {len(chunk)} bytes")
         chunks.append(chunk)
-    data = b"".join(chunks)
-    if len(data) != file.num_bytes:
-        raise WeightsRejected(f"version {policy_version} has {len(data)} bytes in Redis, its manifest {file.num_bytes}")
-    return data
+    return b"".join(chunks)
 
 
 def num_chunks(num_bytes: int) -> int:

@@ -5,84 +5,62 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping
 
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from contracts.errors import BrokerFull, InvalidInput, WeightsRejected
-from contracts.run_folder import VERSION, RunFolder, number_of
-from contracts.versions import WeightFile, WeightStep, WeightTransport
+from contracts.run_folder import VERSION, number_of
+from contracts.versions import WeightFile, WeightTransport
 from onbeat.process.waiting import Waiting
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.redis.chunks import ChunkedFile, ChunkReader, ChunkWriter, most_bytes, read_chunks
-from onbeat.weights.stores import VersionFile
+from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore
 
 FULL_PAUSE_S = 0.5
 
 
-class ChunkFiles:
-    """The VersionFiles of chunks. A version is announced when it is whole, and no chunk before."""
+def chunk_files(chunks: Callable[[str], ChunkReader] | None, bases: VersionFiles) -> CopiedFiles:
+    """Makes the VersionFiles of chunks. A version is announced when it is whole, and no chunk before.
 
-    def __init__(self, chunks: Callable[[str], ChunkReader] | None) -> None:
-        """chunks: job id → its chunks; None for an engine without Redis."""
-        self._chunks = chunks
+    chunks: job id → its chunks; None for an engine without Redis.
+    """
 
-    def tensors(self, file: VersionFile) -> dict[str, Tensor]:
-        try:
-            return load(self.content(file, most_bytes=file.num_bytes))
-        except SafetensorError as error:
-            raise WeightsRejected(f"version {file.policy_version} in Redis cannot be read: {error}") from error
-
-    def content(self, file: VersionFile, *, most_bytes: int) -> bytes:
-        version = file.policy_version
-        if self._chunks is None:
+    def read(file: VersionFile) -> bytes:
+        if chunks is None:
             raise WeightsRejected(
-                f"version {version} is in Redis, which this engine does not read",
+                f"version {file.policy_version} is in Redis, which this engine does not read",
                 cure='set weights.transport = "file" or "delta"',
             )
-        if file.num_bytes > most_bytes:
-            raise WeightsRejected(f"{file.name} of version {version} is larger than any delta of this model")
-        listed = WeightFile(name=file.name, num_bytes=file.num_bytes)
-        return read_chunks(self._chunks(file.job_id), listed, policy_version=version)
+        return read_chunks(chunks(file.job_id), file)
 
-    def whole(self, step: WeightStep) -> list[VersionFile]:
-        """None: what is published again is written over itself."""
-        return []
+    return CopiedFiles("Redis", read, bases)
 
 
 class ChunkStore:
     """A VersionStore. A version that is published again is written over itself: equal bytes, chunk by chunk."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        chunks: ChunkWriter,
-        *,
-        wait_s: float,
-        pause: Callable[[float], None],
-        max_policy_lag: int = 0,
+        self, chunks: ChunkWriter, bases: VersionStore, *, pause: Callable[[float], None], max_policy_lag: int
     ) -> None:
-        """wait_s: for room, while Redis is at maxmemory. pause: sleeps; it may raise. max_policy_lag: of the spec; so
-        many versions more are held."""
-        self.folder = folder
+        """bases: has the folder, and the wait for room while Redis is at maxmemory. pause: sleeps; it may raise.
+        max_policy_lag: of the spec; so many versions more are held."""
+        self.folder, self.bases = bases.folder, bases
         self._chunks = chunks
-        self._room_wait_s = wait_s
         self._pause = pause
         self._most_bytes = most_bytes(max_policy_lag)
-        self.wait_s = 2 * wait_s
-        """A chunk waits for room no longer than wait_s, and a tensor has some chunks."""
+        self.wait_s = 2 * bases.wait_s
+        """A chunk waits for room no longer than a folder for a tensor, and a tensor has some chunks."""
 
     def begin(self, plan: PlannedVersion) -> ChunkedVersion:
         def put_chunk(name: str, number: int, data: bytes) -> None:
             waiting = Waiting(
                 "room for weights in Redis, which is at maxmemory",
-                deadline_s=self._room_wait_s,
+                deadline_s=self.bases.wait_s,
                 cure="raise maxmemory or end jobs",
             )
             while True:
                 try:
                     # Chunks outlive a trainer that is no more by twice what it may wait.
-                    self._chunks.put_chunk(plan.policy_version, name, number, data, keep_s=2 * self._room_wait_s)
+                    self._chunks.put_chunk(plan.policy_version, name, number, data, keep_s=self.wait_s)
                     return
                 except BrokerFull:
                     waiting.poke()

@@ -26,6 +26,7 @@ from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, Weigh
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from onbeat.weights.receiver import WeightReceiver
+from onbeat.weights.transports import make_stores
 from producer.engine.base import VerifiedWeights
 from producer.engine.batching import checked_completion, num_samples
 from producer.engine.server.requests import ServerRequests
@@ -150,9 +151,9 @@ class VllmServer(Server):
         _check_weights(batch, (await self._call("describe_version"))["weights_digest"])
 
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
-        if manifest.transport == "redis":
+        if place := manifest.transport_kind.elsewhere:
             raise InvalidInput(
-                "a server reads files, not Redis", field="weights.transport", cure='use "file" or "delta"'
+                f"a server reads files, not {place}", field="weights.transport", cure='use "file" or "delta"'
             )
         # An update under a running request ends the server's engine; `wait` lets them end, and empties the caches.
         await self.requests.post("/pause?mode=wait&clear_cache=true", None, dict[str, Any])
@@ -215,13 +216,13 @@ class SglangServer(Server):
         """Does nothing: each answer named its weights."""
 
     async def load(self, manifest: WeightManifest) -> VerifiedWeights:
-        if manifest.transport != "file":
+        if manifest.transport_kind.elsewhere or manifest.base:
             raise InvalidInput(
                 f"SGLang reads whole files, not the transport {manifest.transport}", field="weights.transport"
             )
         # The digest of the version as it lies in the weight root.
         found = await asyncio.to_thread(
-            lambda: WeightReceiver(self.expected, root=self.weight_root).load(manifest),
+            lambda: WeightReceiver(self.expected, make_stores(self.weight_root)).load(manifest),
         )
         body = {
             "model_path": str(self.weight_root / manifest.directory),

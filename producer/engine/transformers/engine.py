@@ -28,8 +28,7 @@ import torch
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
@@ -89,8 +88,7 @@ class TransformersEngine(GenerationEngine):
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)),
-            root=setup.weight_root,
-            chunks=setup.chunks,
+            setup.stores,
             beside_bytes=setup.held_weights_bytes,
         )
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)

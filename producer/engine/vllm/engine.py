@@ -34,7 +34,7 @@ from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, model_folder
-from onbeat.weights.redis.chunks import read_chunks
+from onbeat.weights.stores import version_files
 from producer.engine.base import EngineSetup, VerifiedWeights
 from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
 from producer.engine.fingerprint import attention_backend
@@ -119,7 +119,7 @@ class VllmEngine(BatchingEngine):
         self._vllm = library()
         self._dead: tuple[type[Exception], ...] = (import_module("vllm.v1.engine.exceptions").EngineDeadError,)
         self._refused: tuple[type[Exception], ...] = (import_module("vllm.exceptions").VLLMClientError, ValueError)
-        self._chunks = setup.chunks
+        self._stores = setup.stores
         self._weight_root = setup.weight_root
         self._num_requests = 0
         self._cache_is_clean = True
@@ -167,7 +167,7 @@ class VllmEngine(BatchingEngine):
             raise
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
-        files = await asyncio.to_thread(self._files_in_redis, manifest)
+        files = await asyncio.to_thread(self._files_elsewhere, manifest)
         if not self._bound_to_us:
             await self._llm.collective_rpc("end_with_generator")
             self._bound_to_us = True
@@ -213,15 +213,15 @@ class VllmEngine(BatchingEngine):
         del self._llm
         threading.Thread(target=held.clear, name="vllm-end", daemon=True).start()
 
-    def _files_in_redis(self, manifest: WeightManifest) -> dict[str, bytes]:
+    def _files_elsewhere(self, manifest: WeightManifest) -> dict[str, bytes]:
         """Name → content of the version's files; none where the engine core reads them itself. Raises WeightsRejected.
 
-        Only this process has an account with Redis.
+        Only this process has an account with what isn't a folder.
         """
-        if manifest.transport != "redis" or self._chunks is None:
+        if not manifest.transport_kind.elsewhere:
             return {}
-        reader, version = self._chunks(manifest.job_id), manifest.policy_version
-        return {file.name: read_chunks(reader, file, policy_version=version) for file in manifest.files}
+        files = self._stores[manifest.transport]
+        return {file.name: files.content(file, most_bytes=file.num_bytes) for file in version_files(manifest)}
 
     def _not_done(self, problem: str) -> EngineUnavailable:
         return EngineUnavailable(problem, field="vllm", cure="raise ONBEAT_ENGINE_TIMEOUT_S")

@@ -17,8 +17,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -29,23 +28,29 @@ import torch
 from contracts.encoding.wire import decode_json
 from contracts.errors import OnbeatError
 from contracts.versions import WeightManifest
+from contracts.weights import TRANSPORTS
 from onbeat.process.launcher import PR_SET_PDEATHSIG
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.receiver import WeightReceiver
-from onbeat.weights.redis.chunks import CHUNK_BYTES
+from onbeat.weights.stores import CopiedFiles, Stores, VersionFile
+from onbeat.weights.transports import make_stores
 
 CLASS = f"{__name__}.VerifiedLoader"
 
 
-@dataclass(frozen=True)
-class FilesAtHand:
-    """A ChunkReader of files that the generator has read from Redis."""
+def stores_of_core(root: Path, at_hand: Callable[[], Mapping[str, bytes]]) -> Stores:
+    """The stores of a process that itself reads folders alone.
 
-    files: Mapping[str, bytes]
+    root: the weight root. at_hand: name → content of what the generator has read elsewhere of the version that loads.
+    """
 
-    def get(self, policy_version: int, name: str, number: int) -> bytes | None:
-        data = self.files.get(name)
-        return None if data is None else data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+    def read(file: VersionFile) -> bytes:
+        return at_hand().get(file.name, b"")
+
+    stores, kinds = dict(make_stores(root)), TRANSPORTS
+    for name in [name for name in stores if kinds[name].elsewhere]:
+        stores[name] = CopiedFiles(kinds[name].elsewhere, read, stores[name].bases)
+    return stores
 
 
 class VerifiedLoader:
@@ -72,16 +77,15 @@ class VerifiedLoader:
     ) -> dict[str, str]:
         """Replaces the weights by a version's. Generation must be paused.
 
-        files: name → content, of a version in Redis.
+        files: name → content, of a version that isn't in folders.
         Answers what `describe_version` answers, with the reason under "rejected" if the version was refused.
         """
         self.held_version, self.held_digest = None, ""
         try:
             manifest = decode_json(manifest_json, WeightManifest)
-            receiver = self.receiver or WeightReceiver(
-                self._expected(), root=Path(weight_root), chunks=lambda job_id: FilesAtHand(self.files)
-            )
-            self.receiver = receiver if manifest.transport == "delta" or manifest.adapter else None
+            stores = stores_of_core(Path(weight_root), lambda: self.files)
+            receiver = self.receiver or WeightReceiver(self._expected(), stores)
+            self.receiver = receiver if manifest.base or manifest.adapter else None
             self.files = files or {}
             found = receiver.load(manifest)
         except OnbeatError as error:

@@ -21,8 +21,7 @@ from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import decode, encode, encode_json
 from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightFile, WeightManifest, WeightStep
-from contracts.weights import TensorDelta, WeightDelta, WeightShard
+from contracts.versions import TensorDelta, WeightDelta, WeightFile, WeightManifest, WeightShard, WeightStep
 from onbeat.audit.weights import digests_on_disk
 from onbeat.process.private_folders import make_missing, make_private
 from onbeat.weights.arrival import Arrival, EngineTensors
@@ -31,6 +30,8 @@ from onbeat.weights.delta.reader import fill_delta
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.redis.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
+from onbeat.weights.stores import VersionFile
+from onbeat.weights.transports import make_stores
 from tests.builders import DIGEST, job_spec
 
 BAD_IDS = ["../escape", "..", ".", "", "a/b", "a" * 65, "job\n", "job}:x", "/tmp/job", "jöb", "job\0"]
@@ -124,7 +125,7 @@ def test_a_link_out_of_the_weight_root_is_not_followed(tmp_path: Path, linked: s
         folder.parent.mkdir(parents=True)
         folder.symlink_to(elsewhere)
     num_bytes = (elsewhere / "weights.safetensors").stat().st_size
-    receiver = WeightReceiver({"w": torch.zeros(2)}, root=root)
+    receiver = WeightReceiver({"w": torch.zeros(2)}, make_stores(root))
     with pytest.raises(WeightsRejected, match="leads out of"):
         receiver.load(manifest(files=(WeightFile(name="weights.safetensors", num_bytes=num_bytes),)))
 
@@ -163,7 +164,7 @@ def test_a_version_in_redis_has_the_size_that_redis_takes(num_bytes: int) -> Non
             raise AssertionError("nothing is read")
 
     with pytest.raises(WeightsRejected, match=f"says that it has {num_bytes} bytes"):
-        read_chunks(Chunks(), WeightFile(name="w", num_bytes=num_bytes), policy_version=1)
+        read_chunks(Chunks(), VersionFile(policy_version=1, directory="job/v1", name="w", num_bytes=num_bytes))
 
 
 def test_a_chunk_has_the_size_of_a_chunk() -> None:
@@ -172,7 +173,7 @@ def test_a_chunk_has_the_size_of_a_chunk() -> None:
             return bytes(CHUNK_BYTES + 1)
 
     with pytest.raises(WeightsRejected, match="chunk 0"):
-        read_chunks(Chunks(), WeightFile(name="w", num_bytes=2 * CHUNK_BYTES), policy_version=1)
+        read_chunks(Chunks(), VersionFile(policy_version=1, directory="job/v1", name="w", num_bytes=2 * CHUNK_BYTES))
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

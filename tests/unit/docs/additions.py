@@ -139,11 +139,16 @@ class NovelEngine:
     "a store of weights": Addition(
         files=(
             """
-from onbeat.weights.files.store import FolderFiles, FolderStore
+from onbeat.weights.files.store import FolderFiles, FolderStore, FolderWriter
+
+
+class NovelWriter(FolderWriter):
+    transport = "novel"
 
 
 class NovelStore(FolderStore):
-    pass
+    def begin(self, plan):
+        return NovelWriter(plan, self.folder.weight_root)
 
 
 class NovelFiles(FolderFiles):
@@ -152,18 +157,16 @@ class NovelFiles(FolderFiles):
         ),
         edits=(
             Edit(
-                line='"novel": Store(trainer=lambda of: NovelStore(of.folder, wait_s=of.wait_s), '
-                "receiver=lambda root, chunks: NovelFiles(root)), ",
+                line='"novel": Store(trainer=lambda of: NovelStore(of.folder, wait_s=60.0), '
+                "receiver=lambda root, *_: NovelFiles(root)), ",
                 imports="from onbeat.weights.novel.store import NovelFiles, NovelStore",
             ),
             Edit(
                 line=" | NovelWeights",
-                above='class NovelWeights(Record, tag_field="transport", tag="novel", frozen=True, kw_only=True):\n'
-                '    """By pigeon."""\n',
+                above='class NovelWeights(Transport, tag="novel", frozen=True, kw_only=True):\n    """By pigeon."""\n',
             ),
-            Edit(line=', "novel"'),
         ),
-        says=["WholePublisher", "NovelFiles", "novel"],
+        says=["WholePublisher", "NovelFiles", "novel", True],
     ),
     "a scorer (reward)": Addition(
         files=(

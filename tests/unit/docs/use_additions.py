@@ -91,28 +91,27 @@ def an_engine():
 
 
 def a_store_of_weights():
+    import torch
+
     from contracts.encoding.wire import decode, encode
     from contracts.run_folder import RunFolder
-    from contracts.versions import WeightFile, WeightManifest
+    from contracts.versions import WeightManifest
+    from onbeat.weights.layout import layout_of
+    from onbeat.weights.receiver import WeightReceiver
     from onbeat.weights.transports import make_publisher, make_stores
 
+    folder = RunFolder(Path("runs").resolve(), "job-1")
     publisher = make_publisher(
-        spec_of(weights={"transport": "novel"}),
-        RunFolder(Path("runs").resolve(), "job-1"),
-        chunks=None,
-        announce=lambda _: None,
-        pause=lambda _: None,
+        spec_of(weights={"transport": "novel"}), folder, chunks=None, announce=lambda _: None, pause=lambda _: None
     )
-    files = make_stores(Path("."), None)["novel"]
-    manifest = WeightManifest(
-        policy_version=1,
-        weights_digest="ab" * 32,
-        dtype="float32",
-        transport="novel",
-        directory="job-1/weights/v000001",
-        files=(WeightFile(name="a", num_bytes=1),),
-    )
-    return [type(publisher).__name__, type(files).__name__, decode(encode(manifest), WeightManifest).transport]
+    tensors = {"w": torch.arange(3.0)}
+    with publisher.begin(layout_of(tensors), policy_version=1) as publication:
+        publication.add("w", tensors["w"])
+        manifest = decode(encode(publication.finish()), WeightManifest)
+    stores = make_stores(folder.weight_root)
+    receiver = WeightReceiver({"w": torch.zeros(3)}, stores)
+    is_same = receiver.load(manifest) == manifest.weights_digest and torch.equal(receiver.tensors["w"], tensors["w"])
+    return [type(publisher).__name__, type(stores["novel"]).__name__, manifest.transport, is_same]
 
 
 def a_scorer():

@@ -53,7 +53,7 @@ class Run:
             chunks=None,  # type: ignore[arg-type]
             announce=lambda shard: None,
             pause=lambda seconds: None,
-            adapters=self.policy.adapter_source() if spec.trainer.lora else None,
+            adapters=self.policy.adapter_source(self.policy.publish_base) if spec.trainer.lora else None,
         )
         self.digests: dict[int, str] = {}
 

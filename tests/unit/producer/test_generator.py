@@ -19,8 +19,7 @@ from broker.presence import AWAKE_FOR, RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.left_alone import PAUSES_S

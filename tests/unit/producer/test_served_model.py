@@ -12,8 +12,7 @@ import pytest
 from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BrokerUnavailable, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.spec import JobSpec, ModelSpec
-from contracts.versions import WeightManifest
-from contracts.weights import WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from producer.served_model import ServedModel
 from tests.builders import job_spec
 from tests.fakes import EngineShop, LoggedEngine, fake_version, spell

@@ -20,6 +20,7 @@ from onbeat.weights.files.tensor_folder import save_tensors
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
 from onbeat.weights.receiver import PublishedVersions, read_back
+from onbeat.weights.transports import make_stores
 from tests.unit.onbeat.weights.adapter.test_adapters import Store as AdapterStore
 from tests.unit.onbeat.weights.adapter.test_adapters import base, merged
 from tests.unit.onbeat.weights.test_weight_store import Store as WeightStore
@@ -50,8 +51,7 @@ class Saved:
     def write(self) -> Checkpoint:
         published = PublishedVersions(
             layout_of(weights(self.store, 0)),
-            root=self.store.folder.weight_root,
-            chunks=lambda job_id: self.store.chunks,
+            make_stores(self.store.folder.weight_root, lambda job_id: self.store.chunks),
         )
         tensors = {"weight": torch.zeros(2)}
 
@@ -107,8 +107,7 @@ def test_a_version_in_files_is_read_tensor_by_tensor_so_that_a_damaged_one_costs
     store = WeightStore(FileWeights(), tmp_path)
     manifest = store.publish(1)
     store.damage(manifest, flip_a_bit)
-    root, chunks = store.folder.weight_root, lambda _job_id: store.chunks
-    found = read_back(manifest, layout_of(version(1)), root=root, chunks=chunks)
+    found = read_back(manifest, layout_of(version(1)), make_stores(store.folder.weight_root))
     assert found.keys() == version(1).keys()
     assert sum(not torch.equal(found[name], tensor) for name, tensor in version(1).items()) == 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,21 @@ def batches(iteration: int, *, plays: bool = False) -> list[RolloutBatch]:
 def wait_for(ranks: Ranks, number: int) -> list[Trained]:
     trained: list[Trained] = []
     while len(trained) < number:
-        ranks.wait(DEADLINE_S)
-        trained += ranks.trained()
+        trained += ranks.train(wait_s=DEADLINE_S)
     return trained
+
+
+def train_all(ranks: Ranks, batches: Sequence[RolloutBatch]) -> list[Trained]:
+    """Hands the batches over, and waits until all are trained."""
+    trained = [one for batch in batches for one in ranks.train(batch)]
+    return trained + wait_for(ranks, len(batches) - len(trained))
 
 
 def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
     """Two iterations; the second one is trained with weights that the first has moved."""
     num_updates = ranks.learner.spec.algorithm.updates_per_iteration
     for iteration in range(2):
-        for batch in batches(iteration, plays=ranks.learner.spec.environment is not None):
-            ranks.train(batch)
-        wait_for(ranks, BATCHES)
+        train_all(ranks, batches(iteration, plays=ranks.learner.spec.environment is not None))
         for update in range(num_updates):
             if update:
                 ranks.train_again(lambda: None)
@@ -161,7 +164,7 @@ def test_a_second_batch_begins_once_everything_is_sampled_and_not_before(
     # One has ended, and one has begun since: never two at once.
     assert gate.num_begun.acquire(timeout=DEADLINE_S)
     assert not gate.num_begun.acquire(timeout=0)
-    ranks.all_sampled()
+    ranks.train(is_sampled=True)
     assert gate.num_begun.acquire(timeout=DEADLINE_S)
     gate.may_end.release(2)
     wait_for(ranks, 2)
@@ -212,9 +215,7 @@ def test_a_further_update_that_hangs_ends_after_the_time_of_an_iteration(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = threaded(learner_of(folder, timeouts__iteration_s=1.0, **UPDATES), BOTH)
-    for batch in batches(0):
-        ranks.train(batch)
-    wait_for(ranks, BATCHES)
+    train_all(ranks, batches(0))
     let_go = threading.Event()
     monkeypatch.setattr(Learner, "train_kept", lambda *_: let_go.wait(DEADLINE_S))
     with pytest.raises(DeadlineExceeded, match=r"for the passes of 5 batches of a further update"):
@@ -268,8 +269,7 @@ def test_a_further_update_has_every_thread_although_no_batch_was_told_to_be_the_
 ) -> None:
     ranks = threaded(learner_of(folder, **UPDATES), Passes(while_sampled=1, then=2))
     for batch in batches(0)[:2]:
-        ranks.train(batch)
-        wait_for(ranks, 1)
+        train_all(ranks, [batch])
     meeting, train_kept = threading.Barrier(2), Learner.train_kept
 
     def met(learner: Learner, one: Any) -> Trained:

@@ -119,28 +119,22 @@ class Played:
 
     # Ranks
 
-    has_room = True
+    most_handed_out = 2**10
     trains_at_the_end = False
     """Whether what is handed over is trained only once all of it is sampled."""
 
-    @property
-    def num_training(self) -> int:
-        return len(self._trained)
-
-    def all_sampled(self) -> None:
-        self.said.append("all sampled")
-        self.trains_at_the_end = False
-
-    def train(self, batch: RolloutBatch) -> None:
-        self.said.append(f"trained {batch.batch_id}")
-        self.handed_over.append(batch)
-        stats = MicroBatchStats.of(batch, batch_rewards(batch))
-        self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
-
-    def wait(self, timeout_s: float) -> None:
+    def train(
+        self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False
+    ) -> list[Trained]:
         """What is handed over is trained at once, or at the end."""
-
-    def trained(self) -> list[Trained]:
+        if is_sampled and self.trains_at_the_end:
+            self.said.append("all sampled")
+            self.trains_at_the_end = False
+        if batch is not None:
+            self.said.append(f"trained {batch.batch_id}")
+            self.handed_over.append(batch)
+            stats = MicroBatchStats.of(batch, batch_rewards(batch))
+            self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
         if self.trains_at_the_end:
             return []
         trained, self._trained = self._trained, []
@@ -200,23 +194,21 @@ class Slow(Played):
         self._num_waits = num_waits
         self._num_left = 0
 
-    @property
-    def has_room(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return not self._trained
+    most_handed_out = 1
 
     def claim_rollouts(self, iteration: int, *, max_batches: int) -> tuple[list[Arrived], int]:
         return super().claim_rollouts(iteration, max_batches=1)
 
-    def train(self, batch: RolloutBatch) -> None:
-        super().train(batch)
-        self._num_left = self._num_waits
-
-    def wait(self, timeout_s: float) -> None:
-        self._clock.now_s += 0.4 * self.spec.timeouts.iteration_s
-        self._num_left -= 1
-
-    def trained(self) -> list[Trained]:
-        return [] if self._num_left > 0 else super().trained()
+    def train(
+        self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False
+    ) -> list[Trained]:
+        if batch is not None:
+            self._num_left, self.trains_at_the_end = self._num_waits, True
+        elif wait_s:
+            self._clock.now_s += 0.4 * self.spec.timeouts.iteration_s
+            self._num_left -= 1
+            self.trains_at_the_end = self._num_left > 0
+        return super().train(batch, wait_s=wait_s)
 
 
 class NeverLate:

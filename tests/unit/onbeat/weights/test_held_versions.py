@@ -16,8 +16,8 @@ from torch import Tensor
 
 from contracts.errors import WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightManifest
-from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
+from contracts.versions import WeightManifest, WeightShard
+from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec
 from onbeat.weights import held_versions
 from onbeat.weights.arrival import EngineTensors, identity
 from onbeat.weights.delta.codec import DELTA_NAME
@@ -27,7 +27,7 @@ from onbeat.weights.files.store import FolderStore
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.publication import WeightPublisher
-from onbeat.weights.transports import make_publisher
+from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
 from tests.builders import job_spec
 from tests.publishing import publish
@@ -78,7 +78,7 @@ class Engine:
         self.folder = RunFolder(root, job_id)
         self.targets = {name: torch.zeros_like(tensor) for name, tensor in version(0).items()}
         self.versions = HeldVersions(
-            self.targets, root=root, chunks=lambda job_id: self.chunks, beside_bytes=beside_bytes
+            self.targets, make_stores(root, lambda job_id: self.chunks), beside_bytes=beside_bytes
         )
         self._weights = weights
         self.publisher = self.another_publisher()

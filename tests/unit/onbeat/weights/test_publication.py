@@ -15,17 +15,18 @@ from torch import Tensor
 
 from contracts.errors import ContractViolation, DeadlineExceeded, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightFile, WeightManifest
-from contracts.weights import DeltaWeights, WeightShard
+from contracts.versions import WeightFile, WeightManifest, WeightShard
+from contracts.weights import DeltaWeights
 from onbeat.weights import publication as publication_module
 from onbeat.weights.delta.publisher import DeltaPublisher
-from onbeat.weights.files.store import FolderStore
+from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
 from onbeat.weights.publication import Publication
 from onbeat.weights.receiver import WeightReceiver
-from onbeat.weights.redis.store import ChunkFiles
+from onbeat.weights.redis.store import chunk_files
 from onbeat.weights.stores import VersionFile
+from onbeat.weights.transports import make_stores
 from tests.publishing import publish
 from tests.unit.onbeat.weights.test_weight_store import TRANSPORTS, Store, assert_equal, version
 
@@ -186,7 +187,7 @@ class DeltasAhead:
     def __init__(self, root: Path) -> None:
         self.folder = RunFolder(root, "job")
         self.announced: list[WeightShard] = []
-        self.receiver = WeightReceiver({name: torch.zeros_like(t) for name, t in version(0).items()}, root=root)
+        self.receiver = WeightReceiver({name: torch.zeros_like(t) for name, t in version(0).items()}, make_stores(root))
         self.publisher = self.another_publisher()
         self.receiver.load(publish(self.publisher, version(0), policy_version=0))
 
@@ -247,13 +248,13 @@ def test_a_delta_that_stands_on_a_version_that_is_not_here_is_left_alone(tmp_pat
     assert ahead.receiver.load(manifests[2]) == manifests[2].weights_digest
 
 
-def test_a_file_of_chunks_that_is_larger_than_any_delta_is_refused_before_one_is_read() -> None:
+def test_a_file_of_chunks_that_is_larger_than_any_delta_is_refused_before_one_is_read(tmp_path: Path) -> None:
     def chunks(job_id: str) -> NoReturn:
         raise AssertionError("nothing is read")
 
     file = VersionFile(policy_version=1, directory="job/v1", name="a", num_bytes=10)
     with pytest.raises(WeightsRejected, match="larger than any delta"):
-        ChunkFiles(chunks).content(file, most_bytes=9)
+        chunk_files(chunks, FolderFiles(tmp_path)).content(file, most_bytes=9)
 
 
 def test_deltas_of_a_version_that_never_came_are_undone_by_the_next_one(tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_a_version_that_was_read_whole_and_refused_is_not_read_twice(
 ) -> None:
     ahead = DeltasAhead(tmp_path)
     manifest = publish(ahead.publisher, version(1), policy_version=1)
-    newcomer = WeightReceiver({name: torch.zeros_like(t) for name, t in version(0).items()}, root=tmp_path)
+    newcomer = WeightReceiver({name: torch.zeros_like(t) for name, t in version(0).items()}, make_stores(tmp_path))
     with pytest.raises(WeightsRejected, match=r"f{64}"):
         newcomer.load(replace(manifest, weights_digest="f" * 64))
     assert caplog.messages == []

@@ -13,8 +13,8 @@ from torch import Tensor
 from contracts.errors import BrokerFull, DeadlineExceeded, InvalidInput, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from contracts.versions import WeightManifest, weights_digest
-from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightShard, WeightsSpec
+from contracts.versions import WeightManifest, WeightShard, weights_digest
+from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec
 from onbeat.weights.delta.codec import DELTA_NAME
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.files.tensor_folder import are_same
@@ -23,7 +23,7 @@ from onbeat.weights.layout import layout_of, split_into_shards
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.redis import chunks as chunk_store
-from onbeat.weights.transports import make_publisher
+from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
 from tests.builders import job_spec
 from tests.publishing import publish
@@ -75,7 +75,7 @@ class Store:
 
     def receiver(self, like: Mapping[str, Tensor] | None = None) -> WeightReceiver:
         targets = {name: torch.zeros_like(tensor) for name, tensor in (like or version(0)).items()}
-        return WeightReceiver(targets, root=self.folder.weight_root, chunks=lambda job_id: self.chunks)
+        return WeightReceiver(targets, make_stores(self.folder.weight_root, lambda job_id: self.chunks))
 
     def publish(self, number: int, tensors: Tensors | None = None) -> WeightManifest:
         return publish(self.publisher, version(number) if tensors is None else tensors, policy_version=number)
@@ -179,9 +179,9 @@ def test_a_receiver_that_joins_late_or_missed_some_gets_the_same_tensors(store: 
 
 def test_an_engine_whose_tensors_lie_elsewhere_gets_them_from_host_memory(store: Store) -> None:
     on_meta = {name: tensor.to("meta") for name, tensor in version(0).items()}
-    receiver = WeightReceiver(on_meta, root=store.folder.weight_root, chunks=lambda job_id: store.chunks)
+    receiver = WeightReceiver(on_meta, make_stores(store.folder.weight_root, lambda job_id: store.chunks))
     transposed = {**version(0), "layer.weight": torch.zeros(33, 64).t()}
-    copied = WeightReceiver(transposed, root=store.folder.weight_root, chunks=lambda job_id: store.chunks)
+    copied = WeightReceiver(transposed, make_stores(store.folder.weight_root, lambda job_id: store.chunks))
     for number in range(2):
         manifest = store.publish(number)
         assert receiver.load(manifest) == copied.load(manifest)
@@ -453,6 +453,6 @@ def test_there_is_nothing_to_remove_where_nothing_was_published(tmp_path: Path) 
 
 def test_an_engines_tensors_in_host_memory_are_written_in_place(tmp_path: Path) -> None:
     whole, strided = torch.zeros(4, 4), torch.zeros(4, 8)[:, ::2]
-    receiver = WeightReceiver({"whole": whole, "strided": strided}, root=tmp_path)
+    receiver = WeightReceiver({"whole": whole, "strided": strided}, make_stores(tmp_path))
     assert receiver.tensors["whole"].data_ptr() == whole.data_ptr()
     assert receiver.tensors["strided"].data_ptr() != strided.data_ptr()

@@ -21,9 +21,9 @@ from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import WeightReceiver
-from onbeat.weights.transports import make_publisher
+from onbeat.weights.transports import make_publisher, make_stores
 from tests.builders import job_spec
-from tests.publishing import publish
+from tests.publishing import given_by, publish
 from tests.unit.onbeat.weights.test_weight_store import FakeChunks, flip_a_bit
 
 LAYERS = {"one": (400, 90), "two.proj": (30, 500)}
@@ -77,7 +77,7 @@ class Store:
             chunks=self.chunks,
             announce=lambda shard: None,
             pause=lambda seconds: None,
-            adapters=AdapterSource(scaling=SCALING, matrices=lambda: self._matrices, base=self.base),
+            adapters=AdapterSource(scaling=SCALING, matrices=lambda: self._matrices, base=given_by(self.base)),
         )
 
     def publish(self, number: int, layers: dict[str, tuple[int, int]] = LAYERS) -> WeightManifest:
@@ -86,7 +86,7 @@ class Store:
 
     def receiver(self) -> WeightReceiver:
         targets = {name: torch.zeros_like(tensor) for name, tensor in base().items()}
-        return WeightReceiver(targets, root=self.folder.weight_root, chunks=lambda job_id: self.chunks)
+        return WeightReceiver(targets, make_stores(self.folder.weight_root, lambda job_id: self.chunks))
 
     def base_file(self) -> Path:
         return next(self.folder.weights.glob("base/*.safetensors"))
@@ -268,7 +268,7 @@ def test_adapters_that_are_not_those_of_their_manifest_are_refused_before_they_a
 def test_an_engine_that_reads_no_redis_says_which_transport_it_reads(tmp_path: Path) -> None:
     store = Store(RedisWeights(), tmp_path)
     manifest = store.publish(1)
-    receiver = WeightReceiver(base(), root=tmp_path)
+    receiver = WeightReceiver(base(), make_stores(tmp_path))
     with pytest.raises(WeightsRejected, match="is in Redis, which this engine does not read"):
         receiver.load(manifest)
 
@@ -276,7 +276,7 @@ def test_an_engine_that_reads_no_redis_says_which_transport_it_reads(tmp_path: P
 def test_versions_are_merged_beside_the_one_in_use_into_a_base_that_is_read_once_for_each_memory(store: Store) -> None:
     targets = {name: torch.zeros_like(tensor) for name, tensor in base().items()}
     versions = HeldVersions(
-        targets, root=store.folder.weight_root, chunks=lambda job_id: store.chunks, beside_bytes=2**30
+        targets, make_stores(store.folder.weight_root, lambda job_id: store.chunks), beside_bytes=2**30
     )
     manifests = [store.publish(number) for number in range(7)]
     versions.load(manifests[0])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import WeightsRejected
-from contracts.weights import TensorDelta
+from contracts.versions import TensorDelta
 from onbeat.weights.delta.codec import DENSE_FROM, UNSIGNED, WORDS_AT_ONCE, advance, apply
 
 
