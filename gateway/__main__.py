@@ -50,7 +50,7 @@ def main() -> int:
         AccessRules.of(settings, key=settings.api_key, key_setting="ONBEAT_API_KEY")
         listener = listen(settings.host, settings.port or DEFAULT_PORT)
         broker = connect_within(settings, patience_s=REQUEST_PATIENCE_S)
-        broker.durability.check()
+        broker.check()
     except OnbeatError as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2

@@ -28,7 +28,7 @@ from broker.connection.script_texts import (
     library_text,
     sealed,
 )
-from broker.connection.server_errors import UNKNOWN_FUNCTION, translated
+from broker.connection.server_errors import UNKNOWN_FUNCTION, is_a_cluster, translated
 from broker.keys import JobKeys
 from contracts.encoding.names import check_job_id
 from contracts.encoding.wire import encode
@@ -138,6 +138,18 @@ class Broker:
         """Raises BrokerUnavailable."""
         with self.call():
             self.redis.ping()
+
+    def check(self) -> None:
+        """Looks at the server once, for a gateway or a consumer that starts.
+
+        Raises InvalidInput for a cluster, a server without functions, and as Durability.check.
+        """
+        with self.call():
+            cluster: Any = self.redis.info("cluster")
+            if cluster.get("cluster_enabled"):
+                raise is_a_cluster()
+            self.durability.check()
+        _ = self.seal
 
     def now_s(self) -> float:
         """Unix time by the server's clock, which leases go by."""

@@ -51,13 +51,12 @@ class Durability:
         """A time of time.monotonic: before it, a server that never syncs is not asked again."""
 
     def check(self) -> None:
-        """Looks whether a primary that was cut off would stop; for gateways and consumers, at their start.
+        """Looks whether a primary that was cut off would stop. Part of `Broker.check`.
 
         Raises InvalidInput where fewer replicas are connected than are asked for, or where the server would accept
         writes without them. A line of the log says where there are some, and none is asked for.
         """
-        with self._broker.call():
-            state: Any = self._broker.redis.info("replication")
+        state: Any = self._broker.redis.info("replication")
         connected = state.get("connected_slaves", 0)
         if connected < self._num_replicas:
             raise InvalidInput(

@@ -9,6 +9,7 @@ from typing import Any
 from redis.exceptions import InvalidResponse
 
 from broker.connection.client import connect
+from broker.connection.server_errors import is_a_cluster
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
 
@@ -29,16 +30,21 @@ class RedisServer:
 
 
 def probe(url: str, *, patience_s: float = 1.0) -> RedisServer:
-    """Raises as `connect` does, and Unavailable for a server that is too old, or is none of Redis's kind."""
+    """Raises as `connect` does, InvalidInput for a cluster and for a server without functions, and Unavailable for one
+    that is too old, or is none of Redis's kind."""
     try:
         with contextlib.closing(connect(StackSettings(redis_url=url), patience_s=patience_s)) as broker, broker.call():
-            info: Any = broker.redis.info("server")
+            info: Any = broker.redis.info()
+            if not info.get("cluster_enabled"):
+                broker.redis.function_list()
     except InvalidResponse as error:
         raise Unavailable(f"this does not answer like Redis: {error}", field="redis") from error
     name = "valkey" if "valkey_version" in info else "redis"
     parts = str(info.get(f"{name}_version", 0)).split(".")
     server = RedisServer(name=name, version=tuple(int(part) for part in parts if part.isdigit()))
     check_version(server)
+    if info.get("cluster_enabled"):
+        raise is_a_cluster()
     return server
 
 

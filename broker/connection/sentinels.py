@@ -15,7 +15,7 @@ from typing import Any
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 LOOK_S = 1.0
 ANSWER_S = 0.5
@@ -31,6 +31,7 @@ class Primary:
     def __init__(self, name: str, sentinels: Sequence[Place], options: Mapping[str, Any]) -> None:
         """name: what the sentinels call the server; options: of a connection to a sentinel (TLS, its password)."""
         self._name = name
+        self._hosts = ", ".join(f"{host}:{port}" for host, port in sentinels)
         self._lock = threading.Lock()
         patience = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S}
         self._sentinels = Sentinel(sentinels, sentinel_kwargs={**options, **patience, "retry": Retry(NoBackoff(), 0)})
@@ -52,7 +53,10 @@ class Primary:
             return self._place not in (None, place)
 
     def _ask(self) -> Place:
-        self._place = self._sentinels.discover_master(self._name)
+        try:
+            self._place = self._sentinels.discover_master(self._name)
+        except MasterNotFoundError:  # its text is pages of settings
+            raise ConnectionError(f"no sentinel at {self._hosts} tells where the primary `{self._name}` is") from None
         return self._place
 
 

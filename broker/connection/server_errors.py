@@ -37,6 +37,7 @@ REFUSED_IN_FUNCTION = ("ACL failure", "The user executing the script can't")
 UNKNOWN_FUNCTION = "Function not found"
 """What a server says that lacks the library."""
 CLUSTER = frozenset({"ASK", "CROSSSLOT", "MOVED"})
+NO_FUNCTIONS = re.compile(r"unknown command .?F(CALL|UNCTION)", re.IGNORECASE)
 CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 """The code of an error that the client leaves in its text; a pipeline writes its own words before it."""
 
@@ -54,6 +55,12 @@ def passes(error: Exception) -> bool:
         return False
     return (
         isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError) or code(error) in UNAVAILABLE
+    )
+
+
+def is_a_cluster() -> InvalidInput:
+    return InvalidInput(
+        "is a Redis Cluster", field="ONBEAT_REDIS_URL", cure="use one primary, with replicas or without"
     )
 
 
@@ -85,8 +92,12 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
             "Redis was not given the functions of this version", cure="its loader does, at its start"
         )
     if of in CLUSTER:
+        return is_a_cluster()
+    if NO_FUNCTIONS.match(str(error)):
         return InvalidInput(
-            "is a Redis Cluster", field="ONBEAT_REDIS_URL", cure="use one primary, with replicas or without"
+            "leads to a server without functions",
+            field="ONBEAT_REDIS_URL",
+            cure="use Redis 7.0, Valkey 7.2 or a newer one",
         )
     if of == "WRONGTYPE":
         return ContractViolation("a key of Redis holds another type than ours: another program has written there")

@@ -46,7 +46,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     roots = RunRoots(settings)
     roots.check()
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
-    broker.durability.check()
+    broker.check()
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     relay = LogRelay(log_format=settings.log_format)
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)

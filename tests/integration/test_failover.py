@@ -152,10 +152,10 @@ def test_a_stack_whose_confirmations_would_be_worth_nothing_is_refused(
     redundant: RedundantRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_REPLICAS: asks for 3, and the server has 2"):
-        broker_of(redundant, TRAINER, replicas=3).durability.check()
+        broker_of(redundant, TRAINER, replicas=3).check()
     for server in redundant.servers:
         redundant.ask(server, "CONFIG", "SET", "min-replicas-to-write", 0)
     with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_URL.*without its replicas.*min-replicas-to-write 1"):
-        broker_of(redundant, TRAINER).durability.check()
-    broker_of(redundant, TRAINER, replicas=0).durability.check()
+        broker_of(redundant, TRAINER).check()
+    broker_of(redundant, TRAINER, replicas=0).check()
     assert "ONBEAT_REDIS_REPLICAS is 0" in caplog.text

@@ -1,0 +1,73 @@
+"""Servers that can't hold a stack's jobs are refused by each process that starts, in one line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.connection.client import connect
+from broker.connection.probe import probe
+from contracts.errors import BrokerUnavailable, InvalidInput
+from contracts.settings import StackSettings
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.waiting import Waiting
+from onbeat.stack.ports import free_port
+from onbeat.stack.redis import find_server_binary
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts a server with these flags, and answers its address."""
+    children: list[ChildProcess] = []
+
+    def started(*flags: str) -> str:
+        port = free_port()
+        command = (str(find_server_binary()), "--port", str(port), "--dir", str(tmp_path), "--save", "", *flags)
+        children.append(ChildProcess("server", command=command, environment={}, log_path=tmp_path / "server.log"))
+        children[-1].start()
+        return f"redis://127.0.0.1:{port}/0"
+
+    yield started
+    for child in children:
+        child.kill()
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--cluster-enabled", "yes"), "ONBEAT_REDIS_URL: is a Redis Cluster"),
+        (
+            ("--rename-command", "FUNCTION", "", "--rename-command", "FCALL", ""),
+            "ONBEAT_REDIS_URL: leads to a server without functions",
+        ),
+    ],
+)
+def test_a_cluster_and_a_server_without_functions_are_refused_at_the_start(
+    start: Callable[..., str], flags: tuple[str, ...], problem: str
+) -> None:
+    url = start(*flags)
+    waiting = Waiting("the server to answer", deadline_s=30.0)
+    while True:
+        try:
+            broker = connect(StackSettings(redis_url=url))
+            break
+        except BrokerUnavailable:
+            waiting.poke()
+            time.sleep(0.02)
+    with pytest.raises(InvalidInput, match=problem):
+        probe(url)
+    with pytest.raises(InvalidInput, match=problem):
+        broker.check()
+    broker.close()
+
+
+def test_sentinels_that_know_no_primary_are_named_in_one_line() -> None:
+    places = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with pytest.raises(BrokerUnavailable) as caught:
+        probe(f"redis+sentinel://:secret-word@{places}/onbeat/0?sentinel_password=secret-word")
+    told = places.replace(",", ", ")
+    assert f"no sentinel at {told} tells where the primary `onbeat` is" in str(caught.value)
+    assert "secret-word" not in str(caught.value)
