@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.short_job import short_job, undisturbed_digest
-from tests.pipeline import Pipeline
+from contracts.settings import StackSettings
+from tests.builders import DEVICE
+from tests.chaos.short_job import short_job
+from tests.pipeline import REPOSITORY
+from tests.sequential_execution import digests_of_versions
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Final digest of the short job, synchronous, in one go."""
-    with Pipeline(tmp_path_factory.mktemp("undisturbed")) as pipeline:
-        pipeline.start_generators(1)
-        return undisturbed_digest(pipeline, short_job())
+    """Final digest of the short job, one thing after the other in this process."""
+    settings = StackSettings(model_root=str(REPOSITORY), device=DEVICE)
+    return digests_of_versions(short_job(), settings, tmp_path_factory.mktemp("undisturbed"))[-1]

@@ -11,7 +11,7 @@ import pytest
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from tests.chaos.short_job import assert_undisturbed, committed, short_job, undisturbed_digest, until
+from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
 from tests.pipeline import Pipeline, wait_for_exit
 
 FAILED = 2
@@ -32,8 +32,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 @pytest.fixture(scope="module")
-def oracle(pipeline: Pipeline) -> str:
-    return undisturbed_digest(pipeline, spec())
+def oracle(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return sequential_digest(pipeline, spec(), tmp_path_factory.mktemp("oracle"))
 
 
 def checkpoints(pipeline: Pipeline, job_id: str) -> list[str]:

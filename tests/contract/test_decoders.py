@@ -27,8 +27,8 @@ from contracts.spec_tables.reasoning_tasks import read_task_entry
 from onbeat.client.gateway import audit_entries, parse_events
 from onbeat.http_service.problems import Problem
 from reward_service.routes.answered import BodyFormat, decode_request
-from tests.contract.make_golden import GOLDEN
-from tests.contract.test_golden_bytes import golden_bytes, record_types
+from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
+from tests.contract.test_golden_bytes import NEVER_SENT
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "15"))
 SEARCH = settings(
@@ -38,7 +38,7 @@ SEARCH = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-NAMES = sorted(GOLDEN)
+KINDS = sorted(record_types() - NEVER_SENT, key=lambda kind: kind.__name__)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -91,7 +91,7 @@ def answers_or_refuses(decode_it: Callable[[], object], *refusals: type[Exceptio
 @SEARCH
 @given(st.data())
 def test_messagepack_that_is_damaged_or_changed_is_a_value_or_a_violation(name: str, data: st.DataObject) -> None:
-    kind = type(GOLDEN[name])
+    kind = kind_of(name)
     plain = msgpack.unpackb(golden_bytes(name), use_list=True)
     for sent in (data.draw(damaged(golden_bytes(name))), msgpack.packb(data.draw(changed(plain)))):
         answers_or_refuses(lambda sent=sent: decode(sent, kind), ContractViolation)
@@ -101,14 +101,14 @@ def test_messagepack_that_is_damaged_or_changed_is_a_value_or_a_violation(name: 
 @SEARCH
 @given(st.data())
 def test_json_that_is_damaged_or_changed_is_a_value_or_a_refusal(name: str, data: st.DataObject) -> None:
-    kind = type(GOLDEN[name])
-    text = encode_json(GOLDEN[name])
+    kind = kind_of(name)
+    text = encode_json(golden(name))
     for sent in (data.draw(damaged(text)), json.dumps(data.draw(changed(json.loads(text))), default=str).encode()):
         answers_or_refuses(lambda sent=sent: decode_json(sent, kind), InvalidInput)
 
 
 def test_a_record_that_refuses_what_json_and_plain_values_say_of_it_is_bad_input() -> None:
-    plain = json.loads(encode_json(GOLDEN["rollout_batch"])) | {"group_size": 1}
+    plain = json.loads(encode_json(golden("RolloutBatch"))) | {"group_size": 1}
     for decode_it in (
         lambda: decode_json(json.dumps(plain), RolloutBatch),
         lambda: convert(plain, RolloutBatch),
@@ -117,7 +117,7 @@ def test_a_record_that_refuses_what_json_and_plain_values_say_of_it_is_bad_input
             decode_it()
 
 
-@pytest.mark.parametrize("kind", sorted(record_types(), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @SEARCH
 @given(noise=st.binary(max_size=200), plain=PLAIN)
 def test_noise_is_refused_by_every_type_in_every_form(kind: type, noise: bytes, plain: Any) -> None:
@@ -128,7 +128,7 @@ def test_noise_is_refused_by_every_type_in_every_form(kind: type, noise: bytes, 
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("kind", sorted(record_types(), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_nothing_is_too_deep_to_be_refused(kind: type, depth: int) -> None:
     for field in [*kind.__struct_fields__, "entry", "x"]:
         deep = b'{"%s":' % field.encode() + b"[" * depth
@@ -147,17 +147,17 @@ def event_stream(text: str) -> httpx.Response:
 @SEARCH
 @given(st.data())
 def test_the_readers_above_the_wire_refuse_in_their_own_form(data: st.DataObject) -> None:
-    noise = data.draw(st.binary(max_size=200) | damaged(golden_bytes("reward_request")))
+    noise = data.draw(st.binary(max_size=200) | damaged(golden_bytes("RewardRequest")))
     answers_or_refuses(lambda: decode_request(noise, BodyFormat.JSON, RewardRequest), Problem)
     answers_or_refuses(lambda: decode_request(noise, BodyFormat.MSGPACK, RewardRequest), Problem)
-    entries = damaged(encode_json(GOLDEN["task_entry"])).map(lambda one: one.decode("latin-1"))
+    entries = damaged(encode_json(golden("TaskEntry"))).map(lambda one: one.decode("latin-1"))
     text = data.draw(ANY_TEXT | entries)
     answers_or_refuses(lambda: read_task_entry(text), OnbeatError)
     answers_or_refuses(lambda: list(parse_events(event_stream(text))), OnbeatError)
 
 
 @SEARCH
-@given(body=PLAIN | changed({"records": [{**msgspec.to_builtins(GOLDEN["audit_record_commit"]), "digest": "x"}]}))
+@given(body=PLAIN | changed({"records": [{**msgspec.to_builtins(golden("AuditRecord-commit")), "digest": "x"}]}))
 def test_an_audit_chain_of_another_form_is_refused(body: Any) -> None:
     answers_or_refuses(lambda: audit_entries(body), OnbeatError)
 
@@ -175,6 +175,6 @@ def test_settings_are_read_or_refused(environment: dict[str, str]) -> None:
 
 
 @SEARCH
-@given(body=changed(msgspec.to_builtins(GOLDEN["job_spec_reasoning_gym"])))
+@given(body=changed(msgspec.to_builtins(golden("JobSpec-reasoning_gym"))))
 def test_a_changed_job_spec_is_a_job_or_a_refusal_that_names_a_field(body: Any) -> None:
     answers_or_refuses(lambda: convert(body, JobSpec), InvalidInput)

@@ -126,46 +126,6 @@ def test_a_server_that_is_away_is_an_error_with_a_name_and_back_again_it_serves(
     assert take(job.generator()).prompt_batch.batch_id == "0/train/0"
 
 
-def test_a_batch_whose_publication_was_lost_comes_twice_and_counts_once(crash: Crash, job: Job) -> None:
-    first, second = job.generator("g1"), job.generator("g2")
-    held = [take(first), take(second)]
-    mark = crash.mark()
-    for generator, claim, name in zip((first, second), held, ("g1", "g2"), strict=True):
-        assert publish(generator, claim, name) is PublishOutcome.ACCEPTED
-    trained = arrived(job)
-    crash.kill_and_restart(keep_bytes=mark)
-    assert job.trainer.fence().published == 0
-    assert publish(first, held[0], "g1") is PublishOutcome.ACCEPTED
-    assert arrived(job) == {"0/train/0": trained["0/train/0"]}
-    commit(job, trained)
-    assert publish(second, held[1], "g2") is PublishOutcome.STALE
-    (committed,) = JobStore(crash.broker).audit(job.job_id)
-    assert committed.batches == trained
-
-
-def test_a_claim_that_was_lost_is_claimed_by_another_and_accepted_once(crash: Crash, job: Job) -> None:
-    first, second = job.generator("g1"), job.generator("g2")
-    mark = crash.mark()
-    lost = take(first)
-    crash.kill_and_restart(keep_bytes=mark)
-    assert first.renew([lost]).lost == (lost,)
-    again = take(second)
-    assert again.prompt_batch == lost.prompt_batch
-    assert publish(first, lost, "g1") is PublishOutcome.ACCEPTED
-    assert publish(second, again, "g2") is PublishOutcome.DUPLICATE
-
-
-def test_a_prompt_that_is_nowhere_is_dispatched_again(crash: Crash, job: Job) -> None:
-    lost = take(job.generator("g1"))
-    crash.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, lost.entry_id)
-    crash.mark()
-    crash.kill_and_restart()
-    assert job.trainer.reconcile(0, job.batches(0)) == 1
-    assert job.trainer.reconcile(0, job.batches(0)) == 0
-    names = {take(job.generator("g2")).prompt_batch.batch_id for _ in range(2)}
-    assert names == {"0/train/0", "0/train/1"}
-
-
 def commit_and_lose_it(crash: Crash, job: Job) -> dict[str, str]:
     """Iteration 0, trained and committed; the server then forgets the commit."""
     generator = job.generator()
@@ -178,15 +138,6 @@ def commit_and_lose_it(crash: Crash, job: Job) -> dict[str, str]:
     return trained
 
 
-def test_a_lost_commit_is_repeated_and_recorded_once(crash: Crash, job: Job) -> None:
-    trained = commit_and_lose_it(crash, job)
-    assert job.trainer.fence().committed == -1
-    commit(job, trained)
-    commit(job, trained)
-    assert len(JobStore(crash.broker).audit(job.job_id)) == 1
-    assert (job.trainer.fence().iteration, job.trainer.fence().state) == (1, "open")
-
-
 def test_a_commit_that_was_answered_and_lost_is_not_taken_for_done(crash: Crash, job: Job) -> None:
     """If it did, a job would succeed, or a checkpoint be written, with an iteration that the audit chain lacks."""
     trained = commit_and_lose_it(crash, job)
@@ -196,20 +147,6 @@ def test_a_commit_that_was_answered_and_lost_is_not_taken_for_done(crash: Crash,
     job.trainer.confirm(0)
     crash.kill_and_restart()
     job.trainer.confirm(0)
-
-
-def test_a_lost_opening_is_noticed_and_repeated(crash: Crash) -> None:
-    job_id, _ = JobStore(crash.broker).create(job_spec())
-    job = Job(crash.broker, job_id, TrainerSide(crash.broker, job_id, owner="t1", lease_s=LEASE_S))
-    job.trainer.acquire()
-    job.announce(0)
-    mark = crash.mark()
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    crash.kill_and_restart(keep_bytes=mark)
-    with pytest.raises(FenceViolation, match="not open"):
-        job.trainer.reconcile(0, job.batches(0))
-    assert job.trainer.open_iteration(job.opening(0), {0: DIGEST}) is True
-    assert job.trainer.open_iteration(job.opening(0), {0: DIGEST}) is False
 
 
 def test_no_epoch_is_handed_out_twice_although_its_counter_went_back(crash: Crash, job: Job) -> None:

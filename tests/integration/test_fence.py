@@ -14,13 +14,14 @@ from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
-from contracts.errors import Conflict, FencedOff, FenceViolation
-from contracts.events import AuditRecord
+from contracts.errors import Conflict, FencedOff
+from contracts.events import AuditRecord, Rewound
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.integration.fence_parts import let_expire
 
 DIGEST = "a" * 64
 
@@ -161,21 +162,6 @@ def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> No
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.CLOSED
 
 
-def test_what_breaks_a_check_is_refused_by_its_reason(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
-    generator = job.generator()
-    claim = generator.claim(10)
-    assert claim is not None
-    batch = claim.prompt_batch
-    assert generator.publish(claim, answer_to(batch, "g1", weights_digest="b" * 64)) is PublishOutcome.WRONG_WEIGHTS
-    assert generator.publish(claim, answer_to(batch, "g1", policy_version=1)) is PublishOutcome.FUTURE
-    assert generator.publish(claim, answer_to(batch, "g1", iteration=1)) is PublishOutcome.FUTURE
-    assert generator.publish(claim, answer_to(batch, "g1", num_groups=3)) is PublishOutcome.INCOMPLETE
-    assert generator.publish(claim, answer_to(batch, "g1")) is PublishOutcome.ACCEPTED
-    assert generator.publish(claim, answer_to(batch, "g1")) is PublishOutcome.ACCEPTED
-    assert job.trainer.fence().published == 1
-
-
 def test_a_trainer_whose_lease_was_taken_is_fenced_off(job: Job) -> None:
     with pytest.raises(Conflict):
         TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30).acquire()
@@ -186,26 +172,6 @@ def test_a_trainer_whose_lease_was_taken_is_fenced_off(job: Job) -> None:
         job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     with pytest.raises(FencedOff):
         job.trainer.claim_rollouts(0, max_batches=1)
-
-
-def test_a_new_trainer_gets_what_the_dead_one_had_claimed(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
-    generator = job.generator()
-    claim = generator.claim(10)
-    assert claim is not None
-    generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    assert len(job.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
-    job.trainer.release()
-    second = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
-    second.acquire()
-    assert second.open_iteration(job.opening(0, 1), {0: DIGEST}) is False
-    assert len(second.claim_rollouts(0, max_batches=8)[0]) == 1
-
-
-def test_a_commit_with_a_gap_is_refused(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    with pytest.raises(FenceViolation, match="missing"):
-        job.trainer.commit(record(0, {}), {}, event=None, opening=None, made=None)
 
 
 def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -> None:
@@ -223,16 +189,6 @@ def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -
     assert job.trainer.dead_batches(0) == {"0/train/0": "no reward: the scorer said 5:3"}
 
 
-def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
-    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, claim.entry_id)
-    assert job.trainer.reconcile(0, job.batches(0, 1)) == 1
-    assert job.trainer.reconcile(0, job.batches(0, 1)) == 0
-    assert job.generator("g2").claim(10) is not None
-
-
 def test_a_server_without_our_roles_is_given_the_library_by_who_calls_first(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis") as server:
         operator = connect(StackSettings(redis_url=server.url))
@@ -242,3 +198,36 @@ def test_a_server_without_our_roles_is_given_the_library_by_who_calls_first(tmp_
         assert operator.seal == UNSEALED
         operator.redis.function_flush()
         assert job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST}) is True
+
+
+def test_an_expired_lease_is_found_behind_any_number_of_live_ones(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, 12), {0: DIGEST})
+    alive, dead = job.generator("alive"), job.generator("dead")
+    for _ in range(11):
+        assert alive.claim(600)
+    last = dead.claim(600)
+    assert last is not None
+    let_expire(job.broker, job.broker.job_keys(job.job_id), "dead", last.entry_id)
+    again = alive.claim(600)
+    assert again is not None
+    assert (again.entry_id, again.attempt) == (last.entry_id, 2)
+
+
+def test_a_rewind_is_recorded_once_however_often_it_is_sent(job: Job) -> None:
+    rewind = record(0, {})
+    job.trainer.rewind(rewind)
+    job.trainer.rewind(rewind)
+    jobs = JobStore(job.broker)
+    assert jobs.audit(job.job_id) == [rewind]
+    told = [event for _, event in jobs.events_after(job.job_id, "0-0") if isinstance(event, Rewound)]
+    assert [(event.iteration, event.committed, event.trainer_epoch) for event in told] == [
+        (0, -1, rewind.trainer_epoch)
+    ]
+
+
+def test_a_trainer_that_never_acquired_is_fenced_off(settings: StackSettings) -> None:
+    broker = connect(settings)
+    job_id, _ = JobStore(broker).create(job_spec())
+    job = Job(broker, job_id, TrainerSide(broker, job_id, owner="t1", lease_s=600))
+    with pytest.raises(FencedOff):
+        job.announce(0)

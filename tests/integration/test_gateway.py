@@ -40,7 +40,7 @@ from gateway.services import Services
 from onbeat.http_service.server import server_config
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 
 KEY = "test-key"
 JSON = {"Content-Type": "application/json"}

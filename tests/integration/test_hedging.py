@@ -18,9 +18,8 @@ from broker.monitor import job_status, stream_report
 from broker.trainer_side import TrainerSide
 from contracts.settings import StackSettings
 from tests.builders import job_spec
-from tests.integration.fence_parts import recent_times, set_ledger_times, set_recent_times, set_typical_time
+from tests.integration.fence_parts import let_expire, recent_times, set_ledger_times, set_recent_times, set_typical_time
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
-from tests.integration.test_fence_repeats import expire
 
 LEASE_S = 600.0
 TYPICAL_S = 100.0
@@ -154,7 +153,7 @@ def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all
 
 def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> None:
     stack.held_for(10 * TYPICAL_S)
-    expire(stack.job, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
     claim = stack.hedge()
     assert claim is not None
     assert (claim.hedged, claim.attempt) == (False, 2)
@@ -199,7 +198,7 @@ def test_of_two_copies_one_is_accepted_and_one_is_a_duplicate(stack: Straggling,
 
 def test_the_heartbeat_of_a_hedge_leaves_the_lease_of_the_original_alone(stack: Straggling) -> None:
     copy = stack.hedged()
-    expire(stack.job, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
     assert stack.quick.renew([copy]) == Renewal()
     lease = stream_report(stack.broker, stack.job.job_id).leases[0]
     assert lease.generator_id == "slow"
@@ -225,7 +224,7 @@ def test_a_batch_is_hedged_once_whatever_became_of_the_hedger(stack: Straggling)
 
 
 def test_a_batch_that_lost_a_holder_is_not_copied(stack: Straggling) -> None:
-    expire(stack.job, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
     again = stack.job.generator("third").claim(LEASE_S)
     assert again is not None
     assert again.attempt == 2
@@ -235,7 +234,7 @@ def test_a_batch_that_lost_a_holder_is_not_copied(stack: Straggling) -> None:
 
 def test_the_copy_of_a_batch_whose_holder_died_is_accepted(stack: Straggling) -> None:
     copy = stack.hedged()
-    expire(stack.job, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
     successor = stack.job.generator("third")
     again = successor.claim(LEASE_S)
     assert again is not None
@@ -248,7 +247,7 @@ def test_the_copy_of_a_batch_whose_holder_died_is_accepted(stack: Straggling) ->
 
 def test_a_hedger_that_takes_the_lease_over_holds_it_like_anybody(stack: Straggling) -> None:
     copy = stack.hedged()
-    expire(stack.job, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
     taken = stack.quick.claim(LEASE_S)
     assert taken is not None
     assert (taken.attempt, taken.hedged) == (2, False)

@@ -15,7 +15,7 @@ from gateway.exposition.requests import GatewayMetrics
 from gateway.exposition.stack_state import FAMILIES, STAGE_GAUGES
 from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operate.md"

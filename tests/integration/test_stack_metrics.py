@@ -25,7 +25,7 @@ from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 
 METRICS_KEY = "a-key-for-scrapes"
 

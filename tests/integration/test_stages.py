@@ -89,23 +89,6 @@ def test_the_first_put_counts_the_same_again_is_accepted_and_other_content_is_re
     assert judged.trainer.columns(copy.batch) == {"judge": numbers(*range(NUM_ROWS))}
 
 
-def test_each_item_goes_to_one_worker_while_its_lease_lives(judged: StagedJob) -> None:
-    judged.publish()
-    claimed = [item.item for worker in "abcd" for item in judged.stage(worker).claim("judge", 3)]
-    assert sorted(claimed) == list(range(NUM_ROWS))
-
-
-def test_several_items_are_put_in_one_call_with_an_outcome_for_each(judged: StagedJob) -> None:
-    judged.publish_all(2)
-    side = judged.stage()
-    items = side.claim("judge", 2 * NUM_ROWS)
-    assert {item.batch_id for item in items} == {"0/train/0", "0/train/1"}
-    side.put([(items[3], judged.made(items[3]))])
-    outcomes = side.put([(item, judged.made(item)) for item in items])
-    assert outcomes == [PutOutcome.AGAIN if at == 3 else PutOutcome.ACCEPTED for at in range(2 * NUM_ROWS)]
-    assert judged.arrived() == ["0/train/0", "0/train/1"]
-
-
 def test_an_item_that_fails_is_tried_again_and_past_its_attempts_the_batch_is_dead(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, [external("judge", max_attempts=2)])
     job.open()

@@ -47,16 +47,6 @@ def test_an_expired_lease_goes_to_another_worker_before_what_is_free(redis_serve
     assert job.stage("s2").renew([again]).settled == (again,)
 
 
-def test_a_lease_that_is_renewed_stays_with_its_worker(redis_server: EmbeddedRedis) -> None:
-    job = judged(redis_server)
-    job.publish()
-    (item,) = job.stage("s1").claim("judge")
-    job.expire(item)
-    renewal = job.stage("s1").renew([item])
-    assert (renewal.lost, renewal.settled) == ((), ())
-    assert job.stage("s2").claim("judge") == []
-
-
 def test_a_clock_that_steps_back_lengthens_no_lease(redis_server: EmbeddedRedis) -> None:
     job = judged(redis_server)
     job.publish()
@@ -66,21 +56,6 @@ def test_a_clock_that_steps_back_lengthens_no_lease(redis_server: EmbeddedRedis)
     job.operator.redis.zadd(work, {f"0/{item.batch_id}/0": far_ms})
     (again,) = job.stage("s2").claim("judge")
     assert again.attempt == 2
-
-
-def test_a_batch_whose_workers_die_is_dead_past_the_attempts_of_its_stage(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", max_attempts=2)])
-    job.open()
-    job.publish()
-    for attempt in (1, 2):
-        (item,) = job.stage().claim("judge")
-        assert item.attempt == attempt
-        job.expire(item)
-    while job.stage().claim("judge"):
-        pass
-    assert job.trainer.dead_batches(0) == {"0/train/0": "stage judge: its workers died 2 times"}
-    assert (job.trainer.fence().published, job.trainer.fence().dead) == (0, 1)
-    assert job.stage().put([(item, job.made(item))]) == [PutOutcome.SETTLED]
 
 
 def end(job: StagedJob) -> None:
@@ -125,14 +100,6 @@ def test_what_ends_an_iteration_leaves_nothing_of_its_stages_and_settles_what_co
     assert side.renew([held]).settled == (held,)
     assert side.put([(held, job.made(held))]) == [PutOutcome.SETTLED]
     assert side.claim("judge") == []
-    assert job.left_behind() == set()
-
-
-def test_a_commit_takes_the_columns_away(redis_server: EmbeddedRedis) -> None:
-    job = judged(redis_server)
-    job.publish()
-    job.run_stage("judge")
-    commit(job)
     assert job.left_behind() == set()
 
 

@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import FailOutcome, PublishOutcome
+from broker.generator_side import PublishOutcome
 from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from contracts.errors import FenceViolation
 from contracts.settings import StackSettings
-from tests.integration.fence_parts import manifest, set_ledger_times, set_typical_time
+from tests.integration.fence_parts import set_ledger_times, set_typical_time
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
 
 
@@ -62,21 +62,6 @@ def test_an_expired_batch_of_the_oldest_iteration_comes_before_a_later_one(broke
     assert job.claim("g1").prompt_batch.batch_id == "1/train/1"
 
 
-def test_an_iteration_opens_in_order_and_no_more_than_there_are_slots(broker: Broker) -> None:
-    job = LaggingJob(broker, lagging_spec(1))
-    job.announce(0)
-    versions = {0: digest(0)}
-    with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(job.opening(1), versions)
-    assert job.trainer.open_iteration(job.opening(0), versions)
-    assert job.trainer.open_iteration(job.opening(1), versions)
-    assert not job.trainer.open_iteration(job.opening(0), versions)
-    assert not job.trainer.open_iteration(job.opening(1), versions)
-    with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(replace(job.opening(2), oldest_version=1, newest_version=1), versions)
-    assert job.open_iterations == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("oldest", "newest", "problem"),
     [(1, 1, "no_manifest"), (0, 2, "out_of_order"), (1, 0, "out_of_order"), (-1, 0, "out_of_order")],
@@ -95,19 +80,6 @@ def test_an_iteration_opens_with_no_versions_but_those_that_its_lag_allows(
     assert job.open_iterations == [0]
 
 
-def test_versions_that_contradict_the_fence_open_nothing(broker: Broker) -> None:
-    job = LaggingJob(broker, lagging_spec(1))
-    job.announce(0)
-    job.trainer.open_iteration(job.opening(0), {0: digest(0)})
-    other = "f" * 64
-    with pytest.raises(FenceViolation, match="divergent"):
-        job.trainer.publish_weights(manifest(0, other), oldest_kept=0)
-    for iteration in (0, 1):
-        with pytest.raises(FenceViolation, match="out_of_order"):
-            job.trainer.open_iteration(job.opening(iteration), {0: other})
-    assert job.fence.versions == {0: digest(0)}
-
-
 def test_a_version_that_is_not_announced_opens_nothing(broker: Broker) -> None:
     job = LaggingJob(broker, lagging_spec(1))
     job.announce(0)
@@ -116,19 +88,6 @@ def test_a_version_that_is_not_announced_opens_nothing(broker: Broker) -> None:
     with pytest.raises(FenceViolation, match="out_of_order"):
         job.trainer.open_iteration(job.opening(0), {0: digest(0), 1: digest(1)})
     assert job.open_iterations == []
-
-
-@pytest.mark.parametrize("lag", [1, 2])
-def test_only_the_oldest_open_iteration_is_committed(broker: Broker, lag: int) -> None:
-    job = delayed(broker, lag)
-    job.sample(count=(lag + 1) * NUM_TRAIN)
-    trained = {iteration: job.trained(iteration) for iteration in range(lag + 1)}
-    with pytest.raises(FenceViolation, match="wrong_iteration 0"):
-        job.commit(1, trained[1])
-    assert (job.fence.committed, job.open_iterations) == (-1, list(range(lag + 1)))
-    for iteration in range(lag + 1):
-        job.commit(iteration, trained[iteration])
-    assert job.fence.committed == lag
 
 
 def test_a_commit_says_which_version_it_made_and_opens_the_one_behind_the_window(broker: Broker) -> None:
@@ -166,40 +125,6 @@ def test_a_commit_that_opens_nothing_names_an_announced_version_too(broker: Brok
     assert (job.fence.committed, job.fence.versions) == (-1, {0: digest(0)})
 
 
-def test_versions_below_the_window_are_forgotten(broker: Broker) -> None:
-    job = delayed(broker, 2)
-    for iteration in range(5):
-        job.sample()
-        job.commit(iteration)
-        assert list(job.fence.versions) == list(range(max(0, iteration - 1), iteration + 2))
-
-
-@pytest.mark.parametrize("lag", [1, 2])
-def test_a_commit_leaves_the_later_iterations_as_they_are(broker: Broker, lag: int) -> None:
-    job = delayed(broker, lag)
-    job.sample(count=(lag + 1) * NUM_TRAIN - 1)
-    ahead = job.claim("g2")
-    job.commit(0)
-    assert job.generator("g2").renew([ahead]).settled == ()
-    assert job.publish(ahead, "g2") is PublishOutcome.ACCEPTED
-    for iteration in range(1, lag + 1):
-        assert len(job.trained(iteration)) == NUM_TRAIN
-
-
-def test_a_late_publication_is_stale_below_the_window_and_future_beyond_it(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    late = job.claim("late")
-    job.let_expire(late, "late")
-    job.sample()
-    job.commit(0)
-    assert job.publish(late, "late") is PublishOutcome.STALE
-    batch = replace(late.prompt_batch, iteration=3, batch_id="3/train/0")
-    beyond = replace(late, prompt_batch=batch)
-    assert job.publish(beyond, "late") is PublishOutcome.FUTURE
-    assert job.generator("late").renew([late]).settled == (late,)
-    assert job.generator("late").fail(late, "no reward") is FailOutcome.SETTLED
-
-
 def test_a_publication_after_the_last_commit_is_closed(broker: Broker) -> None:
     job = delayed(broker, 1)
     held = job.claim("late")
@@ -210,34 +135,6 @@ def test_a_publication_after_the_last_commit_is_closed(broker: Broker) -> None:
     job.commit(1, opens=False)
     assert job.publish(late_of_0, "late") is PublishOutcome.STALE
     assert job.publish(late_of_1, "late") is PublishOutcome.CLOSED
-
-
-@pytest.mark.parametrize(
-    ("changes", "outcome"),
-    [
-        ({"policy_version": 1, "weights_digest": digest(1)}, PublishOutcome.STALE),
-        ({"policy_version": 3, "weights_digest": digest(3)}, PublishOutcome.FUTURE),
-        ({"policy_version": 2, "weights_digest": digest(1)}, PublishOutcome.WRONG_WEIGHTS),
-        ({"batch_id": "3/train/9"}, PublishOutcome.UNEXPECTED),
-        ({"iteration": 2}, PublishOutcome.FUTURE),
-        ({"num_groups": 1}, PublishOutcome.INCOMPLETE),
-        ({}, PublishOutcome.ACCEPTED),
-    ],
-)
-def test_a_delayed_batch_is_of_exactly_the_version_that_its_iteration_names(
-    broker: Broker, changes: dict[str, object], outcome: PublishOutcome
-) -> None:
-    """Iterations 2 and 3 are open, under versions 1 and 2."""
-    job = delayed(broker, 1)
-    for iteration in range(2):
-        job.sample()
-        job.commit(iteration)
-    for _ in range(NUM_TRAIN):
-        job.claim("g2")
-    claim = job.claim()
-    assert (claim.prompt_batch.batch_id, claim.manifest.policy_version) == ("3/train/0", 2)
-    assert job.publish(claim, **changes) is outcome
-    assert job.broker.redis.xlen(job.slot(3).rollouts) == (outcome is PublishOutcome.ACCEPTED)
 
 
 @pytest.mark.parametrize(
@@ -261,34 +158,6 @@ def test_a_bounded_batch_goes_to_what_its_generator_holds_and_else_to_the_newest
     assert job.publish(claim) is PublishOutcome.ACCEPTED
     (arrived,), _ = job.trainer.claim_rollouts(2, max_batches=9)
     assert arrived.batch.policy_version == version
-
-
-def test_what_a_generator_was_told_to_sample_is_never_refused_for_its_version(broker: Broker) -> None:
-    """Newer versions come while it samples; a version of the range stays right until its iteration's commit."""
-    job = bounded(broker, 2)
-    slow = [job.claim("slow", held=0) for _ in range(3 * NUM_TRAIN)]
-    for iteration in range(3):
-        for claim in slow[iteration * NUM_TRAIN : (iteration + 1) * NUM_TRAIN]:
-            assert job.publish(claim, "slow") is PublishOutcome.ACCEPTED
-        job.commit(iteration)
-
-
-def test_a_version_that_is_too_old_for_the_next_iteration_is_not_asked_for_again(broker: Broker) -> None:
-    job = bounded(broker, 1)
-    for iteration in range(2):
-        job.sample()
-        job.commit(iteration)
-    assert job.claim(held=0).prompt_batch.policy_version == 2
-    assert job.claim(held=1).prompt_batch.policy_version == 1
-    assert job.claim(held=1).prompt_batch.policy_version == 2, "iteration 3 may not lag by 2"
-
-
-def test_a_delayed_claim_names_its_version_whatever_the_generator_holds(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    for iteration in range(2):
-        job.sample()
-        job.commit(iteration)
-    assert [job.claim(held=2).prompt_batch.policy_version for _ in range(4)] == [1, 1, 2, 2]
 
 
 def test_of_two_late_batches_the_one_of_the_older_iteration_is_copied_first(broker: Broker) -> None:

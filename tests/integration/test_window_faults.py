@@ -64,29 +64,6 @@ def test_an_evaluation_goes_out_when_its_version_is_made_and_is_sampled_by_no_ot
     assert len(job.trained(2)) == 3
 
 
-def test_an_evaluation_keeps_its_version_when_it_fails_and_when_its_generator_dies(broker: Broker) -> None:
-    job = begun(broker, evaluates=True, num_done=2)
-    job.sample()
-    job.trainer.dispatch(2, job.evaluation(2))
-    first = job.claim("dead")
-    job.let_expire(first, "dead")
-    second = job.claim(held=1)
-    assert (second.attempt, second.manifest.policy_version) == (2, 2)
-    assert job.generator().fail(second, "no reward") is FailOutcome.DEAD
-    assert job.publish(second) is PublishOutcome.UNEXPECTED
-    assert job.publish(second, policy_version=1, weights_digest=digest(1)) is PublishOutcome.STALE
-    assert job.trainer.dead_batches(2) == {"2/evaluation/0": "no reward"}
-
-
-def test_an_evaluation_that_is_tried_again_keeps_its_version(broker: Broker) -> None:
-    job = begun(broker, evaluates=True, num_done=2)
-    job.sample()
-    job.trainer.dispatch(2, job.evaluation(2))
-    assert job.generator().fail(job.claim(), "no reward") is FailOutcome.RETRIED
-    again = job.claim(held=1)
-    assert (again.attempt, again.manifest.policy_version) == (2, 2)
-
-
 def test_a_commit_whose_evaluation_was_never_sent_is_refused_and_reconciling_sends_it(broker: Broker) -> None:
     job = begun(broker, evaluates=True, num_done=2)
     job.sample()
@@ -102,47 +79,7 @@ def test_a_commit_whose_evaluation_was_never_sent_is_refused_and_reconciling_sen
     assert job.fence.committed == 2
 
 
-def test_a_start_sends_the_evaluation_of_the_version_that_it_has(broker: Broker) -> None:
-    job = begun(broker, evaluates=True, num_done=2)
-    job.trainer.rewind(job.record(2, {}, kind="rewind"))
-    job.start(version=2)
-    assert job.open_iterations == [2, 3]
-    assert [batch.batch_id for batch in job.sample(count=3)] == ["2/train/0", "2/train/1", "2/evaluation/0"]
-
-
 # Lost answers
-
-
-def test_each_transition_whose_answer_was_lost_is_repeated_and_changes_nothing_more(broker: StutteringBroker) -> None:
-    job = LaggingJob(broker, lagging_spec(2), evaluates=True)
-    job.announce(0)
-    for iteration in range(3):
-        broker.loses_next_answer = True
-        assert not job.trainer.open_iteration(job.opening(iteration), {0: digest(0)})
-    for iteration in range(4):
-        for _ in range(NUM_TRAIN):
-            claim = job.claim()
-            broker.loses_next_answer = True
-            assert job.publish(claim) is PublishOutcome.ACCEPTED
-        if evaluation := job.evaluation(iteration):
-            broker.loses_next_answer = True
-            assert job.trainer.dispatch(iteration, evaluation) == 0
-            late = job.claim("g3")
-            job.let_expire(late, "g3")
-            again = job.claim()
-            broker.loses_next_answer = True
-            assert job.publish(again) is PublishOutcome.ACCEPTED
-            assert job.publish(late, "g3") is PublishOutcome.DUPLICATE
-        commit_twice(job, iteration)
-    assert (job.fence.committed, job.open_iterations) == (3, [4, 5, 6])
-    assert len(JobStore(broker).audit(job.job_id)) == 4
-
-
-def commit_twice(job: LaggingJob, iteration: int) -> None:
-    trained, link = job.trained(iteration), job.last_link
-    job.commit(iteration, trained)
-    job.last_link = link
-    job.commit(iteration, trained)
 
 
 def test_rollouts_of_each_slot_are_given_again_after_a_lost_answer_and_to_a_successor(
@@ -213,27 +150,6 @@ def test_a_batch_of_a_later_iteration_that_kills_its_generators_is_buried(broker
 # Lost writes
 
 
-@pytest.mark.parametrize("lag", [1, 2])
-def test_a_restart_that_lost_a_commit_refuses_what_came_after_it_and_the_job_is_rewound(
-    broker: Broker, lag: int
-) -> None:
-    job = begun(broker, lag, num_done=2)
-    job.sample()
-    disk, link = job.dump(), job.last_link
-    job.commit(2)
-    ahead = job.claim()
-    job.restore(disk)
-    assert (job.fence.committed, job.open_iterations[0]) == (1, 2)
-    with pytest.raises(FenceViolation, match="wrong_iteration 2"):
-        job.commit(3, {})
-    assert job.publish(ahead) in (PublishOutcome.ACCEPTED, PublishOutcome.FUTURE, PublishOutcome.UNEXPECTED)
-    job.last_link = link
-    job.trainer = job.new_trainer("t2")
-    job.start(version=2)
-    job.commit(2)
-    assert job.fence.committed == 2
-
-
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_trainer_whose_commit_was_lost_takes_away_no_version_that_the_window_needs(broker: Broker, lag: int) -> None:
     job = begun(broker, lag, num_done=1)
@@ -267,16 +183,6 @@ def test_a_restart_that_lost_an_opening_of_the_window_is_noticed_by_its_trainer(
     assert job.open_iterations == [1, 2]
 
 
-@pytest.mark.parametrize("iteration", [0, 1, 2])
-def test_a_lost_prompt_of_any_open_iteration_goes_out_again(broker: Broker, iteration: int) -> None:
-    job = begun(broker, lag=2)
-    rows = broker.redis.xrange(job.slot(iteration).prompts)
-    broker.redis.xdel(job.slot(iteration).prompts, rows[0][0])  # type: ignore[index]
-    broker.redis.hdel(job.slot(iteration).ledger, f"{iteration}/train/1")
-    for one in range(3):
-        assert job.trainer.reconcile(one, job.batches(one)) == (2 if one == iteration else 0)
-
-
 # Rewind, end, resume, removal
 
 
@@ -289,22 +195,6 @@ def assert_nothing_is_in_work(job: LaggingJob) -> None:
     assert job.broker.redis.exists(*(key for slot in job.keys.slots for key in (slot.ledger, slot.claims))) == 0
     assert (job.fence.window, job.fence.versions) == ((), {})
     assert job.generator("late").claim(LEASE_S) is None
-
-
-def test_a_rewind_clears_every_slot_and_the_versions(broker: Broker) -> None:
-    job = begun(broker, lag=2, num_done=2)
-    held = [job.claim() for _ in range(3)]
-    job.sample(count=2)
-    record = job.record(1, {}, kind="rewind")
-    job.trainer.rewind(record)
-    job.trainer.rewind(record)
-    assert_nothing_is_in_work(job)
-    assert job.fence.committed == 0
-    assert [one.policy_version for one in job.generator("idle").wait_for_weights(60.0).versions] == [0, 1]
-    assert {job.publish(one) for one in held} == {PublishOutcome.FUTURE}
-    assert job.generator().renew(held).settled == tuple(held)
-    job.start(version=1)
-    assert (job.open_iterations, job.fence.versions) == ([1, 2, 3], {0: digest(0), 1: digest(1)})
 
 
 @pytest.mark.parametrize("end", [JobState.FAILED, JobState.CANCELLED])
@@ -362,21 +252,6 @@ def test_nothing_of_a_removed_job_is_left_with_its_spec_and_without(broker: Brok
             every = broker.job_keys(job.job_id, MAX_SLOTS)
             assert broker.redis.exists(*every_key(every)) == 0
             assert list(broker.redis.scan_iter(f"*{job.job_id}*")) == []
-
-
-def test_a_late_generator_brings_nothing_of_a_removed_job_back(broker: Broker) -> None:
-    job = begun(broker, lag=1)
-    job.sample()
-    generator, held = job.generator(), job.claim()
-    assert held.prompt_batch.iteration == 1
-    generator.claim(LEASE_S)
-    job.trainer.release()
-    JobStore(broker).fail(job.job_id, "enough")
-    JobStore(broker).remove(job.job_id)
-    assert generator.claim(LEASE_S) is None
-    assert generator.fail(held, "no reward") is FailOutcome.SETTLED
-    assert generator.renew([held]).settled == (held,)
-    assert list(broker.redis.scan_iter(f"*{job.job_id}*")) == []
 
 
 # Rights

@@ -37,18 +37,19 @@ WORKERS = (
     "tests/unit/producer/test_activity.py",
     "tests/unit/producer/test_generator.py",
 )
+WALKS = "tests/model/test_model_and_scripts.py"
 STAGES = (
     "tests/integration/test_guards_of_stages.py",
     "tests/integration/test_claims.py",
     "tests/integration/test_stages.py",
     "tests/integration/test_stages_faults.py",
     "tests/integration/test_stages_in_bulk.py",
+    WALKS,
 )
 FENCE = (
     "tests/integration/test_guards_of_scripts.py",
     "tests/integration/test_bounds_of_scripts.py",
     "tests/integration/test_fence.py",
-    "tests/integration/test_fence_repeats.py",
     "tests/integration/test_engines_of_a_job.py",
     "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",

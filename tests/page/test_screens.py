@@ -28,7 +28,7 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 from tests.page.browsing import PHONE, chromium, opened
 
 if TYPE_CHECKING:

@@ -77,9 +77,10 @@ def package_files() -> list[Path]:
 def nodes(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
     """(`file:line`, node) of every node that has a line."""
     for path in paths:
+        name = path.relative_to(ROOT)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.expr | ast.stmt | ast.ExceptHandler):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+                yield f"{name}:{node.lineno}", node
 
 
 def sentences(path: Path) -> Iterator[tuple[int, str]]:
@@ -112,8 +113,9 @@ def text_lines() -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError:
             continue
         if path != Path(__file__):
+            name = path.relative_to(ROOT)
             for number, line in enumerate(text.splitlines(), start=1):
-                yield f"{path.relative_to(ROOT)}:{number}", line
+                yield f"{name}:{number}", line
 
 
 def test_every_package_of_the_tree_is_checked_for_being_ours() -> None:

@@ -20,7 +20,7 @@ from onbeat_extras.planning.pipeline.costs import Costs
 from onbeat_extras.planning.pipeline.simulation import Machines, Outcome
 from onbeat_extras.planning.sources import costs_of_job, measured_folder
 from tests.builders import job_spec
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 from tests.extras.planned import NO_WAITS, batch, costs, run
 
 JOB = "job-0123456789ab"

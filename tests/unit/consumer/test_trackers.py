@@ -13,7 +13,7 @@ from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
 from tests.builders import job_spec
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 
 
 class Remembering:

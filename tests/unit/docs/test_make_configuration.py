@@ -13,7 +13,6 @@ from contracts.encoding.wire import convert
 from contracts.rewards import ExactReward, LengthReward
 from contracts.spec import JobSpec, RolloutSpec
 from docs.make_configuration import PAGE, configuration_page, undocumented_fields
-from onbeat.cli import app
 
 
 def test_the_committed_page_is_the_generated_one() -> None:
@@ -64,14 +63,3 @@ def test_the_job_in_the_page_of_the_start_is_a_valid_spec() -> None:
     block = re.search(r"```toml\n(name = .*?)```", (PAGE.parent / "start.md").read_text(), re.DOTALL)
     assert block is not None
     assert convert(tomllib.loads(block[1]), JobSpec).rollout.prompts_per_iteration == 64
-
-
-def test_every_command_in_the_readme_and_the_operators_page_exists() -> None:
-    text = (PAGE.parents[1] / "README.md").read_text() + (PAGE.parent / "operate.md").read_text()
-    commands = {callback.__name__ for command in app.registered_commands if (callback := command.callback)}
-    assert set(re.findall(r"\bonbeat (\w+)(?= |$|`)", "\n".join(console_lines(text)))) <= commands
-
-
-def console_lines(text: str) -> list[str]:
-    """Lines that a reader types."""
-    return [line for line in text.splitlines() if line.startswith("$ ")]

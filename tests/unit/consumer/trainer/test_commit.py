@@ -28,7 +28,7 @@ from onbeat.loop.recording import Recorder
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
 from tests.builders import DIGEST, job_spec
-from tests.contract.make_golden import iteration_metrics
+from tests.contract.golden_files import iteration_metrics
 
 
 def manifest(version: int) -> WeightManifest:

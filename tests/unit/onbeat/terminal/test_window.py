@@ -16,7 +16,7 @@ from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import environment_in_words, iteration_line, panel
 from onbeat.terminal.stream_report import report_tables
 from onbeat.terminal.window import kind_in_words, lags_of
-from tests.contract.make_golden import DIGEST, iteration_metrics, job_status, stream_report
+from tests.contract.golden_files import golden, iteration_metrics
 
 WINDOW = tuple(
     WindowIteration(
@@ -29,10 +29,13 @@ WINDOW = tuple(
     )
     for iteration, published, dead in ((7, 7, 1), (8, 3, 0), (9, 0, 0))
 )
-PERIODIC = msgspec.structs.replace(job_status(), schedule="periodic", max_policy_lag=0)
-DELAYED = msgspec.structs.replace(job_status(), schedule="delayed", max_policy_lag=2, window=WINDOW)
+PERIODIC = msgspec.structs.replace(golden("JobStatus"), schedule="periodic", max_policy_lag=0)
+DELAYED = msgspec.structs.replace(golden("JobStatus"), schedule="delayed", max_policy_lag=2, window=WINDOW)
 OF_A_LAG = msgspec.structs.replace(
-    iteration_metrics((0, 0, 4), 2.0), mismatch_k3=0.0123, effective_sample_share=0.931, corrected_share=0.012
+    iteration_metrics(lag_counts=(0, 0, 4), lag_mean=2.0),
+    mismatch_k3=0.0123,
+    effective_sample_share=0.931,
+    corrected_share=0.012,
 )
 
 
@@ -45,7 +48,7 @@ def shown(renderable: RenderableType) -> str:
 
 def progress(status: object, metrics: object) -> JobProgress:
     found = JobProgress(status=status)  # type: ignore[arg-type]
-    found.apply(IterationCommitted(at_s=1.0, metrics=metrics, weights_digest=DIGEST))  # type: ignore[arg-type]
+    found.apply(IterationCommitted(at_s=1.0, metrics=metrics, weights_digest="ab" * 32))  # type: ignore[arg-type]
     return found
 
 
@@ -74,7 +77,7 @@ def test_a_job_without_a_lag_is_shown_as_ever() -> None:
     assert "lag" not in text
     assert "window" not in text
     assert "lag" not in iteration_line(iteration_metrics(), of_periodic)
-    report = msgspec.to_builtins(stream_report())
+    report = msgspec.to_builtins(golden("StreamReport"))
     text = shown(Group(*report_tables(report | {"window": [{"iteration": 3}], "max_policy_lag": 0})))
     assert text == shown(
         Group(*report_tables({k: v for k, v in report.items() if k not in ("window", "max_policy_lag")}))
@@ -83,7 +86,7 @@ def test_a_job_without_a_lag_is_shown_as_ever() -> None:
 
 def test_the_streams_of_a_lagging_job_show_the_window_with_the_lag_of_each_iteration() -> None:
     bounded = [msgspec.structs.replace(one, newest_version=one.iteration) for one in WINDOW]
-    report = msgspec.to_builtins(stream_report()) | {
+    report = msgspec.to_builtins(golden("StreamReport")) | {
         "max_policy_lag": 2,
         "window": [msgspec.to_builtins(one) for one in (*WINDOW, *bounded[:1])],
     }
@@ -108,7 +111,7 @@ def test_a_window_that_another_server_answers_is_shown_as_far_as_it_goes() -> No
     ],
 )
 def test_batches_are_told_by_their_lag(counts: tuple[int, ...], mean: float, words: str) -> None:
-    assert lags_of(iteration_metrics(counts, mean)) == words
+    assert lags_of(iteration_metrics(lag_counts=counts, lag_mean=mean)) == words
 
 
 def test_a_bounded_job_says_that_its_lag_is_the_most() -> None:
