@@ -25,6 +25,7 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.loop.chain import rewind_record
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
+from tests.integration.fence_parts import lose_prompts
 from tests.integration.test_fence import DIGEST, Job, answer_to, manifest, record
 
 LEASE_S = 600.0
@@ -157,7 +158,7 @@ def test_a_claim_that_was_lost_is_claimed_by_another_and_accepted_once(crash: Cr
 
 def test_a_prompt_that_is_nowhere_is_dispatched_again(crash: Crash, job: Job) -> None:
     lost = take(job.generator("g1"))
-    crash.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, lost.entry_id)
+    lose_prompts(crash.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
     crash.mark()
     crash.kill_and_restart()
     assert job.trainer.reconcile(0, job.batches(0)) == 1

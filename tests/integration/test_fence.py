@@ -21,6 +21,7 @@ from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.integration.fence_parts import lose_prompts
 
 DIGEST = "a" * 64
 
@@ -227,7 +228,7 @@ def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
-    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, claim.entry_id)
+    lose_prompts(job.broker, job.broker.job_keys(job.job_id), claim.prompt_batch.batch_id)
     assert job.trainer.reconcile(0, job.batches(0, 1)) == 1
     assert job.trainer.reconcile(0, job.batches(0, 1)) == 0
     assert job.generator("g2").claim(10) is not None

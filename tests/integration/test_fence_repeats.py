@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from broker.connection.client import connect
-from broker.generator_side import FailOutcome, PublishOutcome, Renewal
+from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal
 from broker.job_store import JobStore
-from broker.keys import GENERATOR_GROUP
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, FenceViolation
 from contracts.events import Rewound
 from contracts.settings import StackSettings
 from tests.builders import job_spec
+from tests.integration.fence_parts import let_expire
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 LEASE_S = 600.0
-EXPIRED_MS = 3_600_000
 
 
 @pytest.fixture
@@ -32,10 +31,9 @@ def fence(settings: StackSettings) -> Job:
     return job
 
 
-def expire(job: Job, generator: str, entry_id: str) -> None:
-    """The lease of an entry has not been renewed for an hour."""
-    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
-    job.broker.redis.xclaim(prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=EXPIRED_MS, justid=True)
+def expire(job: Job, claim: Claim) -> None:
+    """The lease of a batch has not been renewed for very long."""
+    let_expire(job.broker, job.broker.job_keys(job.job_id), claim.prompt_batch.batch_id)
 
 
 def test_an_expired_lease_is_found_behind_any_number_of_live_ones(fence: Job) -> None:
@@ -44,17 +42,17 @@ def test_an_expired_lease_is_found_behind_any_number_of_live_ones(fence: Job) ->
         assert alive.claim(LEASE_S)
     last = dead.claim(LEASE_S)
     assert last is not None
-    expire(fence, "dead", last.entry_id)
+    expire(fence, last)
     again = alive.claim(LEASE_S)
     assert again is not None
-    assert (again.entry_id, again.attempt) == (last.entry_id, 2)
+    assert (again.prompt_batch, again.attempt) == (last.prompt_batch, 2)
 
 
 def test_who_lost_its_lease_cannot_fail_its_successor_s_work(fence: Job) -> None:
     late, quick = fence.generator("late"), fence.generator("quick")
     lost = late.claim(LEASE_S)
     assert lost is not None
-    expire(fence, "late", lost.entry_id)
+    expire(fence, lost)
     held = quick.claim(LEASE_S)
     assert held is not None
     assert late.fail(lost, "no reward") is FailOutcome.SETTLED
