@@ -100,6 +100,15 @@ def test_a_lost_claim_whose_prompt_is_gone_holds_its_process_up_with_nothing(job
     assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/1"
 
 
+def test_batches_go_out_in_the_order_in_which_they_were_sent_and_what_failed_behind_them(
+    settings: StackSettings,
+) -> None:
+    side = job_on(connect(settings), 12).generator(NAME)
+    assert side.fail(claimed(side), "no reward") is FailOutcome.RETRIED
+    in_order = [claimed(side).prompt_batch.batch_id for _ in range(12)]
+    assert in_order == [f"0/train/{index}" for index in (*range(1, 12), 0)]
+
+
 def test_a_name_that_is_no_text_is_refused_before_anything_is_leased(job: Job) -> None:
     nameless = GeneratorSide(job.broker, job.job_id, 7)  # type: ignore[arg-type]
     with pytest.raises(FenceViolation, match="not a name"):

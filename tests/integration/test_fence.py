@@ -231,7 +231,9 @@ def test_a_lost_prompt_is_dispatched_again(job: Job) -> None:
     lose_prompts(job.broker, job.broker.job_keys(job.job_id), claim.prompt_batch.batch_id)
     assert job.trainer.reconcile(0, job.batches(0, 1)) == 1
     assert job.trainer.reconcile(0, job.batches(0, 1)) == 0
-    assert job.generator("g2").claim(10) is not None
+    again = job.generator("g2").claim(10)
+    assert again is not None
+    assert again.attempt == 1
 
 
 def test_a_server_without_our_roles_is_given_the_library_by_who_calls_first(tmp_path: Path) -> None:

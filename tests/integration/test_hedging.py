@@ -217,6 +217,12 @@ def test_a_failed_hedge_takes_no_attempt_away_and_is_not_repeated_at_once(stack:
     assert (again.attempt, again.hedged) == (2, False)
 
 
+def test_what_was_given_back_is_claimed_and_not_copied(stack: Straggling) -> None:
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.slow.fail(stack.held, "no reward") is FailOutcome.RETRIED
+    assert stack.broker.redis.zcard(stack.keys.slots[0].claims) == 0
+
+
 def test_a_batch_is_hedged_once_whatever_became_of_the_hedger(stack: Straggling) -> None:
     copy = stack.hedged()
     set_claim_times(stack.broker, stack.keys, STRAGGLER_BATCH, claimed_ms=1, hedged_ms=1)
