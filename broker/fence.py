@@ -10,7 +10,7 @@ from broker.damage import read_of
 from broker.keys import JobKeys
 from contracts.encoding.wire import Record, decode
 
-LEDGER_FORMAT = b"5"
+LEDGER_FORMAT = b"6"
 """As scripts/prelude.lua writes it; a window of another format was left by an older Onbeat, and is opened anew."""
 
 

@@ -66,7 +66,6 @@ class Claim(Record, frozen=True, kw_only=True):
     """A leased prompt batch and the weights that it must be sampled with."""
 
     prompt_batch: PromptBatch
-    entry_id: str
     number: int
     """No other claim of the job ever has it, whatever a rewind or a restart has ended."""
     attempt: int
@@ -141,11 +140,10 @@ class GeneratorSide:
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
             self._last_dispatch = rest[1].decode()
             return None
-        entry_id, attempt, number, payload, packed = rest
+        attempt, number, payload, packed = rest
         manifest = decode(packed, WeightManifest)
         return Claim(
             prompt_batch=_sampled_by(manifest, decode(payload, PromptBatch)),
-            entry_id=entry_id.decode(),
             number=number,
             attempt=attempt,
             manifest=manifest,
@@ -170,7 +168,7 @@ class GeneratorSide:
             engine=self._engine,
         )
         if answer[0] in (b"claimed", b"hedged"):
-            self._heard = answer[3]
+            self._heard = answer[2]
         return answer
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:

@@ -3,20 +3,20 @@
 S is the seal (connection/roles.py): what generators and stage workers write has names that they don't know.
 
 `job` is a lifetime that ends when an ended job is removed (`remove_job`). Of the six keys of an iteration there is one
-set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it. `work`, `columns` and
-`ready` exist only for a job with stages.
+set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it. `ready`
+exists only for a job with stages.
 
 | key | type | writer | reader | lifetime |
 | --- | --- | --- | --- | --- |
 | onbeat:{J}:spec | string, JobSpec | job store | all | job |
 | onbeat:{J}:job | hash | job store | gateway, trainer | job |
 | onbeat:{J}:fence | hash | trainer scripts, resume | all scripts | job |
-| onbeat:S:{J}:prompts | stream, group `generators` | trainer scripts, fail | claim | entry: until published or dead |
+| onbeat:S:{J}:prompts | hash, batch id → PromptBatch | trainer scripts | claim | until published or dead |
 | onbeat:S:{J}:rollouts | stream, group `trainers` | publish, put_rows | claim_rollouts | entry: until its commit |
 | onbeat:S:{J}:ledger | hash, batch id → BatchRecord | open, claim, publish, fail | all scripts | iteration |
 | onbeat:S:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
-| onbeat:S:{J}:work | sorted set, item of a stage → its lease's end | publish, stages | stages | iteration |
-| onbeat:S:{J}:columns | hash, batches, and by item columns and claims | publish, stages | stages, trainer | iteration |
+| onbeat:S:{J}:work | sorted set, batch or item of a stage → its lease's end | all scripts | both claims | iteration |
+| onbeat:S:{J}:columns | hash, by item claims and columns; batches | all scripts | both claims, trainer | iteration |
 | onbeat:{J}:ready | stream, an entry when items became free | publish, stages | stages | newest 1 |
 | onbeat:{J}:dispatched | stream, an entry when prompts went out | trainer scripts | generators | newest 1 |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
@@ -61,10 +61,9 @@ REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
 GENERATORS, STAGE_WORKERS = "generators", "stage_workers"
 """What `sealed_name` is asked for."""
-GENERATOR_GROUP = "generators"
 TRAINER_GROUP = "trainers"
 STAGE_BAND = 2**42
-"""As in scripts/prelude.lua: the scores of stage i in `work` start at i times it."""
+"""As in scripts/prelude.lua: the scores of stage i in `work` start at i times it. Stage 0 makes a batch's rollouts."""
 MAX_SLOTS = MAX_POLICY_LAG + 1
 """Most iterations that any job can have open at once."""
 
@@ -79,17 +78,20 @@ def chunk_field(policy_version: int, name: str, number: int) -> str:
 
 
 class ItemFields(NamedTuple):
-    """Where an item of a staged batch stands in the hash `columns`, and in the sorted set `work`."""
+    """Where an item stands in the hash `columns`, and in the sorted set `work`."""
 
     member: str
-    """Its name in `work`: STAGE/BATCH_ID/ITEM, the stage by its index."""
+    """Its name in `work`: STAGE/BATCH_ID/ITEM."""
+    claim: str
+    """Its LastClaim."""
     columns: str
     """Its packed values, from their put on."""
 
 
 def item_fields(stage: int, batch_id: str, item: int) -> ItemFields:
+    """stage: 0 for the batch itself, as its generator claims it; a job's own are counted from 1."""
     member = f"{stage}/{batch_id}/{item}"
-    return ItemFields(member=member, columns=f"c/{member}")
+    return ItemFields(member=member, claim=f"l/{member}", columns=f"c/{member}")
 
 
 def batch_field(batch_id: str) -> str:

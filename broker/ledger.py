@@ -1,29 +1,22 @@
-"""What the ledger holds of a batch of an open iteration, as scripts/prelude.lua packs it. Times are the server's."""
+"""What is kept of an open iteration's batches and claims, as scripts/prelude.lua packs it. Times are the server's."""
 
 from __future__ import annotations
 
+import contextlib
+from typing import TypeVar
+
 from contracts.encoding.wire import Record, decode
+from contracts.errors import ContractViolation
 
 
 class Expected(Record, frozen=True, kw_only=True, tag_field="state", tag="expected"):
     """Nothing is published yet."""
 
-    entry: str
-    """Its entry of the prompts stream."""
     shape: str
+    sent_ms: int
+    """When it was put in work."""
     version: int | None = None
     """The only version that may sample it; None where the iteration's range says which may. Kept to its end."""
-    holder: str = ""
-    """The generator that claimed it last; "" before any claim."""
-    claim: int = 0
-    """The number of that claim."""
-    attempt: int = 0
-    claimed_ms: int = 0
-    hedger: str = ""
-    """The generator that works on a copy; "" where none does."""
-    hedge: int = 0
-    """The number of its claim."""
-    hedged_ms: int = 0
 
 
 class Published(Record, frozen=True, kw_only=True, tag_field="state", tag="published"):
@@ -48,9 +41,33 @@ class Dead(Record, frozen=True, kw_only=True, tag_field="state", tag="dead"):
     version: int | None = None
 
 
+class LastClaim(Record, frozen=True, kw_only=True):
+    """The last claim of a batch, or of an item of a stage; given back, it has no worker and no number."""
+
+    worker: str
+    """A generator or a stage worker."""
+    attempt: int
+    claimed_ms: int
+    claim: int = 0
+    """Its number."""
+    lease_ms: int = 0
+    hedger: str = ""
+    """The generator that works on a copy; "" where none does."""
+    hedge: int = 0
+    hedged_ms: int = 0
+
+
 BatchRecord = Expected | Published | Dead
+T = TypeVar("T")
 
 
 def batch_record(value: bytes) -> BatchRecord:
     """Raises ContractViolation for what no script of this version has written."""
     return decode(value, BatchRecord)  # type: ignore[arg-type]
+
+
+def readable(value: bytes | None, kind: type[T]) -> T | None:
+    """None for what no script of this version has written: a report shows what it can."""
+    with contextlib.suppress(ContractViolation):
+        return None if value is None else decode(value, kind)
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -15,10 +15,10 @@ from broker.connection.client import Broker
 from broker.damage import ids_among, read_of
 from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
-from broker.keys import GENERATOR_GROUP, JOBS, TRAINER_GROUP, OpenKeys, SlotKeys, num_open_of
-from broker.ledger import Expected, Published, batch_record
+from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
+from broker.ledger import BatchRecord, Expected, Published, readable
 from broker.presence import GeneratorInfo, Presence, StagePresence, missed_by_all
-from broker.stage_monitor import stage_view
+from broker.stage_monitor import last_claims, stage_view
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
@@ -45,7 +45,7 @@ COUNTERS = {
 """Field of a status or a report → its counter."""
 MAX_LEASES = 1000
 KEPT_STREAMS = ("dead", "audit", "events")
-"""Streams of the job; those of the window are `prompts` and `rollouts`, one of each for each slot."""
+"""Streams of the job; those of the window are `rollouts`, one for each slot, with `prompts` beside them."""
 
 
 def _readable(report: Callable[P, T]) -> Callable[P, T]:
@@ -146,7 +146,8 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         StreamState(name=name, num_entries=num_entries, num_pending=0, num_waiting=0, memory_bytes=memory_bytes or 0)
         for name, num_entries, memory_bytes in zip(KEPT_STREAMS, sizes[0::2], sizes[1::2], strict=True)
     )
-    in_order = [slots[one.iteration % len(slots)] for one in fence.window]
+    in_order = [one.iteration % len(slots) for one in fence.window]
+    leases = (lease for at in in_order for lease in _leases(broker, keys.slots[at], slots[at].leases, now_s))
     version, digest = _newest_version(fence, last_audit)
     staged = _stages(broker, job_id, spec)
     lease_s = fence.lease_until_s - now_s
@@ -163,7 +164,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         batches_expected=fence.expected,
         batches_published=fence.published,
         streams=(_sum([one.prompts for one in slots]), _sum([one.rollouts for one in slots]), *kept),
-        leases=tuple(islice((lease for one in in_order for lease in one.leases), MAX_LEASES)),
+        leases=tuple(islice(leases, MAX_LEASES)),
         generators=seen_generators(broker, now_s),
         **_counted(counters, StreamReport),
         **staged,
@@ -184,39 +185,44 @@ SLOT_ANSWERS = 8
 
 
 def _ask_slot(pipe: Any, slot: SlotKeys) -> None:
-    pipe.hgetall(slot.ledger).xpending_range(slot.prompts, GENERATOR_GROUP, "-", "+", MAX_LEASES)
-    for stream, group in ((slot.prompts, GENERATOR_GROUP), (slot.rollouts, TRAINER_GROUP)):
-        pipe.xlen(stream).memory_usage(stream).xpending(stream, group)
+    leased = (slot.work, 1, f"({STAGE_BAND}")
+    pipe.hgetall(slot.ledger).zrange(*leased, byscore=True, offset=0, num=MAX_LEASES, withscores=True)
+    pipe.hlen(slot.prompts).memory_usage(slot.prompts).zcount(*leased)
+    pipe.xlen(slot.rollouts).memory_usage(slot.rollouts).xpending(slot.rollouts, TRAINER_GROUP)
 
 
 class _Slot(NamedTuple):
-    """One open iteration's streams and leases."""
+    """One open iteration's batches and leases."""
 
     prompts: StreamState
     rollouts: StreamState
-    leases: list[PromptLease]
+    leases: list[tuple[bytes, float]]
+    """(name in `work`, ms of its end) of each."""
 
 
 def _slot_state(answers: Sequence[Any], now_s: float) -> _Slot:
-    ledger, pending, *sizes = answers
-    prompts, rollouts = _ledger_entries(ledger)
+    ledger, leases, *sizes = answers
+    batches: list[Any] = [readable(value, BatchRecord) for value in ledger.values()]  # type: ignore[arg-type]
+    sent_ms = [one.sent_ms for one in batches if isinstance(one, Expected)]
+    entries = [one.entry for one in batches if isinstance(one, Published) and one.entry]
     return _Slot(
-        prompts=_stream_state("prompts", sizes[:3], prompts, now_s),
-        rollouts=_stream_state("rollouts", sizes[3:], rollouts, now_s),
-        leases=[] if isinstance(pending, Exception) else _leases(pending, prompts),
+        prompts=_stream_state("prompts", sizes[:3], sent_ms, now_s),
+        rollouts=_stream_state("rollouts", sizes[3:], [int(entry.partition("-")[0]) for entry in entries], now_s),
+        leases=leases,
     )
 
 
-def _stream_state(name: str, sizes: Sequence[Any], entry_ids: Iterable[str], now_s: float) -> StreamState:
-    num_entries, memory_bytes, summary = sizes
-    num_pending = 0 if isinstance(summary, Exception) else summary["pending"]
-    oldest_ms = min((int(entry_id.partition("-")[0]) for entry_id in entry_ids), default=None)
+def _stream_state(name: str, sizes: Sequence[Any], times_ms: Sequence[int], now_s: float) -> StreamState:
+    num_entries, memory_bytes, pending = sizes
+    if not isinstance(pending, int):  # of a stream; an error where it has no group
+        pending = 0 if isinstance(pending, Exception) else pending["pending"]
+    oldest_ms = min(times_ms, default=None)
     return StreamState(
         name=name,
         num_entries=num_entries,
-        num_pending=num_pending,
-        # An entry is deleted in the script that acknowledges it, so what is not pending was never delivered.
-        num_waiting=num_entries - num_pending,
+        num_pending=pending,
+        # An entry is deleted in the script that settles it, so what is not pending was never handed out.
+        num_waiting=num_entries - pending,
         oldest_age_s=None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 3),
         memory_bytes=memory_bytes or 0,
     )
@@ -292,29 +298,18 @@ def _waits_for(
     return ""
 
 
-def _ledger_entries(ledger: Mapping[bytes, bytes]) -> tuple[dict[str, str], dict[str, str]]:
-    """(prompts, rollouts): entry id → batch id, without reading the entries, whose payloads are large."""
-    prompts: dict[str, str] = {}
-    rollouts: dict[str, str] = {}
-    for batch_id, value in ledger.items():
-        with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
-            match batch_record(value):
-                case Expected(entry=entry):
-                    prompts[entry] = batch_id.decode(errors="replace")
-                case Published(entry=entry) if entry:
-                    rollouts[entry] = batch_id.decode(errors="replace")
-    return prompts, rollouts
-
-
-def _leases(pending: list[dict[str, Any]], batch_ids: Mapping[str, str]) -> list[PromptLease]:
+def _leases(broker: Broker, slot: SlotKeys, leases: Sequence[tuple[bytes, float]], now_s: float) -> list[PromptLease]:
+    ids = [member[2:-2].decode(errors="replace") for member, _ in leases]
+    claims = last_claims(broker, [(slot, item_fields(0, batch_id, 0).claim) for batch_id in ids])
     return [
         PromptLease(
-            batch_id=batch_ids.get(row["message_id"].decode(), ""),
-            generator_id=row["consumer"].decode(errors="replace"),
-            idle_s=row["time_since_delivered"] / 1000,
-            deliveries=row["times_delivered"],
+            batch_id=batch_id,
+            generator_id=claim.worker,
+            idle_s=max(0.0, now_s - (end_ms - claim.lease_ms) / 1000),
+            deliveries=claim.attempt,
         )
-        for row in pending
+        for batch_id, claim, (_, end_ms) in zip(ids, claims, leases, strict=True)
+        if claim is not None
     ]
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker.connection.client import Broker
-from broker.keys import STAGE_BAND, SlotKeys
-from broker.ledger import Published, batch_record
+from broker.keys import STAGE_BAND, SlotKeys, item_fields
+from broker.ledger import LastClaim, Published, readable
 from broker.presence import StagePresence, StageWorkerInfo
-from contracts.encoding.wire import Record, decode
-from contracts.errors import ContractViolation
 from contracts.monitor import StageLease, StageState, StageWorkerSeen
 from contracts.spec import JobSpec
 
@@ -34,30 +31,17 @@ class StageView(NamedTuple):
     stage_workers: tuple[StageWorkerSeen, ...]
 
 
-class _LastClaim(Record, frozen=True, kw_only=True):
-    """The last claim of an item, as scripts/prelude.lua packs it."""
-
-    worker: str
-    attempt: int
-    claimed_ms: int
-    claim: int = 0
-    """Its number; 0 where it was given back."""
-
-
 class _Item(NamedTuple):
     """An item of `work`."""
 
     stage: int
+    """Its index in the spec."""
     batch_id: str
     number: int
     lease_ms: int
     """End of its lease; 0 where it is free."""
     staged_ms: int
     slot: SlotKeys
-
-    @property
-    def member(self) -> str:
-        return f"{self.stage}/{self.batch_id}/{self.number}"
 
 
 def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
@@ -67,8 +51,10 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
         pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.time().hgetall(keys.counters).hmget(keys.progress, [f"waiting:{slot}" for slot in range(spec.num_open)])
         for slot in keys.slots:
-            pipe.memory_usage(slot.columns).hgetall(slot.ledger).zrange(slot.work, 0, MAX_ITEMS - 1, withscores=True)
-            for stage in range(num_stages):
+            pipe.memory_usage(slot.columns).hgetall(slot.ledger).zrange(
+                slot.work, STAGE_BAND, "+inf", byscore=True, offset=0, num=MAX_ITEMS, withscores=True
+            )
+            for stage in range(1, num_stages + 1):
                 pipe.zcount(slot.work, stage * STAGE_BAND, stage * STAGE_BAND)
                 pipe.zcount(slot.work, stage * STAGE_BAND + 1, (stage + 1) * STAGE_BAND - 1)
         (seconds, micros), counters, waiting, *rest = pipe.execute()
@@ -92,9 +78,9 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
                 num_leased=counts[2 * index + 1],
                 oldest_age_s=_oldest_age_s((item for item in items if item.stage == index), now_ms),
                 num_workers=sum(worker.is_for(job_id, stage) for worker in live),
-                rows_made=_counter(counters, f"stage_rows:{index}"),
-                items_failed=_counter(counters, f"stage_failed:{index}"),
-                items_reclaimed=_counter(counters, f"stage_reclaimed:{index}"),
+                rows_made=_counter(counters, f"stage_rows:{index + 1}"),
+                items_failed=_counter(counters, f"stage_failed:{index + 1}"),
+                items_reclaimed=_counter(counters, f"stage_reclaimed:{index + 1}"),
             )
             for index, stage in enumerate(spec.stages)
         ),
@@ -104,18 +90,15 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
 
 
 def _items(slot: SlotKeys, ledger: Mapping[bytes, bytes], work: Sequence[tuple[bytes, float]]) -> list[_Item]:
-    staged: dict[str, int] = {}
-    for batch_id, value in ledger.items():
-        with contextlib.suppress(ContractViolation):  # of an older version: a report shows what it can
-            batch = batch_record(value)
-            staged[batch_id.decode(errors="replace")] = batch.staged_ms if isinstance(batch, Published) else 0
+    batches = {batch_id.decode(errors="replace"): readable(value, Published) for batch_id, value in ledger.items()}
+    staged = {batch_id: batch.staged_ms for batch_id, batch in batches.items() if batch}
     items = []
     for member, score in work:
         found = MEMBER.fullmatch(member)
         if found is None or not math.isfinite(score):
             continue  # generators and stage workers may write there: a report shows what it can
         stage, batch_id, number = int(found[1]), found[2].decode(), int(found[3])
-        items.append(_Item(stage, batch_id, number, int(score) - stage * STAGE_BAND, staged.get(batch_id, 0), slot))
+        items.append(_Item(stage - 1, batch_id, number, int(score) - stage * STAGE_BAND, staged.get(batch_id, 0), slot))
     return items
 
 
@@ -125,11 +108,9 @@ def _oldest_age_s(items: Iterable[_Item], now_ms: int) -> float | None:
 
 
 def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -> tuple[StageLease, ...]:
-    with broker.call():
-        pipe: Any = broker.redis.pipeline(transaction=False)
-        for item in held:
-            pipe.hget(item.slot.columns, f"l/{item.member}")
-        claims = pipe.execute()
+    claims = last_claims(
+        broker, [(one.slot, item_fields(one.stage + 1, one.batch_id, one.number).claim) for one in held]
+    )
     return tuple(
         StageLease(
             stage=spec.stages[item.stage].name,
@@ -140,16 +121,18 @@ def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -
             age_s=max(0, now_ms - claim.claimed_ms) / 1000,
             lease_s=max(0, item.lease_ms - now_ms) / 1000,
         )
-        for item, value in zip(held, claims, strict=True)
-        if (claim := _last_claim(value)) is not None
+        for item, claim in zip(held, claims, strict=True)
+        if claim is not None
     )
 
 
-def _last_claim(value: bytes | None) -> _LastClaim | None:
-    try:
-        return None if value is None else decode(value, _LastClaim)
-    except ContractViolation:
-        return None
+def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[LastClaim | None]:
+    """None for what is gone, or what no script of this version has written."""
+    with broker.call():
+        pipe: Any = broker.redis.pipeline(transaction=False)
+        for slot, field in fields:
+            pipe.hget(slot.columns, field)
+        return [readable(value, LastClaim) for value in pipe.execute()]
 
 
 def _seen(worker: StageWorkerInfo, now_ms: int) -> StageWorkerSeen:

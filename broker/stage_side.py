@@ -119,14 +119,14 @@ class StageSide:
         max_rows in several. An item whose batch can't be read is failed here. Raises NotFound for a stage that the job
         doesn't have, and for a job that was removed.
         """
-        index, planned = self._find(stage)
+        number, planned = self._find(stage)
         held = self._batches.held()
         with self._claiming:
             outcome, *rest = self._run(
                 "claim_rows",
                 worker=self._worker_id,
                 heard=self._heard.get(stage, 0),
-                stage=index,
+                stage=number,
                 name=stage,
                 stages=self._job.for_scripts,
                 lease_ms=int(planned.lease_s * 1000),
@@ -148,27 +148,27 @@ class StageSide:
             try:
                 batch = self._batch_of(found, held, values)
             except ContractViolation as error:
-                self._fail_all(index, found, found.items, claim=answer.claim, reason=str(error))
+                self._fail_all(number, found, found.items, claim=answer.claim, reason=str(error))
                 continue
             if batch is not None:
-                items += self._all_claimed(index, found, batch, values, claim=answer.claim)
+                items += self._all_claimed(number, found, batch, values, claim=answer.claim)
         return items
 
     def _all_claimed(
-        self, index: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes], *, claim: int
+        self, number: int, found: _Found, batch: RolloutBatch, values: dict[str, bytes], *, claim: int
     ) -> Iterator[ClaimedItem]:
         for item in found.items:
             try:
-                yield self._claimed(index, found, item, batch, values, claim=claim)
+                yield self._claimed(number, found, item, batch, values, claim=claim)
             except ContractViolation as error:
-                self._fail_all(index, found, [item], claim=claim, reason=str(error))
+                self._fail_all(number, found, [item], claim=claim, reason=str(error))
 
     def _fail_all(
-        self, index: int, found: _Found, items: Iterable[tuple[int, int]], *, claim: int, reason: str
+        self, number: int, found: _Found, items: Iterable[tuple[int, int]], *, claim: int, reason: str
     ) -> None:
         """Fails items that nothing can be made of: the items beside them are not to wait for their lease."""
         for item, _ in items:
-            named = {"stage": index, "iteration": found.iteration, "batch_id": found.batch_id, "item": item}
+            named = {"stage": number, "iteration": found.iteration, "batch_id": found.batch_id, "item": item}
             self._fail(named | {"claim": claim}, reason)
 
     def _batch_of(self, found: _Found, held: dict[str, KeptBatch], values: dict[str, bytes]) -> RolloutBatch | None:
@@ -208,20 +208,20 @@ class StageSide:
 
     def _run_of(
         self,
-        index: int,
+        number: int,
         planned: PlannedStage,
         made: Sequence[tuple[ClaimedItem, ColumnValues]],
         payloads: list[bytes],
     ) -> dict[str, Any]:
         """Items of a stage and a batch as put_rows.lua is told of them. payloads: gets their columns."""
-        first, is_read = made[0][0], self.plan.is_read(index)
+        first, is_read = made[0][0], self.plan.is_read(number - 1)
         shapes = row_shapes(first.batch)
         for item, values in made:
             check_values(values, planned.outputs, shapes[item.rows.start : item.rows.stop], of=str(item))
         packed = [pack_values(values) for _, values in made]
         payloads += packed
         return {
-            "stage": index,
+            "stage": number,
             "iteration": first.iteration,
             "batch_id": first.batch_id,
             "of": first.digest,
@@ -234,12 +234,11 @@ class StageSide:
         """Begins the leases anew; answers those that are no longer this worker's."""
         states: dict[int, bytes] = {}
         for stage in sorted({item.stage for item in items}):
-            index, planned = self._find(stage)
+            number, _ = self._find(stage)
             some = [at for at, item in enumerate(items) if item.stage == stage]
             _, *found = self._run(
                 "renew_rows",
-                lease_ms=int(planned.lease_s * 1000),
-                items=[_named(index, items[at]) | {"claim": items[at].claim} for at in some],
+                items=[_named(number, items[at]) | {"claim": items[at].claim} for at in some],
             )
             states |= dict(zip(some, found, strict=True))
         return Renewal(
@@ -252,7 +251,7 @@ class StageSide:
         return self._fail(_named(self._find(item.stage)[0], item) | {"claim": item.claim}, reason, is_released)
 
     def _fail(self, failed: dict[str, Any], reason: str, is_released: bool = False) -> FailOutcome:
-        planned = self.plan.stages[failed["stage"]]
+        planned = self.plan.stages[failed["stage"] - 1]
         reason = f"stage {planned.name}: {reason}"
         answer = self._run(
             "fail_rows",
@@ -283,7 +282,7 @@ class StageSide:
 
     def _claimed(
         self,
-        index: int,
+        number: int,
         found: _Found,
         claimed: tuple[int, int],
         batch: RolloutBatch,
@@ -291,7 +290,7 @@ class StageSide:
         *,
         claim: int,
     ) -> ClaimedItem:
-        planned, (item, attempt) = self.plan.stages[index], claimed
+        planned, (item, attempt) = self.plan.stages[number - 1], claimed
         sizes = {"num_groups": len(batch.groups), "group_size": batch.group_size}
         rows = planned.rows_of_item(item, **sizes)
         inputs = base_values(batch, planned.inputs, rows)
@@ -299,7 +298,7 @@ class StageSide:
         for before in planned.after:
             size = self.plan.stages[before].item_rows(**sizes)
             parts = range(rows.start // size, (rows.stop - 1) // size + 1)
-            packed = [values[item_fields(before, found.batch_id, part).columns] for part in parts]
+            packed = [values[item_fields(before + 1, found.batch_id, part).columns] for part in parts]
             digests += [content_digest(one) for one in packed]
             first = parts.start * size
             made = [unpack_values(one) for one in packed]
@@ -322,12 +321,13 @@ class StageSide:
         )
 
     def _find(self, stage: str) -> tuple[int, PlannedStage]:
+        """(its number, as scripts count from 1, the stage)."""
         try:
-            index = self.plan.index(stage)
+            number = 1 + self.plan.index(stage)
         except KeyError:
             names = ", ".join(one.name for one in self.plan.stages) or "none"
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
-        return index, self.plan.stages[index]
+        return number, self.plan.stages[number - 1]
 
     def _run(self, function: str, *payloads: bytes, **told: Any) -> list[Any]:
         return self.broker.run(function, *payloads, job=self.job_id, **told)

@@ -236,7 +236,7 @@ class TrainerSide:
         items = all_items(self._plan, batch)
         if not items:
             return {}
-        fields = [item_fields(index, batch.batch_id, item).columns for index, item in items]
+        fields = [item_fields(index + 1, batch.batch_id, item).columns for index, item in items]
         slot = self._keys.slot_of(batch.iteration)
         with self._broker.call():
             # The ledger last: where it still holds this batch, the columns are its. A full server takes no transaction.
@@ -254,8 +254,8 @@ class TrainerSide:
         work = self._keys.slot_of(iteration).work
         with self._broker.call():
             pipe: Any = self._broker.redis.pipeline(transaction=False)
-            for index in range(len(self._plan.stages)):
-                pipe.zcount(work, index * STAGE_BAND, f"({(index + 1) * STAGE_BAND}")
+            for number in range(1, len(self._plan.stages) + 1):
+                pipe.zcount(work, number * STAGE_BAND, f"({(number + 1) * STAGE_BAND}")
             counts = pipe.execute()
         return [stage.name for stage, count in zip(self._plan.stages, counts, strict=True) if count]
 
@@ -280,7 +280,7 @@ class TrainerSide:
         return {batch_id: batch.reason for batch_id, batch in batches.items() if isinstance(batch, Dead)}
 
     def dispatch(self, iteration: int, batches: Iterable[PromptBatch]) -> int:
-        """Puts batches of an open iteration on their stream that have not been there; how many.
+        """Puts batches of an open iteration in work that have not been there; how many.
 
         Raises FencedOff, or FenceViolation for an iteration that is not open, and for an evaluation whose version isn't
         made yet.
@@ -288,7 +288,7 @@ class TrainerSide:
         return self._dispatch(iteration, self._chunks(batches))
 
     def reconcile(self, iteration: int, batches: Sequence[PromptBatch]) -> int:
-        """Dispatches what of an open iteration is neither settled nor on the prompts stream; how many.
+        """Dispatches what of an open iteration is neither settled nor in work; how many.
 
         Raises FencedOff, or FenceViolation where a restarted server has lost the opening of this iteration.
         """

@@ -9,7 +9,7 @@ from contracts.jobs import WindowIteration
 
 
 class StreamState(Record, frozen=True, kw_only=True):
-    """One stream; `prompts` and `rollouts` are those of all open iterations together."""
+    """One stream, or the batches for generators; `prompts` and `rollouts` are those of all open iterations together."""
 
     name: str
     """prompts, rollouts, dead, audit or events."""
@@ -28,12 +28,11 @@ class PromptLease(Record, frozen=True, kw_only=True):
     """A prompt batch that a generator works on."""
 
     batch_id: str
-    """"" where the entry is no longer expected: it is dropped with its iteration."""
     generator_id: str
     idle_s: float
     """Since its last heartbeat."""
     deliveries: int
-    """Times that this entry was handed out; 1 unless a lease expired."""
+    """Its attempt: 1 unless a lease expired, or a generator failed."""
 
 
 class GeneratorSeen(Record, frozen=True, kw_only=True):

@@ -127,7 +127,6 @@ class FakeSide:
         hedged = work is self.late
         claim = Claim(
             prompt_batch=batch,
-            entry_id=f"{len(self.claimed)}-0",
             number=1 + len(self.claimed),
             attempt=self.attempt,
             manifest=manifest,

@@ -4,7 +4,7 @@
 --   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
 --   ones, and none take the work that makes room
 --   engine: the kind of the generator's engine, where the job is deterministic
---   -> {claimed|hedged, entry, attempt, number, payload, manifest}
+--   -> {claimed|hedged, attempt, number, payload, manifest}
 --    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of dispatched}
 --    | {wrong_engine, the kind that the job is sampled with}
 -- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
@@ -26,20 +26,11 @@ local now = now_ms()
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
 local LATE = 1.5 * a.max_rounds
--- The next prompt of a slot, with its deliveries; nil where there is none.
+-- The next batch of a slot in work, and whether another had leased it; nil where there is none.
 local function take(slot)
-  -- Not XAUTOCLAIM: it looks at ten pending entries only, and live leases would hide an expired one behind them.
-  local expired = redis.call('XPENDING', slot.prompts, 'generators', 'IDLE', whole(a.lease_ms), '-', '+', '1')[1]
-  if expired then
-    local id, deliveries = expired[1], expired[4]
-    local reclaimed = redis.call('XCLAIM', slot.prompts, 'generators', a.generator, whole(a.lease_ms), id)[1]
-    if reclaimed then
-      count('reclaimed')
-      return entry_of(reclaimed), deliveries + 1
-    end
-  end
-  local fresh = redis.call('XREADGROUP', 'GROUP', 'generators', a.generator, 'COUNT', '1', 'STREAMS', slot.prompts, '>')
-  if fresh then return entry_of(fresh[1][2][1]), 1 end
+  local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]
+  if expired then count('reclaimed') end
+  return expired or in_work(slot, 0, 0, LAST_TURN, 1)[1], expired ~= nil
 end
 -- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that may.
 local function version_of(open, batch)
@@ -53,26 +44,21 @@ local function version_of(open, batch)
   end
   return found
 end
-local function answer(outcome, prompt, attempt, number, version)
+local function answer(outcome, open, id, batch, prompts, attempt, number)
   keep_engine(kept, a.engine)
-  return { outcome, prompt.id, attempt, number, prompt.batch, redis.call('HGET', WEIGHTS, version) }
-end
-local function claimed(outcome, open, batch, prompt, attempt, number)
-  note_claimer(a.generator, { claim = number, iteration = open.iteration, batch_id = prompt.batch_id, attempt = attempt })
-  return answer(outcome, prompt, attempt, number, version_of(open, batch))
-end
-local function is_expected(batch, prompt)
-  return batch.state == 'expected' and batch.entry == prompt.id
+  note_claimer(a.generator, { claim = number, iteration = open.iteration, batch_id = id })
+  return { outcome, attempt, number, prompts, redis.call('HGET', WEIGHTS, version_of(open, batch)) }
 end
 -- A hedge of the lease before goes on beside the new holder, unless that is the hedger itself.
-local function note_claim(slot, batch, prompt, deliveries, attempt)
-  batch.holder, batch.claim, batch.attempt, batch.claimed_ms = a.generator, new_claim(), attempt, now
-  if batch.hedger == a.generator then batch.hedger, batch.hedge, batch.hedged_ms = nil, nil, nil end
-  write_batch(slot, prompt.batch_id, batch)
-  if deliveries == 1 then
-    redis.call('ZADD', slot.claims, whole(now), prompt.batch_id)
+local function lease(slot, id, member, last, was_leased)
+  last.worker, last.claim, last.attempt, last.claimed_ms, last.lease_ms = a.generator, new_claim(), last.attempt + 1, now, a.lease_ms
+  if last.hedger == a.generator then last.hedger, last.hedge, last.hedged_ms = nil, nil, nil end
+  redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(last))
+  redis.call('ZADD', slot.work, whole(now + a.lease_ms), member)
+  if was_leased then
+    redis.call('ZREM', slot.claims, id)
   else
-    redis.call('ZREM', slot.claims, prompt.batch_id)
+    redis.call('ZADD', slot.claims, whole(now), id)
   end
 end
 -- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index.
@@ -82,10 +68,9 @@ local function oldest_of_others(slot)
   while true do
     local ids = redis.call('ZRANGE', slot.claims, from, from + AT_ONCE - 1)
     for _, id in ipairs(ids) do
-      local batch = batch_of(slot, id)
-      local copied = batch.holder and batch.holder ~= a.generator
-        and redis.call('XRANGE', slot.prompts, batch.entry, batch.entry)[1]
-      if copied then return id, batch, entry_of(copied) end
+      local last = claim_of(slot, member_of(0, id, 0))
+      local prompts = last.worker and last.worker ~= a.generator and redis.call('HGET', slot.prompts, id)
+      if prompts then return id, last, prompts end
     end
     if #ids < AT_ONCE then return nil end
     from = from + AT_ONCE
@@ -93,35 +78,37 @@ local function oldest_of_others(slot)
 end
 -- The claim that this generator has not heard of, where it stands.
 local function again()
-  local last = unheard(a.generator, a.heard)
-  local open = last and open_at(fence, last.iteration)
+  local claim = unheard(a.generator, a.heard)
+  local open = claim and open_at(fence, claim.iteration)
   if not open then return nil end
-  local slot = slot_of(last.iteration)
-  local batch = batch_of(slot, last.batch_id)
-  local is_holder = batch.claim == last.claim
-  if batch.state ~= 'expected' or not (is_holder or batch.hedge == last.claim) then return nil end
-  local row = redis.call('XRANGE', slot.prompts, batch.entry, batch.entry)[1]
-  if not row then return nil end
-  if is_holder then redis.call('XCLAIM', slot.prompts, 'generators', a.generator, '0', batch.entry, 'JUSTID') end
-  return answer(is_holder and 'claimed' or 'hedged', entry_of(row), last.attempt, last.claim, version_of(open, batch))
+  local slot, member = slot_of(claim.iteration), member_of(0, claim.batch_id, 0)
+  local last, prompts = claim_of(slot, member), redis.call('HGET', slot.prompts, claim.batch_id)
+  local is_holder = last.claim == claim.claim
+  local stands = prompts and (is_holder or last.hedge == claim.claim) and redis.call('ZSCORE', slot.work, member)
+  if not stands then return nil end
+  if is_holder then redis.call('ZADD', slot.work, whole(now + a.lease_ms), member) end
+  local outcome, batch = is_holder and 'claimed' or 'hedged', batch_of(slot, claim.batch_id)
+  return answer(outcome, open, claim.batch_id, batch, prompts, last.attempt, claim.claim)
 end
 local repeated = again()
 if repeated then return repeated end
 for _, open in ipairs(asked) do
   local slot = slot_of(open.iteration)
-  local prompt, deliveries = take(slot)
-  while prompt do
-    local attempt, batch = tonumber(prompt.attempt) + deliveries - 1, batch_of(slot, prompt.batch_id)
-    if is_expected(batch, prompt) then
-      if attempt <= a.max_attempts then
-        note_claim(slot, batch, prompt, deliveries, attempt)
-        return claimed('claimed', open, batch, prompt, attempt, batch.claim)
+  local member, was_leased = take(slot)
+  while member do
+    local id = string.match(member, '^0/(.*)/0$') or ''
+    local batch, prompts = batch_of(slot, id), redis.call('HGET', slot.prompts, id)
+    if batch.state == 'expected' and prompts then
+      local last = claim_of(slot, member)
+      if last.attempt < a.max_attempts then
+        lease(slot, id, member, last, was_leased)
+        return answer('claimed', open, id, batch, prompts, last.attempt, last.claim)
       end
-      local reason = 'its generators died ' .. (attempt - 1) .. ' times'
-      bury(slot, prompt.batch_id, batch, reason, attempt - 1, prompt.batch)
+      bury(slot, id, batch, 'its generators died ' .. last.attempt .. ' times', last.attempt)
+    else
+      redis.call('ZREM', slot.work, member)
     end
-    drop_prompt(slot, prompt.id)
-    prompt, deliveries = take(slot)
+    member, was_leased = take(slot)
   end
 end
 local recent = a.may_hedge and recent_times() or {}
@@ -130,17 +117,16 @@ table.sort(recent)
 local due = -1
 for _, open in ipairs(asked) do
   local slot = slot_of(open.iteration)
-  local id, batch, copied = oldest_of_others(slot)
+  local id, last, prompts = oldest_of_others(slot)
   if id then
     -- A clock that stepped back must not make it wait for as long as the step.
-    local left = math.min(batch.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
+    local left = math.min(last.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
     if left <= 0 then
       redis.call('ZREM', slot.claims, id)
-      batch.hedger, batch.hedge, batch.hedged_ms = a.generator, new_claim(), now
-      write_batch(slot, id, batch)
+      last.hedger, last.hedge, last.hedged_ms = a.generator, new_claim(), now
+      redis.call('HSET', slot.columns, 'l/' .. member_of(0, id, 0), cmsgpack.pack(last))
       count('hedged')
-      -- What may be hedged has been delivered once.
-      return claimed('hedged', open, batch, copied, tonumber(copied.attempt), batch.hedge)
+      return answer('hedged', open, id, batch_of(slot, id), prompts, last.attempt, last.hedge)
     end
     due = due < 0 and math.ceil(left) or math.min(due, math.ceil(left))
   end

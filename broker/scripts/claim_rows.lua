@@ -1,6 +1,6 @@
 -- claim_rows: {worker, heard, stage, name, stages, lease_ms, max_attempts, max_rows, held}
 --   heard: the number of the newest claim of this stage that the worker knows of, 0 before the first;
---   stage, name: its index and its name; held: batch id -> digest, of batches that the worker still has
+--   stage, name: its number, from 1, and its name; held: batch id -> digest, of batches that the worker still has
 --   -> {claimed, packed {claim, found, fields}, n x the value of a field}; claim: its number; found: of {iteration, batch_id, digest, items: of {item, attempt}};
 --      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
 --      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
@@ -8,24 +8,15 @@
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
 require_number(a.lease_ms, 1)
 require_number(a.max_rows, 1)
+require_number(a.stage, 1, #a.stages)
 require_number(a.heard, 0, MAX_CLAIM)
 local fence = read_fence()
-local now, stage = now_ms(), a.stages[a.stage + 1]
-local free, end_of_band = a.stage * BAND, (a.stage + 1) * BAND - 1
+local now, stage = now_ms(), a.stages[a.stage]
 local MAX_ITEMS, MAX_BYTES, LARGE_BYTES = 256, 2 ^ 25, 2 ^ 18
 local found, fields, values, is_known, batches, packed = {}, {}, {}, {}, {}, {}
 local items_taken, rows_taken, bytes_taken, is_full = 0, 0, 0, false
-local leased, claimed, lease_end = {}, {}, whole(free + now + a.lease_ms)
+local leased, claimed, lease_end = {}, {}, score_of(a.stage, now + a.lease_ms)
 local who, claim = whole(a.stage) .. '/' .. a.worker, nil
-local function range(slot, from, to, number)
-  return redis.call('ZRANGE', slot.work, whole(from), whole(to), 'BYSCORE', 'LIMIT', '0', number)
-end
--- As many as a worker takes at most, of leases that ended; else of those that end later than any lease that was taken, for a clock has
--- stepped back.
-local function expired(slot, number)
-  local ended = range(slot, free + 1, free + now, number)
-  return ended[1] and ended or range(slot, free + now + 2 * a.lease_ms + 1, end_of_band, number)
-end
 local function known_batch(slot, id)
   batches[id] = batches[id] or batch_of(slot, id)
   return batches[id]
@@ -47,7 +38,7 @@ end
 local function add_inputs(slot, id, batch, item)
   local names = {}
   for _, before in ipairs(stage.after) do
-    local first, last = overlap(stage, a.stages[before + 1], batch, item)
+    local first, last = overlap(stage, a.stages[before], batch, item)
     for other = first, last do
       local field = 'c/' .. member_of(before, id, other)
       if not is_known[field] then names[#names + 1], is_known[field] = field, true end
@@ -58,14 +49,15 @@ end
 local function has_room(rows)
   return items_taken == 0 or (rows_taken + rows <= a.max_rows and items_taken < MAX_ITEMS and bytes_taken < MAX_BYTES)
 end
-local function write_leases(slot)
+local function write(slot)
   call_with('HSET', slot.columns, claimed)
   call_with('ZADD', slot.work, leased)
   claimed, leased = {}, {}
 end
 local function lease_out(member, attempt)
   claim = claim or new_claim()
-  packed[attempt] = packed[attempt] or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now })
+  packed[attempt] = packed[attempt]
+    or cmsgpack.pack({ worker = a.worker, attempt = attempt, claim = claim, claimed_ms = now, lease_ms = a.lease_ms })
   claimed[#claimed + 1], claimed[#claimed + 2] = 'l/' .. member, packed[attempt]
   leased[#leased + 1], leased[#leased + 2] = lease_end, member
 end
@@ -79,7 +71,7 @@ local function take(slot, iteration, member, attempt)
     return
   end
   if attempt > a.max_attempts then
-    write_leases(slot)
+    write(slot)
     local reason = 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times'
     bury_staged(slot, id, batch, a.stages, reason, attempt - 1)
     batches[id] = {}
@@ -100,12 +92,20 @@ local function take(slot, iteration, member, attempt)
   add_batch(slot, id, batch)
   add_inputs(slot, id, batch, item)
 end
+-- The last claim of each item.
+local function claims_of(slot, members)
+  local claims = {}
+  for at, text in ipairs(each_of('HMGET', slot.columns, behind('l/', members))) do
+    claims[at] = text and unpacked(text) or { attempt = 0 }
+  end
+  return claims
+end
 local function take_all(slot, iteration, members)
   local before = items_taken
   for at, claim in ipairs(claims_of(slot, members)) do
     if not is_full then take(slot, iteration, members[at], claim.attempt + 1) end
   end
-  write_leases(slot)
+  write(slot)
   is_full = is_full or not has_room(1)
   return items_taken - before
 end
@@ -119,26 +119,26 @@ local function take_again(last)
       local stands = given.claim == claim and redis.call('ZSCORE', slot.work, members[at])
       if stands and not is_full then take(slot, part.iteration, members[at], given.attempt) end
     end
-    write_leases(slot)
+    write(slot)
   end
   if items_taken == 0 then claim = nil end
 end
 local function take_from(slot, iteration)
   local number = math.min(a.max_rows, MAX_ITEMS)
-  local members = expired(slot, number)
+  local members = expired_items(slot, a.stage, now, a.lease_ms, number)
   while not is_full and members[1] do
     local num = take_all(slot, iteration, members)
     if num > 0 then count('stage_reclaimed:' .. a.stage, num) end
-    if not is_full then members = expired(slot, number) end
+    if not is_full then members = expired_items(slot, a.stage, now, a.lease_ms, number) end
   end
-  if not is_full then take_all(slot, iteration, range(slot, free, free, number)) end
+  if not is_full then take_all(slot, iteration, in_work(slot, a.stage, 0, LAST_TURN, number)) end
 end
 local function nothing()
   local due = -1
   for _, open in ipairs(fence.window) do
     local slot = slot_of(open.iteration)
-    local first = redis.call('ZRANGE', slot.work, whole(free + 1), whole(end_of_band), 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
-    local left = first[2] and math.max(0, tonumber(first[2]) - free - now)
+    local first = in_work(slot, a.stage, 1, BAND - 1, 1)[1]
+    local left = first and math.max(0, redis.call('ZSCORE', slot.work, first) - a.stage * BAND - now)
     if left and (due < 0 or left < due) then due = left end
   end
   return { 'none', due, last_id(job_key('ready')) }

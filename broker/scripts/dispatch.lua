@@ -1,20 +1,19 @@
 -- dispatch: {epoch, iteration, batches}; batches: of {id, shape, version}; payloads a PromptBatch of each
 --   -> {dispatched, how many} | {fenced} | {wrong_iteration, newest iteration} | {no_manifest}
--- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes on
--- the stream.
+-- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes in
+-- work.
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
 local slot = slot_of(a.iteration)
-group(slot.prompts, 'generators')
 local dispatched, again = 0, 0
 for _, batch in ipairs(a.batches) do
   local prompts = payload()
   local is_known = redis.call('HEXISTS', slot.ledger, batch.id) == 1
   if is_lost(slot, batch.id) then
+    if is_known then drop_prompt(slot, batch.id) end
     expect(slot, batch, prompts)
-    redis.call('ZREM', slot.claims, batch.id)
     dispatched = dispatched + 1
     if is_known then again = again + 1 end
   end

@@ -1,21 +1,14 @@
 -- fail_batch: {batch_id, iteration, claim, max_attempts, reason, is_released}; claim: the number of the claim
---   -> {retried} | {dead} | {released} | {settled}
--- Only the claim that holds the lease may fail it: one that lost it, or is of a copy, would take the work from the holder.
--- is_released: it comes back as if it had not been claimed, for the fault was not the batch's: the attempt doesn't count (I6).
+--   -> {retried} | {dead} | {released} | {settled}: see `give_back`
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
-if batch.state ~= 'expected' or not is_claim(batch.claim, a.claim) then return { 'settled' } end
-local row = redis.call('XRANGE', slot.prompts, batch.entry, batch.entry)[1]
-if not row then return { 'settled' } end
-local prompt, attempt = entry_of(row), batch.attempt
-count(a.is_released and 'released' or 'failed')
-if attempt >= a.max_attempts and not a.is_released then
-  bury(slot, a.batch_id, batch, a.reason, attempt, prompt.batch)
-  return { 'dead' }
+if batch.state ~= 'expected' then return { 'settled' } end
+local item = { stage = 0, batch_id = a.batch_id, item = 0, claim = a.claim }
+local outcome, attempts = give_back(slot, item, '%s', a.max_attempts, a.is_released)
+if outcome == 'dead' then
+  bury(slot, a.batch_id, batch, a.reason, attempts)
+elseif outcome ~= 'settled' then
+  set_free_prompt(slot, a.batch_id)
+  redis.call('ZREM', slot.claims, a.batch_id)
 end
-local next_attempt = a.is_released and attempt or attempt + 1
-local again = redis.call('XADD', slot.prompts, '*', 'batch', prompt.batch, 'attempt', next_attempt, 'batch_id', a.batch_id)
-write_batch(slot, a.batch_id, { state = 'expected', entry = again, shape = batch.shape, version = batch.version })
-drop_prompt(slot, batch.entry)
-redis.call('ZREM', slot.claims, a.batch_id)
-return { a.is_released and 'released' or 'retried' }
+return { outcome }

@@ -22,21 +22,22 @@
 --                      engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
 --                      waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
 -- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
---     prompts   stream   field batch (PromptBatch), attempt, batch_id
+--     prompts   hash     batch id -> PromptBatch, of a batch that is neither published nor dead
 --     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `columns`
 --     ledger    hash     batch id -> a packed map, by its `state`:
---                          expected    entry, shape, version where one alone may sample it; once claimed holder, claim (its
---                                      number), attempt, claimed_ms; once copied hedger, hedge (its number), hedged_ms
+--                          expected    shape, sent_ms, version where one alone may sample it
 --                          published   entry, digest, generator, attempt; version as before; with stages shape,
 --                                      staged_ms, and left: its items without columns. While there are any, entry is '', and
 --                                      no trainer gets it
 --                          dead        reason; version as before
 --     claims    zset     batch id -> ms of its claim: batches that may be hedged, those of a first holder without a hedge
---     work      zset     STAGE/BATCH_ID/ITEM of each item that has its inputs and lacks its columns -> stage x 2^42, and the ms of
---                        its lease's end on top, 0 where it is free. STAGE is an index, counted from 0 as items are
---     columns   hash     b/BATCH_ID -> RolloutBatch, from its publication on. And of each item, behind these letters:
---                          c/ its packed columns; d/ their digest, where another stage reads them; l/ packed {worker, attempt,
---                          claim, claimed_ms} of its last claim; n/ how many of the items are there that its inputs are made by
+--     work      zset     STAGE/BATCH_ID/ITEM of all that is leased or may be: each item that has its inputs and lacks its columns
+--                        -> stage x 2^42, and on top the ms of its lease's end, or its turn, below 1, where it is free. Stage 0 has
+--                        one item, 0, of each batch: its rollouts. A job's own stages are counted from 1, and items from 0
+--     columns   hash     b/BATCH_ID -> RolloutBatch of a job with stages, from its publication on. And of each item, behind these
+--                        letters: l/ packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, and of a
+--                          copied batch hedger, hedge (its number), hedged_ms; c/ its packed columns; d/ their digest, where
+--                          another stage reads them; n/ how many of the items are there that its inputs are made by
 -- A function is told the job's id ('' where it is of none), the number of slots ('' where the fence says it), one packed map,
 -- `a`: its small arguments by their names, the first braces of its head; and then payloads, in the order in which it takes
 -- them; none of them is ever packed, joined or cut here. connection/script_texts.py makes a function of each file beside this
@@ -169,7 +170,7 @@ local function slot_of(iteration)
 end
 
 -- A ledger of another format is of an older Onbeat: its iteration is opened anew.
-local LEDGER_FORMAT = 5
+local LEDGER_FORMAT = 6
 
 -- The fence as it stands; a change of it lasts only once it is written.
 local function read_fence()
@@ -323,11 +324,6 @@ local function is_ended()
   return ENDED[redis.call('HGET', JOB, 'state')] == true
 end
 
-local function drop_prompt(slot, entry)
-  redis.call('XACK', slot.prompts, 'generators', entry)
-  redis.call('XDEL', slot.prompts, entry)
-end
-
 -- Where a blocking XREAD starts so that it misses no later entry.
 local function last_id(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0' end
@@ -337,19 +333,18 @@ local function last_id(stream)
   end
 end
 
--- Empties a slot: ledger, prompts, rollouts and columns of its iteration, without a look at them. A group goes with what is pending
--- in it and with the names of all that ever read, the dead too. The streams stay: a reader that waits counts on ids that grow.
+-- Empties a slot: all that its iteration has, without a look at it. A group goes with what is pending in it and with the names of
+-- all that ever read, the dead too. The stream stays: a reader that waits counts on ids that grow.
 local function clear_slot(slot)
-  for stream, name in pairs({ [slot.prompts] = 'generators', [slot.rollouts] = 'trainers' }) do
-    if redis.call('EXISTS', stream) == 1 then
-      redis.call('XTRIM', stream, 'MAXLEN', '0')
-      redis.call('XGROUP', 'DESTROY', stream, name)
-      group(stream, name)
-    end
+  if redis.call('EXISTS', slot.rollouts) == 1 then
+    redis.call('XTRIM', slot.rollouts, 'MAXLEN', '0')
+    redis.call('XGROUP', 'DESTROY', slot.rollouts, 'trainers')
+    group(slot.rollouts, 'trainers')
   end
   redis.call('DEL', slot.ledger)
   redis.call('DEL', slot.claims)
   redis.call('DEL', slot.work)
+  redis.call('UNLINK', slot.prompts)
   redis.call('UNLINK', slot.columns)
   redis.call('HDEL', PROGRESS, 'waiting:' .. slot.index)
 end
@@ -380,17 +375,127 @@ local function wake(name)
   redis.pcall('XADD', job_key(name), 'MAXLEN', '1', '*', 'is', name)
 end
 
--- Puts a batch {id, shape, version} on the stream, for its first attempt; version: the only one that may sample it, or none.
-local function expect(slot, batch, prompts)
-  local entry = redis.call('XADD', slot.prompts, '*', 'batch', prompts, 'attempt', '1', 'batch_id', batch.id)
-  write_batch(slot, batch.id, { state = 'expected', entry = entry, shape = batch.shape, version = batch.version })
+-- What is leased: batches by generators, as stage 0, and items of a job's own stages by stage workers.
+
+-- The scores of a stage in `work`: no lease ends beyond it.
+local BAND = 2 ^ 42
+
+local function member_of(stage, id, item)
+  return whole(stage) .. '/' .. id .. '/' .. whole(item)
 end
 
--- Whether a batch is neither on the stream nor settled.
+-- The words of a command in pieces, for Lua unpacks some thousands at once.
+local function pieces(words)
+  local out = {}
+  for first = 1, #words, 1000 do out[#out + 1] = { unpack(words, first, math.min(first + 999, #words)) } end
+  return out
+end
+
+-- A command of one key with as many words as there are.
+local function call_with(command, key, words)
+  for _, piece in ipairs(pieces(words)) do redis.call(command, key, unpack(piece)) end
+end
+
+-- What such a command answers for each of its words; false for what is not there.
+local function each_of(command, key, words)
+  local out = {}
+  for _, piece in ipairs(pieces(words)) do
+    for _, value in ipairs(redis.call(command, key, unpack(piece))) do out[#out + 1] = value end
+  end
+  return out
+end
+
+-- The names of items in `columns`, behind a letter.
+local function behind(letter, members)
+  local names = {}
+  for at, member in ipairs(members) do names[at] = letter .. member end
+  return names
+end
+
+-- The last claim of an item.
+local function claim_of(slot, member)
+  local text = redis.call('HGET', slot.columns, 'l/' .. member)
+  return text and unpacked(text) or { attempt = 0 }
+end
+
+local function score_of(stage, ends_ms)
+  return string.format('%.17g', stage * BAND + ends_ms)
+end
+
+-- Items of a stage by the ends of their leases, at most so many. What is free has its turn there, which is never beyond this:
+local LAST_TURN = 0.5
+local function in_work(slot, stage, from, to, number)
+  return redis.call('ZRANGE', slot.work, score_of(stage, from), score_of(stage, to), 'BYSCORE', 'LIMIT', '0', number)
+end
+
+-- Whose lease ended; else what ends later than any lease that was taken, for a clock has stepped back.
+local function expired_items(slot, stage, now, lease_ms, number)
+  local ended = in_work(slot, stage, 1, now, number)
+  return ended[1] and ended or in_work(slot, stage, now + 2 * lease_ms + 1, BAND - 1, number)
+end
+
+-- Puts items of a stage in work.
+local function set_free(slot, stage, id, first, last)
+  local words, score = {}, score_of(stage, 0)
+  for item = first, last do
+    words[#words + 1] = score
+    words[#words + 1] = member_of(stage, id, item)
+  end
+  call_with('ZADD', slot.work, words)
+end
+
+-- The same of a batch, whose turn comes behind those that were sent before.
+local function set_free_prompt(slot, id)
+  local turn = math.min(redis.call('HLEN', slot.ledger) / 2 ^ 21, LAST_TURN)
+  redis.call('ZADD', slot.work, score_of(0, turn), member_of(0, id, 0))
+end
+
+-- held | lost: another has it, or it was given back | settled: it is done or dead. A hedge's own mark keeps no lease alive.
+local function renew(slot, stage, member, number, now)
+  if not redis.call('ZSCORE', slot.work, member) then return 'settled' end
+  local last = claim_of(slot, member)
+  if is_claim(last.hedge, number) then return 'held' end
+  if not is_claim(last.claim, number) then return 'lost' end
+  redis.call('ZADD', slot.work, score_of(stage, now + last.lease_ms), member)
+  return 'held'
+end
+
+-- Notes that an item {stage, batch_id, item, claim} is given back; counter: of `count`, but for the word
+--   -> retried | released: its caller sets it free | dead: past its attempts, with their number | settled
+-- Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the holder.
+-- is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
+local function give_back(slot, item, counter, max_attempts, is_released)
+  local member = member_of(item.stage, item.batch_id, item.item)
+  local last = claim_of(slot, member)
+  if not is_claim(last.claim, item.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
+  count(string.format(counter, is_released and 'released' or 'failed'))
+  if last.attempt >= max_attempts and not is_released then return 'dead', last.attempt end
+  local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms }
+  redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(given_back))
+  return is_released and 'released' or 'retried'
+end
+
+-- Puts a batch {id, shape, version} in work, for its first attempt; version: the only one that may sample it, or none.
+local function expect(slot, batch, prompts)
+  redis.call('HSET', slot.prompts, batch.id, prompts)
+  set_free_prompt(slot, batch.id)
+  write_batch(slot, batch.id, { state = 'expected', shape = batch.shape, version = batch.version, sent_ms = now_ms() })
+end
+
+-- What stands of a batch beside the ledger goes: it is settled, or sent anew.
+local function drop_prompt(slot, id)
+  local member = member_of(0, id, 0)
+  redis.call('ZREM', slot.work, member)
+  redis.call('HDEL', slot.columns, 'l/' .. member)
+  redis.call('HDEL', slot.prompts, id)
+  redis.call('ZREM', slot.claims, id)
+end
+
+-- Whether a batch is neither in work nor settled.
 local function is_lost(slot, id)
-  local batch = batch_of(slot, id)
-  if batch.state ~= 'expected' then return batch.state == nil end
-  return #redis.call('XRANGE', slot.prompts, batch.entry, batch.entry) == 0
+  local state = batch_of(slot, id).state
+  if state ~= 'expected' then return state == nil end
+  return not redis.call('ZSCORE', slot.work, member_of(0, id, 0)) or redis.call('HEXISTS', slot.prompts, id) == 0
 end
 
 -- Whether each batch that one version alone may sample finds that version.
@@ -433,7 +538,6 @@ end
 -- Opens an iteration in its slot, which is clear.
 local function open(fence, opening)
   local slot = slot_of(opening.iteration)
-  group(slot.prompts, 'generators')
   group(slot.rollouts, 'trainers')
   for _, batch in ipairs(opening.batches) do expect(slot, batch, payload()) end
   table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
@@ -464,21 +568,14 @@ local function note_death(slot, id, batch, reason, attempts, kept)
 end
 
 -- One that is not published.
-local function bury(slot, id, batch, reason, attempts, prompts)
-  drop_prompt(slot, batch.entry)
-  redis.call('ZREM', slot.claims, id)
+local function bury(slot, id, batch, reason, attempts)
+  local prompts = redis.call('HGET', slot.prompts, id)
+  drop_prompt(slot, id)
   note_death(slot, id, batch, reason, attempts, { field = 'prompts', bytes = prompts })
 end
 
--- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: indices of the stages whose
--- columns a stage reads.
-
--- The scores of a stage in `work`: no lease ends beyond it.
-local BAND = 2 ^ 42
-
-local function member_of(stage, id, item)
-  return whole(stage) .. '/' .. id .. '/' .. whole(item)
-end
+-- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: the stages whose columns a stage
+-- reads.
 
 -- Most rows of a batch, as of what waits for stages in a job (`max_waiting_rows` of its spec): loops run over them.
 local MAX_ROWS = 2 ^ 20
@@ -502,51 +599,13 @@ local function overlap(stage, other, batch, item)
   return math.floor(item * rows / its), math.floor((item * rows + rows - 1) / its)
 end
 
--- The words of a command in pieces, for Lua unpacks some thousands at once.
-local function pieces(words)
-  local out = {}
-  for first = 1, #words, 1000 do out[#out + 1] = { unpack(words, first, math.min(first + 999, #words)) } end
-  return out
-end
-
--- A command of one key with as many words as there are.
-local function call_with(command, key, words)
-  for _, piece in ipairs(pieces(words)) do redis.call(command, key, unpack(piece)) end
-end
-
--- What such a command answers for each of its words; false for what is not there.
-local function each_of(command, key, words)
-  local out = {}
-  for _, piece in ipairs(pieces(words)) do
-    for _, value in ipairs(redis.call(command, key, unpack(piece))) do out[#out + 1] = value end
-  end
-  return out
-end
-
--- The names of items in `columns`, behind a letter.
-local function behind(letter, members)
-  local names = {}
-  for at, member in ipairs(members) do names[at] = letter .. member end
-  return names
-end
-
--- Puts items of a stage in work that have their inputs now.
-local function set_free(slot, stage, id, first, last)
-  local words, score = {}, whole(stage * BAND)
-  for item = first, last do
-    words[#words + 1] = score
-    words[#words + 1] = member_of(stage, id, item)
-  end
-  call_with('ZADD', slot.work, words)
-end
-
 -- A published batch that stages have given up: its items and its columns go.
 local function bury_staged(slot, id, batch, stages, reason, attempts)
   local members, fields = {}, { 'b/' .. id }
   local rollouts = redis.call('HGET', slot.columns, 'b/' .. id)
-  for index, stage in ipairs(stages) do
+  for number, stage in ipairs(stages) do
     for item = 0, num_rows(batch) / item_rows(stage, batch) - 1 do
-      local member = member_of(index - 1, id, item)
+      local member = member_of(number, id, item)
       members[#members + 1] = member
       for _, kind in ipairs({ 'c/', 'd/', 'l/', 'n/' }) do fields[#fields + 1] = kind .. member end
     end
@@ -565,13 +624,4 @@ local function staged_item(fence, item)
   local slot = slot_of(item.iteration)
   local batch = batch_of(slot, item.batch_id)
   if batch.state == 'published' and batch.shape then return slot, batch end
-end
-
--- The last claim of each item.
-local function claims_of(slot, members)
-  local claims = {}
-  for at, text in ipairs(each_of('HMGET', slot.columns, behind('l/', members))) do
-    claims[at] = text and unpacked(text) or { attempt = 0 }
-  end
-  return claims
 end

@@ -39,10 +39,10 @@ end
 local function stage(slot, published, rollouts)
   local rows = num_rows(a)
   published.entry, published.shape, published.left, published.staged_ms = '', a.shape, 0, now_ms()
-  for index, each in ipairs(a.stages) do
+  for number, each in ipairs(a.stages) do
     local num_items = rows / item_rows(each, a)
     published.left = published.left + num_items
-    if #each.after == 0 then set_free(slot, index - 1, a.batch_id, 0, num_items - 1) end
+    if #each.after == 0 then set_free(slot, number, a.batch_id, 0, num_items - 1) end
   end
   redis.call('HSET', slot.columns, 'b/' .. a.batch_id, rollouts)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
@@ -82,8 +82,9 @@ if limit > 0 and open.iteration > fence.window[1].iteration then
 elseif limit > 0 and used >= limit and not has_younger() then
   return redis.error_reply(OUT_OF_MEMORY)
 end
-local is_hedge = batch.hedger == a.generator
-local claimed_ms = is_hedge and batch.hedged_ms or (batch.holder == a.generator and batch.claimed_ms)
+local last = claim_of(slot, member_of(0, a.batch_id, 0))
+local is_hedge = last.hedger == a.generator
+local claimed_ms = is_hedge and last.hedged_ms or (last.worker == a.generator and last.claimed_ms)
 local published = { state = 'published', digest = a.digest, generator = a.generator, attempt = a.attempt, version = batch.version }
 if a.stages then
   stage(slot, published, rollouts)
@@ -93,8 +94,7 @@ end
 keep_engine(kept, a.engine)
 if largest > known then redis.call('HSET', PROGRESS, 'largest', largest) end
 write_batch(slot, a.batch_id, published)
-drop_prompt(slot, batch.entry)
-redis.call('ZREM', slot.claims, a.batch_id)
+drop_prompt(slot, a.batch_id)
 redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, 1)
 if claimed_ms then
   local recent_ms = recent_times()

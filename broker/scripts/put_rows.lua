@@ -17,14 +17,14 @@ end
 local function input_names(stage, id, item, batch)
   local names = {}
   for _, before in ipairs(stage.after) do
-    local first, last = overlap(stage, a.stages[before + 1], batch, item)
+    local first, last = overlap(stage, a.stages[before], batch, item)
     for other = first, last do names[#names + 1] = 'd/' .. member_of(before, id, other) end
   end
   return names
 end
 -- Which items of a run were made of the columns that stand there: a restart may have lost those, and others came.
 local function have_inputs(slot, run, batch)
-  local stage, names, expected, of, have = a.stages[run.stage + 1], {}, {}, {}, {}
+  local stage, names, expected, of, have = a.stages[run.stage], {}, {}, {}, {}
   for at, item in ipairs(run.items) do
     local of_item, told = input_names(stage, run.batch_id, item, batch), run.inputs[at] or {}
     have[at] = #of_item == #told
@@ -41,7 +41,7 @@ end
 local function num_inputs(stage, batch)
   local num = 0
   for _, before in ipairs(stage.after) do
-    local first, last = overlap(stage, a.stages[before + 1], batch, 0)
+    local first, last = overlap(stage, a.stages[before], batch, 0)
     num = num + last - first + 1
   end
   return num
@@ -59,16 +59,16 @@ local function readers(made, stage, batch, items)
   return order, parts
 end
 local function free_readers(slot, run, batch, items)
-  local made = a.stages[run.stage + 1]
-  for index, stage in ipairs(a.stages) do
+  local made = a.stages[run.stage]
+  for number, stage in ipairs(a.stages) do
     if reads(stage, run.stage) then
       local needed, order, parts = num_inputs(stage, batch), readers(made, stage, batch, items)
       for _, item in ipairs(order) do
-        local field = 'n/' .. member_of(index - 1, run.batch_id, item)
+        local field = 'n/' .. member_of(number, run.batch_id, item)
         local there = needed == 1 and 1 or redis.call('HINCRBY', slot.columns, field, parts[item])
         if there == needed then
           if needed > 1 then redis.call('HDEL', slot.columns, field) end
-          set_free(slot, index - 1, run.batch_id, item, item)
+          set_free(slot, number, run.batch_id, item, item)
           is_woken = true
         end
       end
@@ -96,7 +96,7 @@ local function write(slot, run, values, batch)
   call_with('HDEL', slot.columns, behind('l/', members))
   call_with('ZREM', slot.work, members)
   free_readers(slot, run, batch, items)
-  count('stage_rows:' .. run.stage, #items * item_rows(a.stages[run.stage + 1], batch))
+  count('stage_rows:' .. run.stage, #items * item_rows(a.stages[run.stage], batch))
   batch.left = batch.left - #items
   if batch.left == 0 then complete(slot, run.batch_id, batch) end
   write_batch(slot, run.batch_id, batch)
@@ -108,6 +108,7 @@ local function outcome_of(run, batch, stands, values, score, has_inputs)
   return 'accepted'
 end
 local function put(run, out)
+  require_number(run.stage, 1, #a.stages)
   local slot, batch = staged_item(fence, run)
   local members, there, scores, have, made, taken = {}, {}, {}, {}, {}, {}
   if slot then

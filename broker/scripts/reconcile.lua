@@ -9,7 +9,8 @@ if not open then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
 local settled = progress(slot)
 local left = open.expected - settled.published - settled.dead
-if redis.call('HLEN', slot.ledger) == open.expected and redis.call('XLEN', slot.prompts) == left then return { 'whole' } end
+local num_there = redis.call('ZCOUNT', slot.work, 0, score_of(1, -1))
+if redis.call('HLEN', slot.ledger) == open.expected and num_there == left then return { 'whole' } end
 local out = { 'lost' }
 for _, id in ipairs(a.batch_ids) do
   if is_lost(slot, id) then out[#out + 1] = id end

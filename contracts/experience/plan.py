@@ -76,8 +76,8 @@ class StagePlan(Record, frozen=True, kw_only=True):
         return any(index in stage.after for stage in self.stages)
 
     def for_scripts(self) -> list[dict[str, object]]:
-        """Returns what scripts/prelude.lua needs: the unit of each stage, and the indices of those before it."""
-        return [{"unit": stage.unit, "after": list(stage.after)} for stage in self.stages]
+        """Returns what scripts/prelude.lua needs: the unit of each stage, and those before it, counted from 1."""
+        return [{"unit": stage.unit, "after": [1 + before for before in stage.after]} for stage in self.stages]
 
 
 def stages_before(inputs: Iterable[str], outputs: Sequence[Sequence[Column]]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.keys import STAGE_BAND
 from onbeat.process.child_process import ChildProcess
 from onbeat.process.crash_points import CRASH_POINTS
 from tests.chaos.short_job import (
@@ -60,8 +61,8 @@ def reclaimed(pipeline: Pipeline, job_id: str, count: int = 1) -> Callable[[], b
 def held(pipeline: Pipeline, job_id: str) -> bool:
     """Whether an item is under a lease."""
     slot = pipeline.broker.job_keys(job_id).slot_of(0)
-    work: Any = pipeline.broker.redis.zrange(slot.work, 0, -1, withscores=True)
-    return any(score % 2**42 for _, score in work)
+    work: Any = pipeline.broker.redis.zrangebyscore(slot.work, STAGE_BAND, "+inf", withscores=True)
+    return any(score % STAGE_BAND for _, score in work)
 
 
 def test_every_place_where_a_stage_worker_can_die_is_healed_by_another(pipeline: Pipeline, oracle: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, fence_of
-from broker.keys import GENERATOR_GROUP, JobKeys
-from broker.ledger import BatchRecord, Dead, Expected, batch_record
+from broker.keys import STAGE_BAND, JobKeys
+from broker.ledger import BatchRecord, Expected, LastClaim, batch_record
 from contracts.encoding.wire import decode
 from contracts.events import AuditRecord
 from contracts.rollouts import PromptBatch, RolloutBatch
@@ -20,10 +20,12 @@ class HeldSlot:
     """What lies where one iteration may be open."""
 
     ledger: dict[str, BatchRecord]
-    prompts: list[tuple[str, str, int]]
-    """(entry id, batch id, attempt) of the prompts stream."""
-    leases: list[tuple[str, str, int]]
-    """(entry id, generator, deliveries)."""
+    prompts: list[str]
+    """Batches that generators may claim, or have claimed."""
+    attempts: dict[str, int]
+    """Batch id → its attempts that counted, of those that are claimed by none."""
+    leases: dict[str, LastClaim]
+    """Batch id → the claim that holds it."""
     rollouts: list[RolloutBatch]
     claims: dict[str, int]
     """What may be hedged: batch id → ms of its claim."""
@@ -58,10 +60,10 @@ def read(broker: Broker, keys: JobKeys) -> Held:
             pipe.xrange(key)
         for slot in keys.slots:
             pipe.hgetall(slot.ledger)
-            pipe.xrange(slot.prompts)
+            pipe.hgetall(slot.prompts)
             pipe.xrange(slot.rollouts)
             pipe.zrange(slot.claims, 0, -1, withscores=True)
-            pipe.xpending_range(slot.prompts, GENERATOR_GROUP, "-", "+", 100)
+            pipe.zrangebyscore(slot.work, 0, f"({STAGE_BAND}", withscores=True)
             pipe.hgetall(slot.columns)
         answers = pipe.execute(raise_on_error=False)
     fence, progress, weights, counters, dead, audit, *of_slots = answers
@@ -75,15 +77,18 @@ def read(broker: Broker, keys: JobKeys) -> Held:
     )
 
 
-def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, leases: Any, columns: Any) -> HeldSlot:
-    rows: Any = leases if isinstance(leases, list) else []  # no group before the first iteration
+def _slot(ledger: Any, prompts: Any, rollouts: Any, claims: Any, work: Any, columns: Any) -> HeldSlot:
+    ids = {member[2:-2].decode(): score for member, score in work}
+    assert sorted(ids) == sorted(decode(one, PromptBatch).batch_id for one in prompts.values())
+    last = {
+        batch_id: decode(columns[field], LastClaim) if (field := f"l/0/{batch_id}/0".encode()) in columns else None
+        for batch_id in ids
+    }
     return HeldSlot(
         ledger={batch_id.decode(): batch_record(value) for batch_id, value in ledger.items()},
-        prompts=[
-            (entry.decode(), decode(fields[b"batch"], PromptBatch).batch_id, int(fields[b"attempt"]))
-            for entry, fields in prompts
-        ],
-        leases=[(row["message_id"].decode(), row["consumer"].decode(), row["times_delivered"]) for row in rows],
+        prompts=list(ids),
+        attempts={key: claim.attempt if claim else 0 for key, claim in last.items() if ids[key] < 1},
+        leases={key: claim for key, claim in last.items() if ids[key] >= 1 and claim},
         rollouts=[
             decode(fields.get(b"batch") or columns[b"b/" + fields[b"batch_id"]], RolloutBatch) for _, fields in rollouts
         ],
@@ -96,13 +101,9 @@ def word_of(record: BatchRecord) -> str:
 
 
 def check_claims(held: HeldSlot) -> None:
-    """The index of what may be hedged is the ledger's: leased to a first holder, and without a copy."""
-    first_holders = {entry_id for entry_id, _, deliveries in held.leases if deliveries == 1}
-    may_be_hedged = {
-        batch_id: one.claimed_ms
-        for batch_id, one in held.ledger.items()
-        if isinstance(one, Expected) and one.holder and not one.hedger and one.entry in first_holders
-    }
-    there = {entry_id for entry_id, _, _ in held.prompts}
-    lost = {batch_id for batch_id, one in held.ledger.items() if isinstance(one, Dead) or one.entry not in there}
-    assert {key: at_ms for key, at_ms in held.claims.items() if key not in lost} == may_be_hedged
+    """The index of what may be hedged: it is leased, and without a copy; to a first holder at least it is there."""
+    may_be_hedged = {key: one for key, one in held.leases.items() if not one.hedger}
+    claims = {key: at_ms for key, at_ms in held.claims.items() if key in held.prompts}  # not of a prompt that is lost
+    assert claims.items() <= {key: one.claimed_ms for key, one in may_be_hedged.items()}.items()
+    assert {key for key, one in may_be_hedged.items() if one.attempt == 1} <= claims.keys()
+    assert set(held.prompts) <= {key for key, one in held.ledger.items() if isinstance(one, Expected)}

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker
 from broker.fence import WindowEntry
-from broker.keys import GENERATOR_GROUP, JobKeys
-from broker.ledger import batch_record
+from broker.keys import JobKeys, item_fields
+from broker.ledger import LastClaim
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BrokerUnavailable
 from contracts.versions import WeightFile, WeightManifest
@@ -42,19 +42,25 @@ def change_fence(
         broker.redis.hset(keys.fence, "committed", committed)
 
 
-def set_ledger_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0, **times_ms: int) -> None:
+def set_claim_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0, **times_ms: int) -> None:
     """As if the batch had been claimed, or hedged, at these server times."""
-    slot = keys.slot_of(iteration)
-    held: Any = broker.redis.hget(slot.ledger, batch_id)
-    broker.redis.hset(slot.ledger, batch_id, encode(replace(batch_record(held), **times_ms)))
+    slot, field = keys.slot_of(iteration), item_fields(0, batch_id, 0).claim
+    held: Any = broker.redis.hget(slot.columns, field)
+    broker.redis.hset(slot.columns, field, encode(replace(decode(held, LastClaim), **times_ms)))
     if "claimed_ms" in times_ms:
         broker.redis.zadd(slot.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 
 
-def let_expire(broker: Broker, keys: JobKeys, generator: str, entry_id: str, *, iteration: int = 0) -> None:
-    """As if the generator had not renewed this lease for very long."""
-    prompts = keys.slot_of(iteration).prompts
-    broker.redis.xclaim(prompts, GENERATOR_GROUP, generator, 0, [entry_id], idle=10_000_000, justid=True)
+def let_expire(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0) -> None:
+    """As if its generator had not renewed this lease for very long."""
+    broker.redis.zadd(keys.slot_of(iteration).work, {item_fields(0, batch_id, 0).member: 1}, xx=True)
+
+
+def lose_prompts(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0) -> None:
+    """As if the batch had never been put in work, though the ledger expects it."""
+    slot = keys.slot_of(iteration)
+    broker.redis.zrem(slot.work, item_fields(0, batch_id, 0).member)
+    broker.redis.hdel(slot.prompts, batch_id)
 
 
 def set_typical_time(broker: Broker, keys: JobKeys, typical_s: float) -> None:

@@ -32,9 +32,9 @@ VALUES: Sequence[Any] = (
 FIELDS = (
     *("epoch", "owner", "lease_until", "committed", "num_slots", "window", "versions", "ledger_format"),
     *("state", "created_s", "reason", "published:0", "dead:0", "waiting:0", "engine", "recent_ms"),
-    *("0/train/0", "b/0/train/0", "c/0/0/train/0/0", "l/0/0/train/0/0", "0", "accepted", "x"),
+    *("0/train/0", "b/0/train/0", "c/1/0/train/0/0", "l/0/0/train/0/0", "0", "accepted", "x"),
 )
-MEMBERS = ("0/0/train/0/0", "0/9/train/9/9", "0/train/0", "x", b"\xff")
+MEMBERS = ("0/0/train/0/0", "1/0/train/0/0", "1/9/train/9/9", "0/train/0", "x", b"\xff")
 SCORES = ("0", "inf", "-inf", "1", str(2**52))
 NUMBERS = (0, -1, 1, 2, 1.5, 2**40, 2**53, float("nan"), float("inf"), -float("inf"))
 

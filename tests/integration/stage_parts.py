@@ -10,6 +10,7 @@ from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
+from broker.keys import STAGE_BAND, item_fields
 from broker.openings import Opening
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide
 from broker.trainer_side import TrainerSide
@@ -147,9 +148,9 @@ class StagedJob:
 
     def expire(self, item: ClaimedItem) -> None:
         """Ends the lease of an item, as time would."""
-        plan = self.spec.stage_plan
-        member = f"{plan.index(item.stage)}/{item.batch_id}/{item.item}"
-        self.operator.redis.zadd(self.keys.slot_of(item.iteration).work, {member: plan.index(item.stage) * 2**42 + 1})
+        stage = 1 + self.spec.stage_plan.index(item.stage)
+        member = item_fields(stage, item.batch_id, item.item).member
+        self.operator.redis.zadd(self.keys.slot_of(item.iteration).work, {member: stage * STAGE_BAND + 1})
 
 
 def sampled(batch: PromptBatch, generator: str, *, seed: int = 0, **changes: Any) -> RolloutBatch:

@@ -21,6 +21,7 @@ from contracts.events import TimelineSpan
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
+from tests.integration.fence_parts import lose_prompts
 from tests.integration.stage_parts import StagedJob, external
 from tests.integration.test_fence import DIGEST, Job, job_of
 
@@ -74,7 +75,7 @@ def test_a_claim_whose_prompt_is_gone_has_nothing_to_be_given_back(job: Job) -> 
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
-    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, claim.entry_id)
+    lose_prompts(job.broker, job.broker.job_keys(job.job_id), claim.prompt_batch.batch_id)
     assert job.generator().fail(claim, "no reward") is FailOutcome.SETTLED
 
 

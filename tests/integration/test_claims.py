@@ -13,7 +13,6 @@ import pytest
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
-from broker.keys import GENERATOR_GROUP
 from broker.stage_side import StageSide
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FenceViolation
@@ -22,7 +21,8 @@ from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.every_key import fence_keys
-from tests.integration.fence_parts import set_recent_times
+from tests.integration.fence_checks import read
+from tests.integration.fence_parts import let_expire, lose_prompts, set_recent_times
 from tests.integration.stage_parts import StagedJob, external
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
 from tests.integration.test_stages_faults import rewind as end_by_rewind
@@ -58,9 +58,8 @@ def answer_lost(job: Job, name: str) -> Claim:
 
 
 def num_leased(job: Job, name: str) -> int:
-    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
-    pending = job.broker.redis.xpending_range(prompts, GENERATOR_GROUP, "-", "+", 100, name)
-    return len(pending)  # type: ignore[arg-type]
+    held = read(job.broker, job.broker.job_keys(job.job_id))
+    return sum(one.worker == name for one in held.slots[0].leases.values())
 
 
 def rewind(job: Job) -> None:
@@ -80,8 +79,7 @@ def test_a_claim_whose_answer_was_lost_comes_again_before_anything_else_and_coun
 
 def test_a_lost_claim_comes_again_though_its_lease_has_expired_and_no_other_took_it(job: Job) -> None:
     lost = answer_lost(job, NAME)
-    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
-    job.broker.redis.xclaim(prompts, GENERATOR_GROUP, NAME, 0, [lost.entry_id], idle=3_600_000, justid=True)
+    let_expire(job.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
     assert claimed(job.generator(NAME)) == lost
     assert claimed(job.generator("another")).prompt_batch.batch_id == "0/train/1", "its lease has begun anew"
 
@@ -90,8 +88,7 @@ def test_a_lost_claim_is_given_to_no_other_process_and_not_after_another_took_it
     lost = answer_lost(job, NAME)
     other = job.generator("host-1-ffffffff")
     assert claimed(other).prompt_batch.batch_id == "0/train/1"
-    prompts = job.broker.job_keys(job.job_id).slots[0].prompts
-    job.broker.redis.xclaim(prompts, GENERATOR_GROUP, NAME, 0, [lost.entry_id], idle=3_600_000, justid=True)
+    let_expire(job.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
     taken = claimed(other)
     assert (taken.prompt_batch, taken.attempt) == (lost.prompt_batch, 2)
     assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/2"
@@ -99,8 +96,17 @@ def test_a_lost_claim_is_given_to_no_other_process_and_not_after_another_took_it
 
 def test_a_lost_claim_whose_prompt_is_gone_holds_its_process_up_with_nothing(job: Job) -> None:
     lost = answer_lost(job, NAME)
-    job.broker.redis.xdel(job.broker.job_keys(job.job_id).slots[0].prompts, lost.entry_id)
+    lose_prompts(job.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
     assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/1"
+
+
+def test_batches_go_out_in_the_order_in_which_they_were_sent_and_what_failed_behind_them(
+    settings: StackSettings,
+) -> None:
+    side = job_on(connect(settings), 12).generator(NAME)
+    assert side.fail(claimed(side), "no reward") is FailOutcome.RETRIED
+    in_order = [claimed(side).prompt_batch.batch_id for _ in range(12)]
+    assert in_order == [f"0/train/{index}" for index in (*range(1, 12), 0)]
 
 
 def test_a_name_that_is_no_text_is_refused_before_anything_is_leased(job: Job) -> None:
@@ -186,7 +192,7 @@ def test_a_claim_that_a_restart_has_forgotten_is_another_than_the_next_of_its_en
         if value:
             job.broker.redis.restore(key, 0, value)  # type: ignore[arg-type]
     new = claimed(job.generator(NAME))
-    assert (new.entry_id, new.attempt, new.prompt_batch) == (old.entry_id, old.attempt, old.prompt_batch)
+    assert (new.attempt, new.prompt_batch) == (old.attempt, old.prompt_batch)
     assert new.number > old.number
     assert job.generator(NAME).fail(old, "late") is FailOutcome.SETTLED
     assert job.generator(NAME).renew([old, new]) == Renewal(lost=(old,))

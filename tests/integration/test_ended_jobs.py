@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.connection.client import connect
@@ -56,10 +58,11 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
     assert generator.claim(LEASE_S, hedge=True) is None
     assert generator.publish(held, answer_to(held.prompt_batch, "g2")) is PublishOutcome.ENDED
     assert job_status(job.broker, job.job_id).batches_rejected == {"ended": 1}
-    for stream in (keys.slots[0].prompts, keys.slots[0].rollouts):
-        assert redis.xlen(stream) == 0
-        assert [(one["pending"], one["consumers"]) for one in redis.xinfo_groups(stream)] == [(0, 0)]  # type: ignore[union-attr]
-    assert redis.exists(keys.slots[0].ledger, keys.slots[0].claims) == 0
+    slot = keys.slots[0]
+    assert redis.xlen(slot.rollouts) == 0
+    groups: Any = redis.xinfo_groups(slot.rollouts)
+    assert [(one["pending"], one["consumers"]) for one in groups] == [(0, 0)]
+    assert redis.exists(slot.prompts, slot.ledger, slot.claims, slot.work, slot.columns) == 0
     assert read_fence(job.broker, keys).state == "closed"
 
 
@@ -88,11 +91,10 @@ def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
     for name in ("g1", "g2"):
         claim = claimed(job, name)
         job.generator(name).publish(claim, answer_to(claim.prompt_batch, name))
-    assert len(redis.xinfo_consumers(keys.slots[0].prompts, "generators")) == 2  # type: ignore[arg-type]
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
     job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
-    assert redis.xinfo_consumers(keys.slots[0].prompts, "generators") == []
+    assert redis.xinfo_consumers(keys.slots[0].rollouts, "trainers") == []
     assert claimed(job, "g3").prompt_batch.batch_id == "1/train/0"
 
 

@@ -207,10 +207,10 @@ def test_an_expired_lease_is_found_behind_any_number_of_live_ones(job: Job) -> N
         assert alive.claim(600)
     last = dead.claim(600)
     assert last is not None
-    let_expire(job.broker, job.broker.job_keys(job.job_id), "dead", last.entry_id)
+    let_expire(job.broker, job.broker.job_keys(job.job_id), last.prompt_batch.batch_id)
     again = alive.claim(600)
     assert again is not None
-    assert (again.entry_id, again.attempt) == (last.entry_id, 2)
+    assert (again.prompt_batch, again.attempt) == (last.prompt_batch, 2)
 
 
 def test_a_rewind_is_recorded_once_however_often_it_is_sent(job: Job) -> None:

@@ -27,6 +27,7 @@ from contracts.versions import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.every_key import every_key
+from tests.integration.fence_checks import read
 from tests.integration.fence_parts import change_fence
 from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest, record
 
@@ -67,11 +68,11 @@ def test_a_prompt_whose_batch_is_published_is_never_claimed(job: Job) -> None:
     generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
     published = ledger(job, "0/train/0")
     assert isinstance(published, Published)
-    prompt: Any = {"batch": encode(claim.prompt_batch), "attempt": "1", "batch_id": "0/train/0"}
-    job.broker.redis.xadd(keys(job).slots[0].prompts, prompt)
+    job.broker.redis.hset(keys(job).slots[0].prompts, "0/train/0", encode(claim.prompt_batch))
+    job.broker.redis.zadd(keys(job).slots[0].work, {"0/0/train/0/0": 0})
     assert job.generator("g2").claim(10) is None
     assert ledger(job, "0/train/0") == published
-    assert job.broker.redis.xlen(keys(job).slots[0].prompts) == 0
+    assert job.broker.redis.zcard(keys(job).slots[0].work) == 0
 
 
 def test_a_trainer_whose_epoch_is_over_commits_nothing_though_its_record_would_fit(job: Job) -> None:
@@ -213,7 +214,7 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
     assert claim is not None
-    published = Published(entry=claim.entry_id, digest="f" * 64, generator="g2", attempt=1)
+    published = Published(entry="1-0", digest="f" * 64, generator="g2", attempt=1)
     job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", encode(published))
     assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
     assert ledger(job, "0/train/0") == published
@@ -305,7 +306,7 @@ def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(j
 def test_a_dispatch_by_a_trainer_that_is_over_or_of_another_iteration_changes_nothing(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/1")
-    before = job.broker.redis.xlen(keys(job).slots[0].prompts)
+    before = job.broker.redis.hlen(keys(job).slots[0].prompts)
     with pytest.raises(FenceViolation, match="not open at iteration 1"):
         job.trainer.reconcile(1, job.batches(1))
     change_fence(job.broker, keys(job), is_open=False)
@@ -314,7 +315,7 @@ def test_a_dispatch_by_a_trainer_that_is_over_or_of_another_iteration_changes_no
     job.broker.redis.hset(keys(job).fence, "epoch", "1")
     with pytest.raises(FencedOff):
         job.trainer.reconcile(0, job.batches(0))
-    assert job.broker.redis.xlen(keys(job).slots[0].prompts) == before
+    assert job.broker.redis.hlen(keys(job).slots[0].prompts) == before
 
 
 @pytest.mark.parametrize(
@@ -333,11 +334,11 @@ def test_the_script_that_dispatches_asks_the_fence_itself(
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
     change_fence(job.broker, keys(job), is_open=is_open)
-    before = job.broker.redis.xlen(keys(job).slots[0].prompts)
+    before = job.broker.redis.hlen(keys(job).slots[0].prompts)
     told = {"epoch": epoch, "iteration": iteration, "batches": [NewBatch(id="0/train/9", shape="2x4")]}
     said = job.broker.run("dispatch", b"prompts", job=job.job_id, **told)
     assert said[0] == answer
-    assert job.broker.redis.xlen(keys(job).slots[0].prompts) == before + (answer == b"dispatched")
+    assert job.broker.redis.hlen(keys(job).slots[0].prompts) == before + (answer == b"dispatched")
 
 
 @pytest.mark.parametrize(
@@ -420,7 +421,7 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
     old = job.generator().claim(10)
     assert old is not None
     for batch_id in ("0/train/0", "0/train/1"):
-        redis.hset(names.slots[0].ledger, batch_id, f"expected:{old.entry_id}:2x2")
+        redis.hset(names.slots[0].ledger, batch_id, "expected:1-0:2x2")
     redis.hset(names.progress, "recent_ms", "100,200")
     redis.hdel(names.fence, "ledger_format")
     assert job.generator("g2").publish(old, answer_to(old.prompt_batch, "g1")) is PublishOutcome.FUTURE
@@ -431,7 +432,7 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
     successor.acquire()
     assert successor.open_iteration(job.opening(0), {0: DIGEST}), "opened, not gone on with"
     assert not successor.open_iteration(job.opening(0), {0: DIGEST})
-    assert redis.xlen(names.slots[0].prompts) == 2
+    assert redis.hlen(names.slots[0].prompts) == 2
     trained = {}
     while claim := job.generator("g2").claim(10):
         assert job.generator("g2").publish(claim, answer_to(claim.prompt_batch, "g2")) is PublishOutcome.ACCEPTED
@@ -453,8 +454,7 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
         assert job.broker.run("renew_trainer", job=job.job_id, epoch=epoch, lease_ms=5)[0] == answer
     successor.open_iteration(job.opening(0, count=1), {0: DIGEST})
     job.generator().claim(10)
-    claimed = ledger(job, "0/train/0")
-    assert isinstance(claimed, Expected)
+    claimed = read(job.broker, keys(job)).slots[0].leases["0/train/0"]
     assert job.broker.redis.zscore(keys(job).slots[0].claims, "0/train/0") == claimed.claimed_ms
 
 

@@ -18,7 +18,7 @@ from broker.monitor import job_status, stream_report
 from broker.trainer_side import TrainerSide
 from contracts.settings import StackSettings
 from tests.builders import job_spec
-from tests.integration.fence_parts import let_expire, recent_times, set_ledger_times, set_recent_times, set_typical_time
+from tests.integration.fence_parts import let_expire, recent_times, set_claim_times, set_recent_times, set_typical_time
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 LEASE_S = 600.0
@@ -45,7 +45,7 @@ class Straggling:
     def held_for(self, seconds: float) -> None:
         """Makes the straggler's claim this old."""
         claimed_ms = int((self.broker.now_s() - seconds) * 1000)
-        set_ledger_times(self.broker, self.keys, STRAGGLER_BATCH, claimed_ms=claimed_ms)
+        set_claim_times(self.broker, self.keys, STRAGGLER_BATCH, claimed_ms=claimed_ms)
 
     def hedge(self, generator: GeneratorSide | None = None) -> Claim | None:
         return (generator or self.quick).claim(LEASE_S, hedge=True)
@@ -97,7 +97,7 @@ def test_an_idle_generator_takes_a_copy_once_the_batch_is_late_and_not_before(st
     assert copy is not None
     assert copy.hedged
     assert not stack.held.hedged
-    assert (copy.prompt_batch, copy.entry_id) == (stack.held.prompt_batch, stack.held.entry_id)
+    assert copy.prompt_batch == stack.held.prompt_batch
     assert (copy.attempt, copy.manifest) == (stack.held.attempt, stack.held.manifest)
     assert stack.counted() == (1, 0, {})
 
@@ -132,7 +132,7 @@ def test_one_slow_publication_does_not_move_what_is_typical(stack: Straggling) -
 
 def test_a_publication_is_timed_from_the_claim_of_who_published(stack: Straggling) -> None:
     copy = stack.hedged()
-    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 70) * 1000))
+    set_claim_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 70) * 1000))
     stack.publish("quick", copy)
     newest_ms, before_ms = recent_times(stack.broker, stack.keys)
     assert (newest_ms // 10_000, before_ms) == (7, TYPICAL_S * 1000)
@@ -145,7 +145,7 @@ def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all
     stack.held_for(4 * 1.5 * TYPICAL_S + 5.0)
     copy = stack.hedge()
     assert copy is not None
-    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 240) * 1000))
+    set_claim_times(stack.broker, stack.keys, STRAGGLER_BATCH, hedged_ms=int((stack.broker.now_s() - 240) * 1000))
     batch = answer_to(copy.prompt_batch, "quick", attempt=copy.attempt)
     assert stack.quick.publish(copy, replace(batch, earlier_rounds=(batch.timings,) * 2)) is PublishOutcome.ACCEPTED
     assert recent_times(stack.broker, stack.keys)[0] // 1000 == 80, "of three rounds, each"
@@ -153,7 +153,7 @@ def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all
 
 def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> None:
     stack.held_for(10 * TYPICAL_S)
-    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
     claim = stack.hedge()
     assert claim is not None
     assert (claim.hedged, claim.attempt) == (False, 2)
@@ -167,7 +167,7 @@ def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, o
     stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST))
     for index in range(2):
         assert stack.slow.claim(LEASE_S)
-        set_ledger_times(stack.broker, stack.keys, f"1/train/{index}", claimed_ms=1 if index == oldest else 2)
+        set_claim_times(stack.broker, stack.keys, f"1/train/{index}", claimed_ms=1 if index == oldest else 2)
     copies = [stack.hedge(), stack.hedge()]
     assert [copy and copy.prompt_batch.batch_id for copy in copies] == [f"1/train/{oldest}", f"1/train/{1 - oldest}"]
 
@@ -198,7 +198,7 @@ def test_of_two_copies_one_is_accepted_and_one_is_a_duplicate(stack: Straggling,
 
 def test_the_heartbeat_of_a_hedge_leaves_the_lease_of_the_original_alone(stack: Straggling) -> None:
     copy = stack.hedged()
-    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
     assert stack.quick.renew([copy]) == Renewal()
     lease = stream_report(stack.broker, stack.job.job_id).leases[0]
     assert lease.generator_id == "slow"
@@ -216,15 +216,21 @@ def test_a_failed_hedge_takes_no_attempt_away_and_is_not_repeated_at_once(stack:
     assert (again.attempt, again.hedged) == (2, False)
 
 
+def test_what_was_given_back_is_claimed_and_not_copied(stack: Straggling) -> None:
+    stack.held_for(10 * TYPICAL_S)
+    assert stack.slow.fail(stack.held, "no reward") is FailOutcome.RETRIED
+    assert stack.broker.redis.zcard(stack.keys.slots[0].claims) == 0
+
+
 def test_a_batch_is_hedged_once_whatever_became_of_the_hedger(stack: Straggling) -> None:
     copy = stack.hedged()
-    set_ledger_times(stack.broker, stack.keys, STRAGGLER_BATCH, claimed_ms=1, hedged_ms=1)
+    set_claim_times(stack.broker, stack.keys, STRAGGLER_BATCH, claimed_ms=1, hedged_ms=1)
     assert stack.hedge(stack.job.generator("third")) is None
     assert stack.quick.renew([copy]) == Renewal()
 
 
 def test_a_batch_that_lost_a_holder_is_not_copied(stack: Straggling) -> None:
-    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
     again = stack.job.generator("third").claim(LEASE_S)
     assert again is not None
     assert again.attempt == 2
@@ -234,7 +240,7 @@ def test_a_batch_that_lost_a_holder_is_not_copied(stack: Straggling) -> None:
 
 def test_the_copy_of_a_batch_whose_holder_died_is_accepted(stack: Straggling) -> None:
     copy = stack.hedged()
-    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
     successor = stack.job.generator("third")
     again = successor.claim(LEASE_S)
     assert again is not None
@@ -247,7 +253,7 @@ def test_the_copy_of_a_batch_whose_holder_died_is_accepted(stack: Straggling) ->
 
 def test_a_hedger_that_takes_the_lease_over_holds_it_like_anybody(stack: Straggling) -> None:
     copy = stack.hedged()
-    let_expire(stack.broker, stack.keys, "slow", stack.held.entry_id)
+    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
     taken = stack.quick.claim(LEASE_S)
     assert taken is not None
     assert (taken.attempt, taken.hedged) == (2, False)

@@ -79,7 +79,7 @@ class Attacker:
 
     @property
     def _honest(self) -> dict[str, Any]:
-        item = {"stage": 0, "iteration": 0, "batch_id": "0/train/0", "item": 0, "attempt": 1}
+        item = {"stage": 1, "iteration": 0, "batch_id": "0/train/0", "item": 0, "attempt": 1}
         return {
             **item,
             **{

@@ -15,6 +15,7 @@ from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.events import AuditRecord, record_digest
 from contracts.settings import StackSettings
 from tests.builders import job_spec
+from tests.integration.fence_parts import lose_prompts
 from tests.integration.test_fence import DIGEST, Job, answer_to, record
 
 NUM_BATCHES = 10
@@ -124,10 +125,10 @@ def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(job: Job, brok
     batches = job.batches(0, NUM_BATCHES)
     assert job.trainer.reconcile(0, batches) == 0
     assert (broker.calls["reconcile"], broker.num_bytes["reconcile"], broker.calls["dispatch"]) == (1, 0, 0)
-    prompts = broker.redis.xrange(broker.job_keys(job.job_id).slots[0].prompts)
-    broker.redis.xdel(broker.job_keys(job.job_id).slots[0].prompts, prompts[4][0])  # type: ignore[index]
+    prompts: Any = broker.redis.hget(broker.job_keys(job.job_id).slots[0].prompts, "0/train/4")
+    lose_prompts(broker, broker.job_keys(job.job_id), "0/train/4")
     assert job.trainer.reconcile(0, batches) == 1
-    assert broker.num_bytes["dispatch"] == len(prompts[4][1][b"batch"])  # type: ignore[index]
+    assert broker.num_bytes["dispatch"] == len(prompts)
 
 
 def test_an_idle_generator_that_would_hedge_looks_at_few_batches(job: Job, broker: CountingBroker) -> None:

@@ -72,21 +72,19 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "SET": (FIRST, "v"),
     "SREM": (FIRST, "m"),
     "TIME": (),
-    "XACK": (FIRST, "g", "1-0"),
     "XADD": (FIRST, "*", "f", "v"),
     "XAUTOCLAIM": (FIRST, "g", "c", "0", "0"),
     "XCLAIM": (FIRST, "g", "c", "0", "1-0"),
-    "XDEL": (FIRST, "1-0"),
     "XGROUP CREATE": (FIRST, "g", "0"),
     "XGROUP DESTROY": (FIRST, "g"),
     "XINFO": ("STREAM", FIRST),
     "XLEN": (FIRST,),
     "XPENDING": (FIRST, "g"),
-    "XRANGE": (FIRST, "-", "+"),
     "XREADGROUP": ("GROUP", "g", "c", "STREAMS", FIRST, ">"),
     "XREVRANGE": (FIRST, "+", "-"),
     "XTRIM": (FIRST, "MAXLEN", "0"),
     "ZADD": (FIRST, "1", "m"),
+    "ZCOUNT": (FIRST, "0", "1"),
     "ZMSCORE": (FIRST, "m"),
     "ZRANGE": (FIRST, "0", "1"),
     "ZREM": (FIRST, "m"),
@@ -173,11 +171,11 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
             ("HSET", keys.slots[0].columns, "c/0/0/train/0/0", b"forged"),
         ),
         "take a generator's prompt": (
-            (GATEWAY, TRAINER, STAGE, CELERY, LOADER),
-            ("XREADGROUP", "GROUP", "generators", "s", "STREAMS", keys.slots[0].prompts, ">"),
+            (GATEWAY, TRAINER, CELERY, LOADER),
+            ("HSET", keys.slots[0].columns, "l/0/0/train/0/0", b"forged"),
         ),
         "hide a stage's work": (
-            (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER),
+            (GATEWAY, CELERY, LOADER),
             ("ZREM", keys.slots[0].work, "0/0/train/0/0"),
         ),
         "drop the columns": ((GENERATOR, STAGE, CELERY, LOADER), ("UNLINK", keys.slots[0].columns)),
@@ -320,8 +318,7 @@ def _words(text: str) -> list[str]:
 
 def _keys_of(script: str, variable: str) -> list[str]:
     if variable == "stream":
-        names = ["prompts"] if GENERATOR in SCRIPT_ROLES[script] else ["prompts", "rollouts"]
-        return [getattr(slot, name) for slot in KEYS.slots for name in names]
+        return [slot.rollouts for slot in KEYS.slots]
     if variable in OF_SLOT:
         return [getattr(slot, OF_SLOT[variable]) for slot in KEYS.slots]
     if script == "remove_job" and not variable:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.generator_side import FailOutcome, PublishOutcome
+from broker.keys import STAGE_BAND
 from broker.stage_side import PutOutcome, wait_for_items
 from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode
@@ -53,7 +54,7 @@ def test_a_clock_that_steps_back_lengthens_no_lease(redis_server: EmbeddedRedis)
     (item,) = job.stage("s1").claim("judge")
     work = job.keys.slots[0].work
     far_ms = int(1000 * (job.brokers["stage"].now_s() + 3600))
-    job.operator.redis.zadd(work, {f"0/{item.batch_id}/0": far_ms})
+    job.operator.redis.zadd(work, {f"1/{item.batch_id}/0": STAGE_BAND + far_ms})
     (again,) = job.stage("s2").claim("judge")
     assert again.attempt == 2
 
@@ -267,7 +268,7 @@ def test_a_restart_that_lost_puts_claims_and_a_publication_has_them_made_again(c
     job.run_stage("after")
     assert job.arrived() == ["0/train/0"]
     job.trainer.reconcile(0, job.prompts(0, 2))
-    prompts = job.operator.redis.xlen(job.keys.slots[0].prompts)
+    prompts = job.operator.redis.hlen(job.keys.slots[0].prompts)
     assert prompts == 1, "the publication that was lost is sampled again"
 
 
@@ -293,7 +294,7 @@ def test_columns_that_a_stage_user_forged_are_refused_by_the_trainer(redis_serve
     batch = job.publish()
     job.run_stage("judge")
     for forged in (b"\xc1", encode({"judge": []}), encode({"judge": [b"\0" * 4] * NUM_ROWS, "reward": []})):
-        job.operator.redis.hset(job.keys.slots[0].columns, "c/0/0/train/0/0", forged)
+        job.operator.redis.hset(job.keys.slots[0].columns, "c/1/0/train/0/0", forged)
         with pytest.raises(ContractViolation):
             job.trainer.columns(batch)
 

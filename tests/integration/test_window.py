@@ -11,7 +11,7 @@ from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from contracts.errors import FenceViolation
 from contracts.settings import StackSettings
-from tests.integration.fence_parts import set_ledger_times, set_typical_time
+from tests.integration.fence_parts import set_claim_times, set_typical_time
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
 
 
@@ -56,7 +56,7 @@ def test_an_expired_batch_of_the_oldest_iteration_comes_before_a_later_one(broke
     lost = job.claim("dead")
     job.claim("g1")
     assert job.claim("g1").prompt_batch.batch_id == "1/train/0"
-    job.let_expire(lost, "dead")
+    job.let_expire(lost)
     again = job.claim("g1")
     assert (again.prompt_batch.batch_id, again.attempt) == ("0/train/0", 2)
     assert job.claim("g1").prompt_batch.batch_id == "1/train/1"
@@ -128,7 +128,7 @@ def test_a_commit_that_opens_nothing_names_an_announced_version_too(broker: Brok
 def test_a_publication_after_the_last_commit_is_closed(broker: Broker) -> None:
     job = delayed(broker, 1)
     held = job.claim("late")
-    job.let_expire(held, "late")
+    job.let_expire(held)
     job.sample(count=2 * NUM_TRAIN)
     late_of_0, late_of_1 = held, replace(held, prompt_batch=job.batches(1)[0])
     job.commit(0, opens=False)
@@ -168,7 +168,7 @@ def test_of_two_late_batches_the_one_of_the_older_iteration_is_copied_first(brok
     now_ms = int(broker.now_s() * 1000)
     for claim, age_ms in zip(slow, (5_000, 50_000, 40_000), strict=True):
         iteration = claim.prompt_batch.iteration
-        set_ledger_times(broker, job.keys, claim.prompt_batch.batch_id, iteration=iteration, claimed_ms=now_ms - age_ms)
+        set_claim_times(broker, job.keys, claim.prompt_batch.batch_id, iteration=iteration, claimed_ms=now_ms - age_ms)
     copies = [job.claim("quick", hedge=True) for _ in range(3)]
     assert [(one.hedged, one.prompt_batch.batch_id) for one in copies] == [
         (True, "0/train/1"),
@@ -187,7 +187,7 @@ def test_a_late_batch_of_a_later_iteration_is_copied_where_the_oldest_has_none(b
     job.claim("slow")
     set_typical_time(broker, job.keys, 10.0)
     now_ms = int(broker.now_s() * 1000)
-    set_ledger_times(broker, job.keys, late.prompt_batch.batch_id, iteration=1, claimed_ms=now_ms - 60_000)
+    set_claim_times(broker, job.keys, late.prompt_batch.batch_id, iteration=1, claimed_ms=now_ms - 60_000)
     copy = job.claim("quick", hedge=True)
     assert (copy.hedged, copy.prompt_batch.batch_id) == (True, "1/train/0")
     assert young.prompt_batch.batch_id == "0/train/0"
@@ -199,7 +199,7 @@ def test_new_work_of_any_iteration_comes_before_a_copy(broker: Broker) -> None:
     job.sample(count=1)
     late = job.claim("slow")
     set_typical_time(broker, job.keys, 1.0)
-    set_ledger_times(broker, job.keys, late.prompt_batch.batch_id, iteration=0, claimed_ms=1)
+    set_claim_times(broker, job.keys, late.prompt_batch.batch_id, iteration=0, claimed_ms=1)
     assert [job.claim("quick", hedge=True).hedged for _ in range(3)] == [False, False, True]
 
 

@@ -11,7 +11,7 @@ from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import GENERATOR_GROUP, JobKeys, SlotKeys
+from broker.keys import JobKeys, SlotKeys
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
 from contracts.events import AuditRecord, record_digest
@@ -21,7 +21,7 @@ from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from tests.builders import job_spec, prompt_batch, rollout_batch
 from tests.every_key import fence_keys
-from tests.integration.fence_parts import manifest
+from tests.integration.fence_parts import let_expire, manifest
 
 LEASE_S = 600.0
 NUM_TRAIN = 2
@@ -210,9 +210,9 @@ class LaggingJob:
             assert self.generator(name).publish(claim, sampled[-1]) is PublishOutcome.ACCEPTED
         return sampled
 
-    def let_expire(self, claim: Claim, name: str) -> None:
-        stream = self.slot(claim.prompt_batch.iteration).prompts
-        self.broker.redis.xclaim(stream, GENERATOR_GROUP, name, 0, [claim.entry_id], idle=10_000_000, justid=True)
+    def let_expire(self, claim: Claim) -> None:
+        batch = claim.prompt_batch
+        let_expire(self.broker, self.keys, batch.batch_id, iteration=batch.iteration)
 
     # What a server loses
 

@@ -62,12 +62,12 @@ INSTANCES = (
     JUDGED._replace(trainers=1, faults=2),
     RECALLED,
     MORTAL,
-    MORTAL._replace(batches=2, stages=((1, ()),), workers=2, may_end=False),
+    MORTAL._replace(batches=2, stages=((1, ()),), stage_workers=2, may_end=False),
     CROWDED,
     TIGHT,
-    STAGED._replace(workers=1, lag=1, iterations=3, may_end=False),
+    STAGED._replace(stage_workers=1, lag=1, iterations=3, may_end=False),
     STAGED._replace(lag=1, iterations=2, may_end=False),
-    STAGED._replace(workers=1, batches=2, evaluations=1, lag=1, iterations=2, may_end=False),
+    STAGED._replace(stage_workers=1, batches=2, evaluations=1, lag=1, iterations=2, may_end=False),
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tests.model.invariants import broken_in
 from tests.model.move import Move
 from tests.model.moves import moves
-from tests.model.server import DONE, LEASED, PUBLISHED, REMOVED, Off, Rows, Server, Slot
+from tests.model.server import DONE, LEASED, REMOVED, Batch, Claim, Item, Off, Server, Slot
 from tests.model.state import Bounds, State
 
 Names = tuple[int, ...]
@@ -46,14 +46,15 @@ class Symmetry:
             for some in itertools.permutations(training)
             for others in itertools.permutations(evaluations)
         ]
-        generators = [
+        num_workers = bounds.generators + bounds.stage_workers
+        kinds = [(bounds.is_generator(who), bounds.engine_of(who)) for who in range(num_workers)]
+        workers = [
             names
-            for names in itertools.permutations(range(bounds.generators))
-            if all(bounds.engine_of(old) == bounds.engine_of(new) for old, new in enumerate(names))
+            for names in itertools.permutations(range(num_workers))
+            if all(kinds[old] == kinds[new] for old, new in enumerate(names))
         ]
         slots = list(itertools.product(of_slot, repeat=bounds.lag + 1))
-        workers = list(itertools.permutations(range(bounds.workers)))
-        self._renamings = [(mine, batches, names) for mine in generators for batches in slots for names in workers][1:]
+        self._renamings = [(names, batches) for names in workers for batches in slots][1:]
         self._is_deterministic, self._stages_vary = bounds.is_deterministic, bounds.stages_vary
         self._servers: dict[tuple[Server, int], Server] = {}
 
@@ -62,88 +63,81 @@ class Symmetry:
         return min([state, *(self._renamed(state, index) for index in range(len(self._renamings)))])
 
     def _renamed(self, state: State, index: int) -> State:
-        generators, slots, workers = self._renamings[index]
-        claims: list[tuple[int, ...]] = [()] * len(generators)
-        for old, claim in enumerate(state.generators):
+        names, slots = self._renamings[index]
+        claims: list[Claim] = [()] * len(names)
+        for old, claim in enumerate(state.workers):
             if claim:
-                claims[generators[old]] = (claim[0], slots[claim[0] % len(slots)][claim[1]], *claim[2:])
+                batch = slots[claim[0] % len(slots)][claim[1]]
+                source = self._source(claim[5], names) if claim[2] else claim[5]
+                claims[names[old]] = (claim[0], batch, *claim[2:5], source, *claim[6:])
         trainers = []
         for one in state.trainers:
             if one and one.trained:
                 batches = slots[one.iteration % len(slots)]
                 trained: list[tuple[int, ...]] = [()] * len(batches)
                 for old, mine in enumerate(one.trained):
-                    trained[batches[old]] = self._trained(mine, generators, workers) if mine else ()
+                    trained[batches[old]] = self._trained(mine, names) if mine else ()
                 one = one._replace(trained=tuple(trained))
             trainers.append(one)
         trainers.sort()
         disk = (self._server(state.disk[0], index), state.disk[1]) if state.disk else ()
-        held: list[tuple[Any, ...]] = [()] * len(workers)
-        for old, item in enumerate(state.workers):
-            if item:
-                of_slot = slots[item[0] % len(slots)]
-                source = self._source(item[5], generators, workers)
-                held[workers[old]] = (item[0], of_slot[item[1]], *item[2:5], source, *item[6:])
         server = self._server(state.server, index)
-        return State(server, disk, tuple(claims), tuple(trainers), *state[4:9], tuple(held))
+        return State(server, disk, tuple(claims), tuple(trainers), *state[4:])
 
-    def _trained(self, mine: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+    def _trained(self, mine: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
         columns = tuple(
-            tuple(tuple(self._value(value, generators, workers) for value in stage) for stage in items)
-            for items in mine[3:]
+            tuple(tuple(self._value(value, names) for value in stage) for stage in items) for items in mine[3:]
         )
-        return (mine[0], self._content(mine[1], generators), mine[2], *columns)
+        return (mine[0], self._content(mine[1], names), mine[2], *columns)
 
     def _server(self, server: Server, index: int) -> Server:
         known = self._servers.get((server, index))
         if known is None:
-            generators, slots, workers = self._renamings[index]
-            renamed = (self._slot(*both, generators, workers) for both in zip(server.slots, slots, strict=True))
+            names, slots = self._renamings[index]
+            renamed = (self._slot(*both, names) for both in zip(server.slots, slots, strict=True))
             known = self._servers[server, index] = server._replace(slots=tuple(renamed))
         return known
 
-    def _slot(self, slot: Slot, batches: Names, generators: Names, workers: Names) -> Slot:
+    def _slot(self, slot: Slot, batches: Names, names: Names) -> Slot:
         renamed = list(slot.batches)
-        for old, (ledger, entry) in enumerate(slot.batches):
-            if ledger and ledger[0] == PUBLISHED:
-                ledger = (PUBLISHED, self._content(ledger[1], generators), generators[ledger[2]], *ledger[3:])
-            if entry and entry[3] >= 0:
-                entry = (*entry[:3], generators[entry[3]])
-            renamed[batches[old]] = (ledger, entry)
-        rollouts = tuple(
-            (one[0], batches[one[1]], *one[2:4], self._content(one[4], generators), *one[5:]) for one in slot.rollouts
+        for old, batch in enumerate(slot.batches):
+            if batch:
+                items = tuple(
+                    tuple(self._item(one, stage, batches, names) for one in of_stage)
+                    for stage, of_stage in enumerate(batch.items)
+                )
+                batch = Batch(batch.pin, batch.left, items)
+            renamed[batches[old]] = batch
+        rollouts = (
+            (one[0], batches[one[1]], *one[2:4], self._content(one[4], names), *one[5:]) for one in slot.rollouts
         )
-        rows: list[Rows | tuple[()]] = [()] * len(slot.rows)
-        for old, one in enumerate(slot.rows):
-            rows[batches[old]] = self._rows(one, batches, generators, workers) if one else ()
-        return Slot(tuple(renamed), rollouts, tuple(rows))
+        return Slot(tuple(renamed), tuple(rollouts))
 
-    def _rows(self, rows: Rows, batches: Names, generators: Names, workers: Names) -> Rows:
-        payload = rows.payload
-        if payload:
-            payload = (batches[payload[0]], *payload[1:3], self._content(payload[3], generators), *payload[4:])
-        items = tuple(tuple(self._item(one, generators, workers) for one in stage) for stage in rows.items)
-        return Rows(payload, rows.left, items)
+    def _item(self, item: Item, stage: int, batches: Names, names: Names) -> Item:
+        if item[:1] == (LEASED,):
+            return (*item[:2], names[item[2]], item[3])
+        if item[:1] != (DONE,):
+            return item
+        if stage:
+            return (DONE, self._value(item[1], names))
+        content, generator, attempt, rollout = item[1]
+        content = self._content(content, names)
+        if rollout:
+            rollout = (batches[rollout[0]], *rollout[1:3], content, *rollout[4:])
+        return (DONE, (content, names[generator], attempt, rollout))
 
-    def _item(self, item: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
-        if item[:1] == (DONE,):
-            return (DONE, self._value(item[1], generators, workers))
-        return (*item[:2], workers[item[2]], *item[3:]) if item[:1] == (LEASED,) else item
-
-    def _value(self, value: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+    def _value(self, value: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
         if not value:
             return ()
-        maker = workers[value[1]] if self._stages_vary else value[1]
-        return (self._source(value[0], generators, workers), maker)
+        return (self._source(value[0], names), names[value[1]] if self._stages_vary else value[1])
 
-    def _source(self, source: tuple[Any, ...], generators: Names, workers: Names) -> tuple[Any, ...]:
+    def _source(self, source: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
         if not source or (self._is_deterministic and not self._stages_vary):
             return source
-        values = (self._value(value, generators, workers) for value in source[1:])
-        return (self._content(source[0], generators), *values)
+        return (self._content(source[0], names), *(self._value(value, names) for value in source[1:]))
 
-    def _content(self, content: int, generators: tuple[int, ...]) -> int:
-        return content if self._is_deterministic else content // 4 * 4 + generators[content % 4]
+    def _content(self, content: int, names: Names) -> int:
+        return content if self._is_deterministic else content // 4 * 4 + names[content % 4]
 
 
 class Exploration:
@@ -236,5 +230,5 @@ def explore(bounds: Bounds, off: Off = frozenset(), *, max_states: int = 5_000_0
 
 def _line(move: Move) -> str:
     whose = "" if move.who < 0 else f"{move.who}: "
-    of = f" (batch {move.iteration}/{move.batch})" if move.batch >= 0 else ""
+    of = f" ({'/'.join(str(part) for part in move.place)})" if move.place else ""
     return f"{whose}{move.name}{of}"

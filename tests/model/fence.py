@@ -11,15 +11,12 @@ from tests.model.server import (
     ACTIVE,
     ANY,
     COMMIT,
-    DEAD,
     ENDED,
-    EXPECTED,
-    NOBODY,
     NONE,
-    PUBLISHED,
     REMOVED,
     REWIND,
     VARIANTS,
+    Batch,
     Off,
     Open,
     Opening,
@@ -28,7 +25,6 @@ from tests.model.server import (
     Server,
     Slot,
     nothing,
-    pinned,
 )
 
 
@@ -64,11 +60,9 @@ def publish_weights(server: Server, epoch: int, digest: int, *, oldest_kept: int
     return "published", server._replace(weights=kept)
 
 
-def _sent(server: Server, epoch: int, iteration: int, sent: tuple[tuple[int, int], ...]) -> Server:
-    entry_id = 32 * epoch + 1
+def _sent(server: Server, iteration: int, sent: tuple[tuple[int, int], ...]) -> Server:
     for index, pin in sent:
-        fresh = (pinned((EXPECTED, entry_id), pin), (entry_id, 1, 0, NOBODY))
-        server = server.with_batch(iteration, index, fresh)
+        server = server.with_batch(iteration, index, Batch(pin))
     return server
 
 
@@ -76,7 +70,7 @@ def _opened(server: Server, epoch: int, opening: Opening) -> Server:
     """The batches that don't go out with it follow: dispatch.lua and reconcile.lua send them."""
     opened = Open(opening.iteration, opening.oldest, opening.newest, epoch)
     server = server._replace(window=(*server.window, opened))
-    return _sent(server, epoch, opening.iteration, opening.sent)
+    return _sent(server, opening.iteration, opening.sent)
 
 
 def _closed(server: Server) -> Server:
@@ -166,8 +160,8 @@ def reconcile(
     if any(pin != NONE and server.versions[pin] == NONE for _, pin in sent) and "dispatch.version" not in off:
         return "no_manifest", server
     there = server.slot_of(iteration).batches
-    lost = tuple(one for one in sent if not there[one[0]][1] and there[one[0]][0][:1] in ((), (EXPECTED,)))
-    return "dispatched", _sent(server, epoch, iteration, lost)
+    lost = tuple(one for one in sent if not (batch := there[one[0]]) or not batch.prompts)
+    return "dispatched", _sent(server, iteration, lost)
 
 
 def commit(
@@ -217,15 +211,15 @@ def commit(
 
 def contradiction(slot: Slot, trained: tuple[int, ...], off: Off) -> str:
     """What the ledger says against a commit of these contents, or ""."""
-    if "commit.whole" not in off and not all(ledger for ledger, _ in slot.batches):
+    if "commit.whole" not in off and not all(slot.batches):
         return "missing"
-    for (ledger, _), content in zip(slot.batches, trained, strict=True):
-        if not ledger or ledger[0] == DEAD:
+    for batch, content in zip(slot.batches, trained, strict=True):
+        if not batch or batch.is_dead:
             if content != NONE and "commit.dead" not in off:
                 return "divergent"
         elif content == NONE and "commit.complete" not in off:
             return "missing"
-        elif ledger[0] == PUBLISHED and content not in (NONE, ledger[1]) and "commit.digest" not in off:
+        elif batch.made and content not in (NONE, batch.made[0]) and "commit.digest" not in off:
             return "divergent"
     return ""
 
@@ -305,5 +299,4 @@ def resume_job(server: Server, *, clock: int, off: Off) -> Server:
 def removed(server: Server) -> Server:
     """What remove_job leaves of a job that has ended: nothing, and nothing of it may come back."""
     num_batches, num_versions = len(server.blank.batches), len(server.versions)
-    has_stages = bool(server.slots[0].rows)
-    return nothing(num_batches, num_versions, num_open=len(server.slots), has_stages=has_stages)._replace(job=REMOVED)
+    return nothing(num_batches, num_versions, num_open=len(server.slots))._replace(job=REMOVED)

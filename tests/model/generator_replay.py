@@ -13,11 +13,11 @@ from contracts.errors import BrokerUnavailable, WrongEngine
 from contracts.rollouts import PromptBatch
 from contracts.versions import WeightManifest
 from tests.integration.fence_checks import read
-from tests.integration.fence_parts import AnswerLosingBroker, let_expire, set_ledger_times, set_typical_time
+from tests.integration.fence_parts import AnswerLosingBroker, let_expire, set_claim_times, set_typical_time
 from tests.model.move import Move
 from tests.model.moves import moves
 from tests.model.real import LONG_S, RealFence, digest_text, engine_text
-from tests.model.server import NONE, VARIANTS, known
+from tests.model.server import FREE, NONE, VARIANTS, Server, known
 from tests.model.stage_names import stage_tables
 from tests.model.state import Bounds, State
 from tests.model.wrong_calls import OFF, Late, Others
@@ -46,13 +46,8 @@ class GeneratorReplay:
 
     def _expire(self, move: Move) -> None:
         """Ends the lease of the move's batch, as time would."""
-        entry = self._state.server.slot_of(move.iteration).batches[move.batch][1]
-        let_expire(self._broker, self._real.keys, f"g{entry[3]}", self._entry_id(move), iteration=move.iteration)
-
-    def _entry_id(self, move: Move) -> str:
-        batch_id = self._real.batch_id(move.iteration, move.batch)
-        prompts = read(self._broker, self._real.keys).slot_of(move.iteration).prompts
-        return next(entry for entry, named, _ in prompts if named == batch_id)
+        iteration, batch = move.place[:2]
+        let_expire(self._broker, self._real.keys, self._real.batch_id(iteration, batch), iteration=iteration)
 
     def _buries(self, move: Move) -> State:
         """A claim passes over the batch that it buries: it gets the next new one, or nothing."""
@@ -61,7 +56,7 @@ class GeneratorReplay:
         following = [
             one
             for one in moves(self._state, self._bounds, OFF)
-            if (one.name, one.who) == ("claims: claimed", move.who) and one.iteration >= move.iteration
+            if (one.name, one.who) == ("claims: claimed", move.who) and one.place >= move.place[:1]
         ]
         if following:
             return self._claim(following[0], following)
@@ -73,17 +68,15 @@ class GeneratorReplay:
 
         If so, the batch is late from here on. A `bounded` job takes no copies.
         """
-        server, real = self._state.server, self._real
-        batch_id = real.batch_id(move.iteration, move.batch)
-        slots = [server.slot_of(one.iteration).batches for one in server.window]
-        entry = server.slot_of(move.iteration).batches[move.batch][1]
-        is_new = any(one and not one[2] for slot in slots for _, one in slot)
-        claims = read(self._broker, real.keys).slot_of(move.iteration).claims
-        is_idle = not self._state.generators[move.who] and entry[3] != move.who
+        server, real, iteration = self._state.server, self._real, move.place[0]
+        batch_id = real.batch_id(*move.place[:2])
+        is_new = any(is_free(server, one.iteration) for one in server.window)
+        claims = read(self._broker, real.keys).slot_of(iteration).claims
+        is_idle = not self._state.workers[move.who] and server.item_at(move.place)[2] != move.who
         if self._bounds.is_bounded or is_new or not is_idle or batch_id not in claims:
             return False
         set_typical_time(self._broker, real.keys, LONG_S)
-        set_ledger_times(self._broker, real.keys, batch_id, iteration=move.iteration, claimed_ms=1)
+        set_claim_times(self._broker, real.keys, batch_id, iteration=iteration, claimed_ms=1)
         return True
 
     def _claim(self, move: Move, options: list[Move]) -> State:
@@ -100,21 +93,21 @@ class GeneratorReplay:
             one
             for one in options
             if (one.name, one.who) == (move.name, who)
-            and real.batch_id(one.iteration, one.batch) == claim.prompt_batch.batch_id
-            and one.state.generators[who][2] in (NONE, *self._digests(claim))
+            and real.batch_id(*one.place[:2]) == claim.prompt_batch.batch_id
+            and one.state.workers[who][5] in ((), *((digest,) for digest in self._digests(claim)))
         ]
         assert len(same) == 1, f"the model knows no {move.name} of {claim.prompt_batch.batch_id}"
-        oldest = min(one.iteration for one in options if (one.name, one.who) == (move.name, who))
-        assert same[0].iteration == (oldest if move.name.startswith(("claims: ", "claims,")) else move.iteration)
+        oldest = min(one.place[0] for one in options if (one.name, one.who) == (move.name, who))
+        assert same[0].place[0] == (oldest if move.name.startswith(("claims: ", "claims,")) else move.place[0])
         self._note_claim(same[0], claim)
         return same[0].state
 
     def _note_claim(self, move: Move, claim: Claim) -> None:
         """Its generator may come back with it late, if it has heard of it."""
         if not claim.hedged:
-            self._others.newest[move.iteration, move.batch] = claim.number
+            self._others.newest[move.place[:2]] = claim.number
         if move.name != "claims, answer lost":
-            self._others.claims.append(Late(move.who, claim, move.state.generators[move.who][:5]))
+            self._others.claims.append(Late(move.who, claim, move.state.workers[move.who]))
 
     def _answer(self, move: Move) -> Claim:
         """The claim that the server gives, also where its generator never hears of it."""
@@ -128,10 +121,9 @@ class GeneratorReplay:
         self._broker.loses_next_answer = True
         with pytest.raises(BrokerUnavailable):
             side.claim(LONG_S)
-        _, entry, attempt, number, payload, packed = self._broker.lost
+        _, attempt, number, payload, packed = self._broker.lost
         return Claim(
             prompt_batch=decode(payload, PromptBatch),
-            entry_id=entry.decode(),
             number=number,
             attempt=attempt,
             manifest=decode(packed, WeightManifest),
@@ -145,29 +137,37 @@ class GeneratorReplay:
 
     def _held(self, move: Move) -> tuple[int, str] | None:
         """The weights that the generator holds at this claim; those of a version that is gone are none of the range."""
-        digest = move.state.generators[move.who][2]
+        (digest,) = move.state.workers[move.who][5]
         there = known(self._state.server.versions, 0, self._bounds.iterations)
         held = self._random.choice((digest, digest, there[0], digest + 1, NONE))
         return None if held == NONE else (held // VARIANTS, digest_text(held))
 
     def _generator_does(self, move: Move) -> None:
-        claim, mine = self._claims[move.who], self._state.generators[move.who]
+        claim, mine = self._claims[move.who], self._state.workers[move.who]
         if move.name == "asks for work: wrong_engine":
             with pytest.raises(WrongEngine, match="is sampled with"):
                 self._generators[move.who].claim(LONG_S)
         elif move.name == "takes a copy":
-            owner = self._state.server.slot_of(move.iteration).batches[move.batch][1][3]
+            owner = self._state.server.item_at(move.place)[2]
             self._claims[move.who] = self._claims[owner]
         elif move.name.startswith("publishes"):
             assert claim is not None
-            batch = self._real.rollouts(mine[0], mine[1], content=4 * mine[4] + move.who, digest=mine[2])
+            batch = self._real.rollouts(mine[0], mine[1], content=4 * mine[4] + move.who, digest=mine[5][0])
             self._num_bytes = len(encode(batch))
             outcome = self._generators[move.who].publish(claim, batch).value
             assert move.name in (f"publishes: {outcome}", "publishes, answer lost"), outcome
         elif move.name.startswith("fails"):
             assert claim is not None
-            assert move.name == f"fails its batch: {self._generators[move.who].fail(claim, 'no reward').value}"
+            assert move.name == f"fails its item: {self._generators[move.who].fail(claim, 'no reward').value}"
         elif move.name.startswith("gives back"):
             assert claim is not None
             outcome = self._generators[move.who].fail(claim, "no mount", is_released=True).value
-            assert move.name == f"gives back its batch: {outcome}"
+            assert move.name == f"gives back its item: {outcome}"
+
+
+def is_free(server: Server, iteration: int, stage: int = 0) -> bool:
+    """Whether an item of the stage is free in an open iteration."""
+    batches = server.slot_of(iteration).batches
+    return any(
+        item[:1] == (FREE,) for batch in batches if batch and stage < len(batch.items) for item in batch.items[stage]
+    )

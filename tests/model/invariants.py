@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from tests.model import fence
-from tests.model.prompts import is_claim, num_published, versions_for
-from tests.model.server import ACTIVE, DEAD, EXPECTED, NOBODY, NONE, PUBLISHED, REMOVED, VARIANTS, Open, Server, known
-from tests.model.stage_invariants import broken_columns, broken_rows
-from tests.model.stages import num_waiting
+from tests.model.server import (
+    ACTIVE,
+    DONE,
+    FREE,
+    LEASED,
+    NONE,
+    REMOVED,
+    VARIANTS,
+    Batch,
+    Claim,
+    Items,
+    Open,
+    Place,
+    Server,
+    known,
+)
 from tests.model.state import Bounds, State, Trainer
+from tests.model.table import GIVEN_BACK, is_leased, num_published, num_waiting, source_of, versions_for
 
-OF_CLAIM = 6
-"""The length of what a generator holds."""
+OF_CLAIM = 7
+"""The length of what a generator or a stage worker holds."""
 OF_VERSION = ("stale", "future", "wrong_weights")
 
 
@@ -33,17 +46,16 @@ def broken_by_call(state: State, bounds: Bounds, trainer: Trainer, after: Server
 def _broken_by_commit(bounds: Bounds, before: Server, trainer: Trainer, after: Server) -> str:
     if after.committed != before.committed + 1:
         return "I4: a commit does not follow the last one"
-    for batch, (mine, (ledger, _)) in enumerate(
-        zip(trainer.trained, before.slot_of(after.committed).batches, strict=True)
-    ):
-        is_dead = ledger[:1] == (DEAD,)
+    batches = before.slot_of(after.committed).batches
+    for index, (mine, batch) in enumerate(zip(trainer.trained, batches, strict=True)):
+        is_dead = bool(batch) and batch.is_dead
         if (mine[0] if mine else 0) != (0 if is_dead else 1):
             return "I3: an expected batch was not trained exactly once"
-        if mine and not _may_sample(bounds, before, after.committed, batch, mine[2]):
+        if mine and not _may_sample(bounds, before, after.committed, index, mine[2]):
             return "I2: a gradient used a batch of other weights"
-        if mine and ledger[:1] == (PUBLISHED,) and ledger[1] != mine[1]:
+        if mine and batch and batch.made and batch.made[0] != mine[1]:
             return "I3: the ledger holds another copy than was trained"
-        if mine and (broken := broken_columns(bounds, batch, mine[1], mine[3] if bounds.stages else ())):
+        if mine and (broken := _broken_columns(bounds, index, mine[1], mine[3] if bounds.stages else ())):
             return broken
     if trainer.digest != before.chain[after.committed]:
         return "I2: the weights that were trained are not those of the audit chain"
@@ -65,38 +77,45 @@ def broken_by_success(state: State, bounds: Bounds) -> str:
     return ""
 
 
-def holds_lease(state: State, iteration: int, batch: int) -> bool:
-    """Whether the owner of this batch's entry is at work on it."""
-    entry = state.server.slot_of(iteration).batches[batch][1]
-    claim = state.generators[entry[3]] if entry and entry[3] >= 0 else ()
-    return holds(claim) and (*claim[:2], *claim[3:4]) == (iteration, batch, entry[0])
+def holds_lease(state: State, place: Place) -> bool:
+    """Whether the holder of this item's lease is at work on it."""
+    item = state.server.item_at(place)
+    claim = state.workers[item[2]] if item[:1] == (LEASED,) else ()
+    return holds(claim) and claim[:4] == place and is_leased(item, claim, item[2])
 
 
-def holds(claim: tuple[int, ...]) -> bool:
-    """Whether a generator works on it."""
+def holds(claim: Claim) -> bool:
+    """Whether a worker works on it."""
     return len(claim) == OF_CLAIM
 
 
 def left_unheard(state: State, who: int) -> str:
     """I5: who has a claim that it never heard of is given that one, and no other, while it stands."""
-    claim = state.generators[who]
-    if not claim or holds(claim) or not state.server.open_at(claim[0]):
-        return ""
-    entry = state.server.slot_of(claim[0]).batches[claim[1]][1]
-    return "I5: a lease is left that its holder never heard of" if is_claim(entry, claim[:5], who) else ""
+    claim = state.workers[who]
+    is_left = bool(claim) and not holds(claim) and is_leased(state.server.item_at(claim[:4]), claim, who)
+    return "I5: a lease is left that its holder never heard of" if is_left else ""
 
 
-def robbery(state: State, after: Server, who: int, iteration: int, batch: int) -> str:
+def robbery(state: State, who: int, claim: Claim) -> str:
     """I5: a lease belongs to its holder while that one is at work."""
-    entry = state.server.slot_of(iteration).batches[batch][1]
-    is_anothers = bool(entry) and entry[3] not in (NOBODY, who) and holds_lease(state, iteration, batch)
-    return "I5: a live lease is taken from its holder" if is_anothers and after != state.server else ""
+    is_anothers = not is_leased(state.server.item_at(claim[:4]), claim, who)
+    return "I5: a live lease is taken from its holder" if is_anothers and holds_lease(state, claim[:4]) else ""
 
 
-def attempts_of(server: Server, iteration: int, batch: int) -> int:
-    """How many attempts of a batch count by now; -1 of one that is settled."""
-    entry = server.slot_of(iteration).batches[batch][1]
-    return entry[1] + entry[2] - 1 if entry else -1
+def attempts_of(server: Server, claim: Claim) -> int:
+    """How many attempts of an item count by now; -1 of one whose batch is dead."""
+    item = server.item_at(claim[:4])
+    return item[1] if item[:1] in ((FREE,), (LEASED,)) else -1
+
+
+def broken_by_put(state: State, after: Server, claim: Claim) -> str:
+    """I3: what an item was made of, once put, stays."""
+    before, batch = (server.slot_of(claim[0]).batches[claim[1]] for server in (state.server, after))
+    for of_stage, now in zip(before.items[1:] if before else (), batch.items[1:] if batch else (), strict=False):
+        for one, new in zip(of_stage, now, strict=True):
+            if one[:1] == (DONE,) and new != one:
+                return "I3: a column that was put is another one now"
+    return ""
 
 
 def counted_for_another(is_released: bool, claimed: int, counted: int) -> str:
@@ -114,9 +133,9 @@ def opening_of(state: State, opened: Open) -> int:
 
 def refused_after_all(state: State, who: int, outcome: str) -> str:
     """Admission: what was sampled by a claim of an iteration that still stands open is not refused for its version."""
-    claim = state.generators[who]
+    claim = state.workers[who]
     opened = state.server.open_at(claim[0])
-    if outcome in OF_VERSION and opened and claim[5] == opening_of(state, opened):
+    if outcome in OF_VERSION and opened and claim[6] // GIVEN_BACK == opening_of(state, opened):
         return "admission: what was sampled for an open iteration is refused for its version"
     return ""
 
@@ -171,13 +190,54 @@ def _broken_in_slot(server: Server, bounds: Bounds, opened: Open) -> str:
         if batch in seen:
             return "I3: a batch is published twice"
         seen.add(batch)
-    for batch, (ledger, entry) in enumerate(slot.batches):
-        if not ledger:
-            continue  # it follows its opening
-        if ledger[0] == EXPECTED and (not entry or entry[0] != ledger[1]):
+    for index, batch in enumerate(slot.batches):
+        if batch and not batch.prompts:
             return "I5: an expected batch is nowhere"
-        if ledger[0] == PUBLISHED and batch not in seen and not (slot.rows and slot.rows[batch]):
-            return "I5: a published batch is gone"
-        if entry and not known(server.versions, *versions_for(opened, ledger)):
-            return "I5: no version may sample a batch that is on the stream"
-    return broken_rows(server, bounds, opened) if bounds.stages else ""
+        is_expected = batch and batch.prompts[0] in (FREE, LEASED)
+        if batch and is_expected and not known(server.versions, *versions_for(opened, batch.pin)):
+            return "I5: no version may sample a batch that is in work"
+        on_stream = [one for one in slot.rollouts if one[1] == index]
+        if batch and (broken := _broken_batch(server, bounds, opened.iteration, index, batch, on_stream)):
+            return broken
+    return ""
+
+
+def _broken_batch(
+    server: Server, bounds: Bounds, iteration: int, index: int, batch: Batch, on_stream: list[tuple[int, ...]]
+) -> str:
+    if not batch.made:
+        return "I6: something is left of a batch that is dead" if len(batch.items) > 1 else ""
+    left = 0
+    for stage, of_stage in enumerate(batch.items):
+        for item, one in enumerate(of_stage):
+            source = source_of(server, bounds.stages, (iteration, index, stage, item)) if stage else ()
+            left += one[:1] != (DONE,)
+            if stage and one[:1] == (DONE,) and one[1][0] != source:
+                return "I3: a column stands that was made of other inputs"
+            if source and not one:
+                return "I5: an item whose inputs are there is nowhere"
+            if stage and not source and one:
+                return "I5: an item is handed out before its inputs are there"
+    if left != batch.left:
+        return "I1: another number of items is left than is counted"
+    if on_stream and (left or len(batch.items) != 1 + len(bounds.stages_of(index))):
+        return "I1: a batch without its columns is given to the trainer"
+    if not left and (not on_stream or on_stream[0][1:6] != batch.made[3][:5]):
+        return "I5: a batch with all of its columns is nowhere"
+    return ""
+
+
+def _broken_columns(bounds: Bounds, index: int, content: int, columns: Items) -> str:
+    """I1, I3: a batch is trained with all of its columns, each made of this copy and of the inputs beside it."""
+    stages = bounds.stages_of(index)
+    if not stages:
+        return ""
+    if not columns or not all(value for of_stage in columns for value in of_stage):
+        return "I1: a batch is trained without its columns"
+    if any(value[0][0] != content for of_stage in columns for value in of_stage):
+        return "I3: a batch is trained with columns of another copy"
+    for (_, after), of_stage in zip(stages, columns, strict=True):
+        made = {value for before in after for value in columns[before - 1]}
+        if any(set(value[0][1:]) - made for value in of_stage):
+            return "I3: a batch is trained with columns of other inputs"
+    return ""

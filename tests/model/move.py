@@ -15,9 +15,8 @@ class Move(NamedTuple):
     is_fault: bool = False
     breaks: str = ""
     """The invariant that this step breaks."""
-    batch: int = -1
-    iteration: int = -1
-    """The iteration of the batch."""
+    place: tuple[int, ...] = ()
+    """In the table of leased work."""
 
 
 def wrote(state: State, server: Server, bounds: Bounds) -> State:
@@ -32,10 +31,6 @@ def wrote(state: State, server: Server, bounds: Bounds) -> State:
 
 def with_trainer(state: State, who: int, trainer: Trainer | tuple[()]) -> State:
     return state._replace(trainers=(*state.trainers[:who], trainer, *state.trainers[who + 1 :]))
-
-
-def with_generator(state: State, who: int, claim: tuple[int, ...]) -> State:
-    return state._replace(generators=(*state.generators[:who], claim, *state.generators[who + 1 :]))
 
 
 def with_worker(state: State, who: int, claim: tuple[Any, ...]) -> State:

@@ -1,5 +1,5 @@
-"""What may happen next: trainers, generators, stage workers and the server's misfortunes, over the scripts of fence.py,
-prompts.py and stages.py.
+"""What may happen next: trainers, generators, stage workers and the server's misfortunes, over the scripts of fence.py
+and table.py.
 
 A trainer that is refused ends, as a process does that gets FencedOff or FenceViolation, and another may start. A lease
 of a process that is gone ends by itself, as time passes. These are faults, and a run has a budget of them: a process
@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model import fence
-from tests.model.generator_moves import generator_moves
 from tests.model.move import Move, wrote
 from tests.model.server import ACTIVE, ENDED, Off
-from tests.model.stage_moves import stage_moves
 from tests.model.state import Bounds, State
 from tests.model.trainer_moves import trainer_moves
+from tests.model.worker_moves import worker_moves
 
 
 def moves(state: State, bounds: Bounds, off: Off) -> Iterator[Move]:
@@ -27,10 +26,8 @@ def moves(state: State, bounds: Bounds, off: Off) -> Iterator[Move]:
     may_fail = state.faults < bounds.faults
     for who in range(bounds.trainers):
         yield from trainer_moves(state, bounds, off, who, may_fail)
-    for who in range(bounds.generators):
-        yield from generator_moves(state, bounds, off, who, may_fail)
-    for who in range(bounds.workers):
-        yield from stage_moves(state, bounds, off, who, may_fail)
+    for who in range(len(state.workers)):
+        yield from worker_moves(state, bounds, off, who, may_fail)
     yield from _job_moves(state, bounds, off, may_fail)
     if may_fail and bounds.may_damage:
         yield from _damages(state)

@@ -33,17 +33,17 @@ TIGHT = DELAYED._replace(batches=2, trainers=1, room=2, iterations=2, faults=0, 
 """The memory of one iteration, for a window of two."""
 EVALUATING = ONE._replace(lag=1, batches=2, evaluations=1)
 """The window is open before the version is made that samples its evaluations."""
-STAGED = ONE._replace(iterations=1, stages=((2, ()), (1, (0,))), workers=2)
+STAGED = ONE._replace(iterations=1, stages=((2, ()), (1, (1,))), stage_workers=2)
 """A batch of two rows: a stage takes each of them, and one that reads its column takes the batch."""
 JUDGED = STAGED._replace(stages_vary=True, is_deterministic=False, may_end=False)
 """Stage workers whose columns differ."""
-MORTAL = STAGED._replace(workers=1, trainers=1, item_attempts=1)
+MORTAL = STAGED._replace(stage_workers=1, trainers=1, item_attempts=1)
 """An item that fails once is dead, and its batch with it."""
 ONE_STAGE = STAGED._replace(stages=((1, ()),), may_end=False)
-CROWDED = ONE_STAGE._replace(batches=2, workers=1, max_waiting=1)
+CROWDED = ONE_STAGE._replace(batches=2, stage_workers=1, max_waiting=1)
 """One batch at a time may wait for columns."""
 RECALLED = ONE_STAGE._replace(
-    generators=2, workers=1, trainers=1, is_deterministic=False, lost_writes=4, faults=2, may_end=False
+    generators=2, stage_workers=1, trainers=1, is_deterministic=False, lost_writes=4, faults=2, may_end=False
 )
 """A batch is published, forgotten, and published again with other completions."""
 
@@ -131,10 +131,13 @@ NEEDED = (
     Mutation(("publish.engine",), TWO_KINDS, "I7", "publish_batch of what another kind of engine has sampled"),
     Mutation(("commit.engine",), TWO_KINDS, "I7", "commit_iteration of what another kind than the job's has sampled"),
     Mutation(("commit.keeps_engine",), TWO_KINDS, "I7", "commit_iteration forgets what kind has sampled its batches"),
-    Mutation(("fail.claim",), TWO_GENERATORS, "I5", "fail_batch under another claim than the lease's"),
-    Mutation(("release.free",), ONE, "I6", "a batch that is given back has one attempt less"),
+    Mutation(("fail.claim",), TWO_GENERATORS, "I5", "a failure under another claim than the lease's"),
+    Mutation(("release.free",), ONE, "I6", "an item that is given back has one attempt less"),
     Mutation(("fail.pin",), EVALUATING, "I2", "an evaluation that is tried again forgets its version"),
-    Mutation(("renew.claim",), TWO_GENERATORS, "I5", "renew_prompts under another claim than the lease's"),
+    Mutation(("renew.claim",), TWO_GENERATORS, "I5", "a renewal under another claim than the lease's"),
+    Mutation(("renew.claim",), STAGED, "I5", "the same, of an item of a job's own stage"),
+    Mutation(("fail.claim",), ONE_STAGE._replace(trainers=1, faults=2), "I5", "a failure of such an item"),
+    Mutation(("claim.stands",), STAGED, "I5", "such an item comes again when its claim is over"),
     Mutation(("claim.again",), TWO_BATCHES, "I5", "a claim whose answer was lost doesn't come again"),
     Mutation(("claim.stands",), TWO_GENERATORS, "I5", "a claim whose answer was lost comes again when it is over"),
     Mutation(("trainer.own_list",), ONE, "I3", "the trainer trains a second copy"),
@@ -154,7 +157,6 @@ NEEDED = (
     Mutation(("set_state.fences",), ONE, "I4", "a job is given up beside a trainer that goes on"),
     Mutation(("resume.rewinds",), ONE, "stuck", "a successor with an older checkpoint doesn't rewind"),
     Mutation(("resume.chain",), RESAMPLED_TWICE, "I2", "a checkpoint that the audit chain doesn't know is resumed"),
-    Mutation(("publish.stages",), STAGED, "I1", "a batch goes to the trainer as it is published, past its stages"),
     Mutation(("publish.full",), CROWDED, "memory", "publish_batch however many batches wait for columns"),
     Mutation(
         ("publish.age",), TIGHT, "stuck", "publish_batch of a younger iteration where the oldest one needs the room"
@@ -165,16 +167,6 @@ NEEDED = (
     Mutation(("put.first",), STAGED, "I1", "put_rows of an item that is put"),
     Mutation(("put.last",), STAGED, "I1", "a batch goes to the trainer with its first column"),
     Mutation(("put.keeps",), STAGED, "I5", "put_rows forgets a batch that has its columns"),
-    Mutation(("renew_rows.claim",), STAGED, "I5", "renew_rows under another claim than the lease's"),
-    Mutation(
-        ("fail_rows.claim",),
-        ONE_STAGE._replace(trainers=1, faults=2),
-        "I5",
-        "fail_rows under another claim than the lease's",
-    ),
-    Mutation(("claim_rows.again",), STAGED, "I5", "items whose answer was lost don't come again"),
-    Mutation(("claim_rows.stands",), STAGED, "I5", "items whose answer was lost come again when their claim is over"),
-    Mutation(("release_rows.free",), STAGED, "I6", "an item that is given back has one attempt less"),
     Mutation(("bury.rows",), MORTAL, "I6", "a batch that dies of a stage leaves its items"),
     Mutation(("commit.dead",), MORTAL, "I3", "commit_iteration of a batch that died after it was trained"),
     Mutation(("columns.whole",), STAGED, "I1", "the trainer trains a batch whose columns a restart has lost"),

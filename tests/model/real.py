@@ -26,16 +26,15 @@ from tests.model.server import (
     ANY,
     COMMIT,
     DEAD,
-    EXPECTED,
-    NOBODY,
+    DONE,
+    FREE,
+    LEASED,
     NONE,
-    PUBLISHED,
     REWIND,
     VARIANTS,
     Open,
     Record,
     Server,
-    pin_of,
 )
 from tests.model.state import Bounds
 
@@ -43,7 +42,8 @@ Sent = tuple[tuple[int, int], ...]
 """Batches, each with the version that it is pinned to or NONE."""
 LONG_S = 3600.0
 """No lease ends by itself while a test runs."""
-LEDGER_WORDS = {EXPECTED: "expected", PUBLISHED: "published", DEAD: "dead"}
+LEDGER_WORDS = {(DONE,): "published", (DEAD,): "dead"}
+"""How the item of stage 0 begins → the ledger's word; of others it is `expected`."""
 KINDS = {COMMIT: "commit", REWIND: "rewind"}
 GENERATORS = 4
 """A content is generator + 4 · attempt + 64 · variant."""
@@ -211,23 +211,24 @@ class RealFence:
     def _check_iteration(self, server: Server, opened: Open, held: Held, name: str) -> None:
         slot, batches = held.slot_of(opened.iteration), server.slot_of(opened.iteration).batches
         ids = [self.batch_id(opened.iteration, batch) for batch in range(len(batches))]
-        words = {ids[i]: (LEDGER_WORDS[ledger[0]], pin_of(ledger)) for i, (ledger, _) in enumerate(batches) if ledger}
+        kinds = [batch.prompts[:1] if batch else (NONE,) for batch in batches]
+        words = {
+            ids[i]: (LEDGER_WORDS.get(kinds[i], "expected"), batch.pin) for i, batch in enumerate(batches) if batch
+        }
         found = {key: (word_of(one), NONE if one.version is None else one.version) for key, one in slot.ledger.items()}
         assert found == words, name
-        attempts = {ids[i]: entry[1] for i, (_, entry) in enumerate(batches) if entry}
-        assert {batch_id: first for _, batch_id, first in slot.prompts} == attempts, name
-        owners = {ids[i]: (f"g{one[3]}", one[2]) for i, (_, one) in enumerate(batches) if one and one[3] != NOBODY}
-        batch_of = {entry_id: batch_id for entry_id, batch_id, _ in slot.prompts}
-        assert {batch_of[entry_id]: (owner, times) for entry_id, owner, times in slot.leases} == owners, name
+        items = {ids[i]: batch.prompts for i, batch in enumerate(batches) if batch}
+        assert slot.attempts == {key: one[1] for key, one in items.items() if one[:1] == (FREE,)}, name
+        owners = {key: (f"g{one[2]}", one[1]) for key, one in items.items() if one[:1] == (LEASED,)}
+        assert {key: (claim.worker, claim.attempt) for key, claim in slot.leases.items()} == owners, name
         counts = held.fence.window[opened.iteration - server.committed - 1]
-        kinds = [ledger[:1] for ledger, _ in batches]
         counted = (counts.published, counts.dead, counts.expected)
-        assert counted == (kinds.count((PUBLISHED,)), kinds.count((DEAD,)), len(kinds)), name
+        assert counted == (kinds.count((DONE,)), kinds.count((DEAD,)), len(kinds)), name
         self._check_rollouts(server, opened.iteration, slot, name)
 
     def _check_rollouts(self, server: Server, number: int, slot: HeldSlot, name: str) -> None:
         """I1, I2: each accepted batch is complete and of a version that may sample it. I3: it is there once."""
-        batches, rollouts, _ = server.slot_of(number)
+        batches, rollouts = server.slot_of(number)
         assert [one.batch_id for one in slot.rollouts] == [self.batch_id(number, one[1]) for one in rollouts], name
         for batch, (_, index, iteration, digest, content, _, _) in zip(slot.rollouts, rollouts, strict=True):
             sampled_by = (batch.iteration, batch.policy_version, batch.weights_digest)
@@ -236,7 +237,8 @@ class RealFence:
             ledger: Any = slot.ledger[batch.batch_id]
             expected = self.digest_of(iteration, index, content=content, digest=digest)
             assert batch_digest(batch) == ledger.digest == expected, name
-            assert (ledger.generator, ledger.attempt) == (f"g{batches[index][0][2]}", batches[index][0][3])
+            one: Any = batches[index]
+            assert (ledger.generator, ledger.attempt) == (f"g{one.made[1]}", one.made[2])
 
 
 def _named(digests: tuple[int, ...]) -> dict[int, str]:

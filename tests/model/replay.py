@@ -10,18 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from broker.fence import read_fence
-from broker.keys import GENERATOR_GROUP
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
-from tests.integration.fence_parts import AnswerLosingBroker, manifest
+from tests.integration.fence_parts import AnswerLosingBroker, lose_prompts, manifest
 from tests.model import fence
-from tests.model.generator_replay import GeneratorReplay
+from tests.model.generator_replay import GeneratorReplay, is_free
 from tests.model.move import Move
 from tests.model.moves import moves
 from tests.model.real import answer_of, digest_text
-from tests.model.server import COMMIT, DEAD, FREE, NONE, REWIND, VARIANTS
+from tests.model.server import COMMIT, NONE, REWIND, VARIANTS
 from tests.model.stage_replay import StageReplay
 from tests.model.state import COMMITS, DISPATCHES, ENDS, SETTLE, Bounds, State, Trainer
 from tests.model.tally import Tally
@@ -34,12 +33,15 @@ OF_A_RESTART = ("writes reach the disk", "the last writes are lost")
 publication."""
 WORDS = {"missing": "lacks its columns", "other": "not what the ledger records"}
 """What the trainer's side says of what it reads beside the functions."""
-OF_ITEMS = ("puts", "fails its item", "gives back its item", "stage worker dies")
+OF_ITEMS = ("puts", "fails its item", "gives back its item")
 WRITES_OF_A_TRAINER = (
     *("rewind", "announces", "opens", "claims rollouts", "reconciles", "renews", "commits", "dispatches"),
     *("ends the job", "fails the job", "gives the job up", "reads columns"),
 )
+UNREAD = 0
+"""Beside the phases: a trainer was given a batch whose columns it hasn't read."""
 LIKELY_IN = {
+    UNREAD: ("the last writes are lost", "reads columns: missing"),
     COMMITS: ("writes reach the disk",),
     SETTLE: ("the last writes are lost", "trainer dies", "acquires from"),
     DISPATCHES: ("the last writes are lost",),
@@ -50,10 +52,10 @@ LIKELY_IN = {
 
 def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
     """How often it is drawn. Faults are rare: a run that meets too many gets nowhere."""
-    if restarts and move.name in OF_A_RESTART:
-        return 0.8
     if any(move.name.startswith(names) for phase, names in LIKELY_IN.items() if phase in phases):
         return 2.0
+    if restarts and move.name in OF_A_RESTART:
+        return 0.8
     if move.name.startswith("claims") and move.name.endswith("answer lost"):
         return 0.005
     if move.name == "the newest checkpoint is damaged":
@@ -61,6 +63,11 @@ def _weight(move: Move, phases: set[int], *, restarts: bool) -> float:
     if move.name.startswith(("the job is given up", "fails the job")):
         return 0.02
     return 0.03 if move.is_fault or (move.who < 0 and move.name != "the job is resumed") else 1.0
+
+
+def _label(move: Move) -> str:
+    """What was seen of a move: of stage 0, and of those after it."""
+    return f"{move.name} (of a stage)" if any(move.place[2:3]) else move.name
 
 
 class Walk(GeneratorReplay):
@@ -81,13 +88,15 @@ class Walk(GeneratorReplay):
             options += self._beside_the_model()
             # What the walks before have done seldom is done sooner.
             phases = {one.phase for one in self._state.trainers if one}
+            if any(len(mine) > 3 and not mine[3] for one in self._state.trainers if one for mine in one.trained):
+                phases.add(UNREAD)
             restarts = bool(self._stages) or self._bounds.kinds > 1
-            weights = [_weight(one, phases, restarts=restarts) / (5 + self._seen[one.name]) for one in options]
+            weights = [_weight(one, phases, restarts=restarts) / (5 + self._seen[_label(one)]) for one in options]
             move = self._random.choices(options, weights)[0]
             before = self._state.server
             self._state = self._does(move, options)
             self._tally.note(move, before, self._state.server, self._num_bytes)
-            self._seen[move.name] += 1
+            self._seen[_label(move)] += 1
             if self._state.is_done:
                 return
             name = "; ".join((move.name, *self._calls_beside()))
@@ -99,14 +108,14 @@ class Walk(GeneratorReplay):
         """A prompt goes from its stream, and nothing else with it: no move of the model does that, and its trainer
         finds it."""
         for opened in self._state.server.window:
-            for batch, (ledger, entry) in enumerate(self._state.server.slot_of(opened.iteration).batches):
-                if entry:
-                    server = self._state.server.with_batch(opened.iteration, batch, (ledger, ()))
-                    lost = self._state._replace(server=server)
-                    yield Move("a prompt is lost", -1, lost, True, batch=batch, iteration=opened.iteration)
+            for index, batch in enumerate(self._state.server.slot_of(opened.iteration).batches):
+                if batch and batch.prompts and not batch.made and not batch.is_dead:
+                    place = (opened.iteration, index, 0, 0)
+                    lost = self._state._replace(server=self._state.server.with_item(place, ()))
+                    yield Move("a prompt is lost", -1, lost, True, place=place)
         if self._state.server.window:
             for who, claim in enumerate(self._state.workers):
-                if not claim:
+                if not claim and not self._bounds.is_generator(who):
                     yield Move("works on several items", who, self._state)
 
     def _calls_beside(self) -> Iterator[str]:
@@ -133,22 +142,20 @@ class Walk(GeneratorReplay):
             yield name
 
     def _is_first(self, move: Move) -> bool:
-        """Whether a claim of an expired lease would get it: a new batch of an older iteration comes before it."""
-        server = self._state.server
-        if move.name == "claims an item again":
-            return True
-        if move.name.startswith("claims an item"):
-            return bool(move.state.workers[move.who]) and not self._is_behind(move)
-        if not move.name.startswith("claims from"):
-            return True
-        older = [one.iteration for one in server.window if one.iteration < move.iteration]
-        return not any(entry and not entry[2] for one in older for _, entry in server.slot_of(one).batches)
+        """Whether a claim would get it: what is free in an older iteration comes before it.
 
-    def _is_behind(self, move: Move) -> bool:
-        """Whether an item of the same stage is free in an older iteration."""
-        stage, server = move.state.workers[move.who][2], self._state.server
-        older = [server.slot_of(one.iteration).rows for one in server.window if one.iteration < move.iteration]
-        return any(item[:1] == (FREE,) for slot in older for rows in slot if rows for item in rows.items[stage])
+        Which batch a generator gets that claims what is free, the server says.
+        """
+        if not move.place or not move.name.startswith("claims") or move.name == "claims again":
+            return True
+        iteration, _, stage, _ = move.place
+        if stage and not move.state.workers[move.who]:
+            return False  # a claim of several items passes over the batch that it buries
+        if not stage and not move.name.startswith("claims from"):
+            return True
+        server = self._state.server
+        older = [one.iteration for one in server.window if one.iteration < iteration]
+        return not any(is_free(server, one, stage) for one in older)
 
     def _does(self, move: Move, options: list[Move]) -> State:
         """The state after it. Which of its batches a claim gets is the server's choice."""
@@ -165,13 +172,12 @@ class Walk(GeneratorReplay):
         elif move.name in ("finds its commit lost", "writes its checkpoint", "writes the last checkpoint"):
             self._trainer_confirms(move)
         elif move.name.startswith(WRITES_OF_A_TRAINER):
-            if not move.name.startswith("renews its lease") or move.batch == NONE:
-                self._trainer_calls(move)
+            self._trainer_calls(move)
         elif self._stages and move.name == "works on several items":
             return self._stages.calls.works(self._state, move.who)
-        elif self._stages and move.name.startswith("claims an item"):
+        elif self._stages and any(move.place[2:3]) and move.name.startswith("claims"):
             return self._stages.claim(self._state, move, options)
-        elif self._stages and move.name.startswith(OF_ITEMS):
+        elif self._stages and any(move.place[2:3]) and move.name.startswith(OF_ITEMS):
             self._stages.does(self._state, move)
         elif move.name.endswith(": buried"):
             return self._buries(move)
@@ -180,7 +186,7 @@ class Walk(GeneratorReplay):
         elif move.name == "takes a copy" and self._is_to_hedge(move):
             self._tally.counted["hedged"] += 1
             return self._claim(move, options)
-        else:
+        elif move.name != "worker dies":
             self._generator_does(move)
         return move.state
 
@@ -257,15 +263,16 @@ class Walk(GeneratorReplay):
             self._real.digest_of(one[2], one[1], content=one[4], digest=one[3]) for one in rollouts
         ]
         batches = server.slot_of(iteration).batches
-        assert num_dead == sum(ledger[:1] == (DEAD,) for ledger, _ in batches)
+        assert num_dead == sum(bool(batch and batch.is_dead) for batch in batches)
 
     def _read_columns(self, side: TrainerSide, trainer: Trainer) -> None:
         assert self._stages
         unread = [batch for batch, mine in enumerate(trainer.trained) if mine and not mine[3]]
         content, digest = trainer.trained[unread[0]][1:3]
         batch = self._real.rollouts(trainer.iteration, unread[0], content=content, digest=digest)
-        rows = self._state.server.slot_of(trainer.iteration).rows[unread[0]]
-        items = tuple(tuple(one[1] for one in stage) for stage in rows.items) if rows and not rows.left else ()
+        there = self._state.server.slot_of(trainer.iteration).batches[unread[0]]
+        is_whole = there and there.made and not there.left
+        items = tuple(tuple(one[1] for one in stage) for stage in there.items[1:]) if there and is_whole else ()
         self._stages.check_columns(side, batch, items)
 
     def _commit(self, side: TrainerSide, trainer: Trainer) -> None:
@@ -303,9 +310,8 @@ class Walk(GeneratorReplay):
             self._newest_on_disk = dict(self._others.newest)
             self._tally.writes_reach_the_disk()
         elif move.name == "a prompt is lost":
-            prompts, entry_id = real.keys.slot_of(move.iteration).prompts, self._entry_id(move)
-            self._broker.redis.xack(prompts, GENERATOR_GROUP, entry_id)
-            self._broker.redis.xdel(prompts, entry_id)
+            iteration, index = move.place[:2]
+            lose_prompts(self._broker, real.keys, real.batch_id(iteration, index), iteration=iteration)
         elif move.name == "the job is given up":
             real.jobs.move(real.job_id, JobState.FAILED, reason="its trainers end")
             real.epochs[move.state.server.epoch] = read_fence(self._broker, real.keys).trainer_epoch

@@ -1,45 +1,41 @@
 """What the server holds of a job, as the model has it: everything is a tuple, so that states can be hashed.
 
-number of a claim     16 · its opening (`opening_of`) + times its item was given back
 digest of weights     16 · version + variant; another variant is another content of the same version
-entry                 (id, first attempt, deliveries, owner) of a batch on the prompts stream; () if it isn't
-ledger                () | (EXPECTED, entry id) | (PUBLISHED, content, generator, attempt) | (DEAD,), each with
-                      the version behind it that is pinned, where there is one
 rollout               (id, batch, iteration, digest, content, is complete, whom it was delivered to: an epoch or 0)
-claim                 (iteration, batch, digest, entry id, attempt): with the owner they are the claim's number
 record                (COMMIT or REWIND, iteration, epoch), as the audit stream holds it
+
+Leased work stands in one table. A place in it is (iteration, batch, stage, item): stage 0 makes the batch's rollouts,
+and has one item; those after it are the job's own.
+
 item                  () while its inputs are not there | (FREE, attempts, times it was given back) |
-                      (LEASED, attempts, stage worker, number of the claim) |
-                      (DONE, value)
-source                (content of the batch, values of the items that it is made of)
-value                 (source, its maker's variant)
+                      (LEASED, attempts, holder, number of the claim) | (DONE, value) | (DEAD,), of stage 0
+number of a claim     16 · its opening (`opening_of`) + times its item was given back
+claim                 (*place, attempt, source, number)
+source                (digest of the weights that sample a batch,) | (content of the batch, values of the items that an
+                      item of a later stage is made of)
+value                 (content, generator, attempt, rollout without its id) | (source, its maker's variant)
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-EXPECTED, PUBLISHED, DEAD = 1, 2, 3
 COMMIT, REWIND = 1, 2
 ACTIVE, ENDED, SUCCEEDED, REMOVED = 0, 1, 2, 3
-FREE, LEASED, DONE = 1, 2, 3
+FREE, LEASED, DONE, DEAD = 1, 2, 3, 4
 VARIANTS = 16
 ANY = 0
 """No kind of engine."""
-NOBODY = -1
 NONE = -1
 """No digest, no version, no content."""
 
 Off = frozenset[str]
-Entry = tuple[int, ...]
-Ledger = tuple[int, ...]
+Item = tuple[Any, ...]
+Items = tuple[tuple[Item, ...], ...]
+Place = tuple[int, int, int, int]
+Claim = tuple[Any, ...]
 Rollout = tuple[int, ...]
-Claim = tuple[int, ...]
 Record = tuple[int, ...]
-Batch = tuple[Ledger, Entry]
-ABSENT: Batch = ((), ())
-LENGTHS = {EXPECTED: 2, PUBLISHED: 4, DEAD: 1}
-"""The length of a ledger record without a pin."""
 
 
 class Open(NamedTuple):
@@ -62,24 +58,37 @@ class Opening(NamedTuple):
     """(batch, the version that is pinned or NONE) of those that go out with it; the others follow."""
 
 
-class Rows(NamedTuple):
-    """What stages make of a published batch; it stays until its iteration is over."""
+class Batch(NamedTuple):
+    """A batch of an open iteration, from its dispatch on."""
 
-    payload: Rollout
-    """Without its id. The entry of the stream, of a batch with all of its columns, names this very one."""
-    left: int
+    pin: int = NONE
+    """The version that alone may sample it; NONE where the iteration's range says which may."""
+    left: int = 0
     """Items without their columns."""
-    items: tuple[tuple[tuple[Any, ...], ...], ...]
-    """[stages, items of the stage]"""
+    items: Items = (((FREE, 0, 0),),)
+    """[1 + its stages once it is published, items of the stage]"""
+
+    @property
+    def prompts(self) -> Item:
+        """The item of stage 0; () of one that the ledger expects, and that is nowhere."""
+        return self.items[0][0]
+
+    @property
+    def is_dead(self) -> bool:
+        return self.prompts == (DEAD,)
+
+    @property
+    def made(self) -> tuple[Any, ...]:
+        """The value of stage 0; () of what isn't published."""
+        return self.prompts[1] if self.prompts[:1] == (DONE,) else ()
 
 
 class Slot(NamedTuple):
     """Iteration t lives in slot t mod K + 1."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[Batch | tuple[()], ...]
+    """() for one that was not dispatched yet."""
     rollouts: tuple[Rollout, ...]
-    rows: tuple[Rows | tuple[()], ...] = ()
-    """[batches] () for a batch that no stage has anything of; () of a job without stages."""
 
 
 class Server(NamedTuple):
@@ -124,33 +133,33 @@ class Server(NamedTuple):
         index = iteration % len(self.slots)
         return self._replace(slots=(*self.slots[:index], slot, *self.slots[index + 1 :]))
 
-    def with_batch(self, iteration: int, index: int, batch: Batch) -> Server:
+    def with_batch(self, iteration: int, index: int, batch: Batch | tuple[()]) -> Server:
         slot = self.slot_of(iteration)
         batches = (*slot.batches[:index], batch, *slot.batches[index + 1 :])
         return self.with_slot(iteration, slot._replace(batches=batches))
 
-    def with_rows(self, iteration: int, batch: int, rows: Rows | tuple[()]) -> Server:
-        slot = self.slot_of(iteration)
-        return self.with_slot(iteration, slot._replace(rows=(*slot.rows[:batch], rows, *slot.rows[batch + 1 :])))
+    def item_at(self, place: Place) -> Item:
+        """() of what isn't there."""
+        iteration, index, stage, item = place
+        batch = self.slot_of(iteration).batches[index] if self.open_at(iteration) else ()
+        return batch.items[stage][item] if batch and stage < len(batch.items) else ()
+
+    def with_item(self, place: Place, new: Item) -> Server:
+        iteration, index, stage, item = place
+        batch = self.slot_of(iteration).batches[index]
+        assert batch
+        of_stage = (*batch.items[stage][:item], new, *batch.items[stage][item + 1 :])
+        items = (*batch.items[:stage], of_stage, *batch.items[stage + 1 :])
+        return self.with_batch(iteration, index, batch._replace(items=items))
 
     @property
     def blank(self) -> Slot:
-        slot = self.slots[0]
-        return Slot((ABSENT,) * len(slot.batches), (), ((),) * len(slot.rows))
+        return Slot(((),) * len(self.slots[0].batches), ())
 
 
-def nothing(num_batches: int, num_versions: int, *, num_open: int = 1, has_stages: bool = False) -> Server:
-    slots = (Slot((ABSENT,) * num_batches, (), ((),) * num_batches if has_stages else ()),) * num_open
+def nothing(num_batches: int, num_versions: int, *, num_open: int = 1) -> Server:
     none = (NONE,) * num_versions
-    return Server(0, -1, (), none, none, slots, (0, *none[1:]), ())
-
-
-def pin_of(ledger: Ledger) -> int:
-    return ledger[-1] if ledger and len(ledger) > LENGTHS[ledger[0]] else NONE
-
-
-def pinned(ledger: Ledger, version: int) -> Ledger:
-    return ledger if version == NONE else (*ledger, version)
+    return Server(0, -1, (), none, none, (Slot(((),) * num_batches, ()),) * num_open, (0, *none[1:]), ())
 
 
 def known(versions: tuple[int, ...], oldest: int, newest: int) -> tuple[int, ...]:

@@ -12,11 +12,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 from broker.stage_side import ClaimedItem, StageSide
-from tests.model import stages
+from tests.model import table
 from tests.model.invariants import opening_of
 from tests.model.move import wrote
 from tests.model.real import RealFence
-from tests.model.server import FREE, NONE, Server
+from tests.model.server import FREE, NONE, Claim, Server
 from tests.model.stage_names import NAMES, NUM_ROWS, column_values
 from tests.model.state import Bounds, State
 from tests.model.wrong_calls import OFF, WrongCall
@@ -31,17 +31,17 @@ class LateItem(NamedTuple):
 
     who: int
     item: ClaimedItem
-    model: stages.ItemClaim
+    model: Claim
 
 
 class StageCalls:
     """All items that were ever claimed in a walk, and what is called with them."""
 
-    def __init__(self, real: RealFence, bounds: Bounds, sides: list[StageSide], random: Random) -> None:
+    def __init__(self, real: RealFence, bounds: Bounds, sides: dict[int, StageSide], random: Random) -> None:
         self._real, self._bounds, self._sides, self._random = real, bounds, sides, random
         self._items: list[LateItem] = []
 
-    def note(self, who: int, item: ClaimedItem, model: stages.ItemClaim) -> None:
+    def note(self, who: int, item: ClaimedItem, model: Claim) -> None:
         self._items.append(LateItem(who, item, model))
 
     def wrong_call(self, state: State) -> WrongCall | None:
@@ -77,16 +77,16 @@ class StageCalls:
         for one, variant in made:
             rollout_id = 16 * state.era + len(server.slot_of(one.item.iteration).rollouts) + 1
             claim, value = self._in_model(server, one), (one.model[5], variant)
-            outcome, server = stages.put_rows(server, self._bounds.stages, claim, value, rollout_id=rollout_id, off=OFF)
+            outcome, server = table.put(server, self._bounds.stages, claim, value, rollout_id=rollout_id, off=OFF)
             outcomes.append(outcome)
         return outcomes, server
 
-    def _in_model(self, server: Server, late: LateItem) -> stages.ItemClaim:
+    def _in_model(self, server: Server, late: LateItem) -> Claim:
         """Names no copy that stands where another version has sampled the same completions: their digests differ."""
         iteration, batch, *_, attempt, source, number = late.model
-        rows = server.slot_of(iteration).rows[batch]
-        if rows and rows.payload:
-            _, of, digest, content, *_ = rows.payload
+        there = server.slot_of(iteration).batches[batch]
+        if there and there.made:
+            _, of, digest, content, *_ = there.made[3]
             if late.item.digest != self._real.digest_of(of, batch, content=content, digest=digest):
                 return (*late.model[:4], attempt, (NONE, *source[1:]), number)
         return late.model
@@ -101,11 +101,11 @@ class StageCalls:
     def _puts_early(self, state: State, late: LateItem) -> WrongCall | None:
         """An item of a stage that reads the late one's column, made of nothing."""
         iteration, batch, stage, _, attempt, source, number = late.model
-        readers = [later for later, (_, after) in enumerate(self._bounds.stages) if stage in after]
+        readers = [later for later, (_, after) in enumerate(self._bounds.stages, start=1) if stage in after]
         if not readers:
             return None
         later = self._random.choice(readers)
-        num_rows = NUM_ROWS // self._bounds.stages[later][0]
+        num_rows = NUM_ROWS // self._bounds.stages[later - 1][0]
         item = replace(late.item, stage=NAMES[later], item=0, rows=range(num_rows), input_digests=())
         early = LateItem(late.who, item, (iteration, batch, later, 0, attempt, (source[0],), number))
         made = [(early, OTHER_VARIANT)]
@@ -119,13 +119,13 @@ class StageCalls:
         is_released, attempts = self._random.random() < 0.5, self._bounds.item_attempts
         return WrongCall(
             "gives back its item late" if is_released else "fails its item late",
-            lambda server: stages.fail_rows(server, late.model, late.who, attempts, OFF, is_released=is_released),
+            lambda server: table.fail(server, late.model, late.who, attempts, OFF, is_released=is_released),
             lambda: self._sides[late.who].fail(late.item, "too late", is_released=is_released).value,
         )
 
     def _renews(self, state: State, late: LateItem) -> WrongCall:
         mine = [one for one in self._items[-NUM_LATE:] if one.who == late.who]
-        states = [stages.renew_rows(state.server, one.model, late.who, OFF)[0] for one in mine]
+        states = [table.renew(state.server, one.model, late.who, OFF)[0] for one in mine]
 
         def real() -> str:
             renewal = self._sides[late.who].renew([one.item for one in mine])
@@ -144,12 +144,12 @@ class StageCalls:
         free = [
             (opened.iteration, batch, stage, item)
             for opened in server.window
-            for batch, rows in enumerate(server.slot_of(opened.iteration).rows)
-            for stage, items in enumerate(rows.items if rows else ())
+            for batch, there in enumerate(server.slot_of(opened.iteration).batches)
+            for stage, items in enumerate(there.items if there else ())
             for item, one in enumerate(items)
-            if one[:1] == (FREE,)
+            if stage and one[:1] == (FREE,)
         ]
-        stage = random.choice(free)[2] if free else 0
+        stage = random.choice(free)[2] if free else 1
         max_rows = random.choice((1, 3, 4, 6, 100))
         claimed = self._sides[who].claim(NAMES[stage], max_rows)
         of_stage = [place for place in free if place[2] == stage]
@@ -178,7 +178,7 @@ class StageCalls:
             place: Any = places[0]
             opened = state.server.open_at(item.iteration)
             assert opened is not None
-            outcome, server, model = stages.claim_rows(
+            outcome, server, model = table.claim(
                 state.server,
                 self._bounds.stages,
                 place,
@@ -199,12 +199,12 @@ class StageCalls:
         named = (item.iteration, item.batch_id, item.stage, item.item)
         return named == (place[0], self._real.batch_id(*place[:2]), NAMES[place[2]], place[3])
 
-    def check_inputs(self, item: ClaimedItem, model: stages.ItemClaim) -> None:
+    def check_inputs(self, item: ClaimedItem, model: Claim) -> None:
         """It came with what the model says that it is made of."""
         _, _, stage, number, _, (_, *values), _ = model
-        for before in self._bounds.stages[stage][1]:
-            size = NUM_ROWS // self._bounds.stages[before][0]
-            parts = stages.covering(self._bounds.stages, before, stage, number)
+        for before in self._bounds.stages[stage - 1][1]:
+            size = NUM_ROWS // self._bounds.stages[before - 1][0]
+            parts = table.covering(self._bounds.stages, before, stage, number)
             name = f"{NAMES[before]}_column"
             made = [one for _ in parts for one in column_values(before, values.pop(0), size)[name]]
             first = parts.start * size

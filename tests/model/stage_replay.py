@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from broker.fence import fence_of
-from broker.keys import JobKeys, item_fields
+from broker.keys import STAGE_BAND, JobKeys, item_fields
 from broker.ledger import Published, batch_record
 from broker.stage_side import ClaimedItem, StageSide
 from broker.trainer_side import TrainerSide
@@ -18,15 +18,11 @@ from contracts.rollouts import RolloutBatch
 from tests.integration.fence_parts import AnswerLosingBroker
 from tests.model.move import Move
 from tests.model.real import RealFence
-from tests.model.server import DONE, FREE, LEASED, Server
+from tests.model.server import DONE, FREE, LEASED, Items, Server
 from tests.model.stage_calls import StageCalls
-from tests.model.stage_moves import value_of
 from tests.model.stage_names import NAMES, NUM_ROWS, column_values
-from tests.model.stages import Items
 from tests.model.state import Bounds, State
-
-BAND = 2**42
-"""The scores of a stage, as scripts/prelude.lua has them."""
+from tests.model.worker_moves import value_of
 
 
 class StageReplay:
@@ -34,10 +30,11 @@ class StageReplay:
 
     def __init__(self, broker: AnswerLosingBroker, real: RealFence, bounds: Bounds, random: Random) -> None:
         self._broker, self._real, self._bounds = broker, real, bounds
-        self._sides = [StageSide(broker, real.job_id, f"s{i}") for i in range(bounds.workers)]
+        workers = range(bounds.generators, bounds.generators + bounds.stage_workers)
+        self._sides = {i: StageSide(broker, real.job_id, f"s{i}") for i in workers}
         self.calls = StageCalls(real, bounds, self._sides, random)
-        self._claims: list[ClaimedItem | None] = [None] * bounds.workers
-        self._lost = [0] * bounds.workers
+        self._claims: dict[int, ClaimedItem] = {}
+        self._lost: dict[int, int] = {}
         """The number of the newest claim that each has not heard of."""
 
     @property
@@ -47,13 +44,13 @@ class StageReplay:
     def claim(self, state: State, move: Move, options: list[Move]) -> State:
         """The state after a claim: which item it gets is the server's choice, among those of the move's stage."""
         iteration, batch, stage, item = move.state.workers[move.who][:4]
-        if move.name.startswith("claims an item from"):
+        if move.name.startswith("claims from"):
             member = item_fields(stage, self._real.batch_id(iteration, batch), item).member
-            self._broker.redis.zadd(self._keys.slot_of(iteration).work, {member: stage * BAND + 1}, xx=True)
-        if move.name == "claims an item, answer lost":
+            self._broker.redis.zadd(self._keys.slot_of(iteration).work, {member: stage * STAGE_BAND + 1}, xx=True)
+        if move.name == "claims, answer lost":
             return self._loses(stage, move, options)
         (claimed,) = self._sides[move.who].claim(NAMES[stage], 1)
-        if move.name == "claims an item again":
+        if move.name == "claims again":
             assert claimed.claim == self._lost[move.who]
         self._claims[move.who] = claimed
         same = [
@@ -62,10 +59,8 @@ class StageReplay:
             if (one.name, one.who) == (move.name, move.who) and self.calls.is_at(one.state.workers[one.who], claimed)
         ]
         assert len(same) == 1, f"the model knows no {move.name} of {claimed}"
-        rows = state.server.slot_of(claimed.iteration).rows[same[0].batch]
-        assert rows
-        assert claimed.attempt == rows.items[stage][claimed.item][1] + (move.name != "claims an item again")
         model = same[0].state.workers[move.who]
+        assert claimed.attempt == state.server.item_at(model[:4])[1] + (move.name != "claims again")
         self.calls.note(move.who, claimed, model)
         self.calls.check_inputs(claimed, model)
         return same[0].state
@@ -85,9 +80,8 @@ class StageReplay:
         return same.state
 
     def does(self, state: State, move: Move) -> None:
-        """A put, a failure, a death."""
+        """A put, a failure."""
         claim, mine = self._claims[move.who], state.workers[move.who]
-        assert claim is not None
         if move.name.startswith("puts"):
             values = column_values(mine[2], value_of(self._bounds, mine, move.who), len(claim.rows))
             (outcome,) = self._sides[move.who].put([(claim, values)])
@@ -102,7 +96,7 @@ class StageReplay:
     def check_columns(self, side: TrainerSide, batch: RolloutBatch, items: Items) -> None:
         """The trainer reads what the model's stages made. Raises FenceViolation as the side does."""
         found = side.columns(batch)
-        for stage, values in enumerate(items):
+        for stage, values in enumerate(items, start=1):
             size = len(batch.groups) * batch.group_size // len(values)
             expected = [one for value in values for one in column_values(stage, value, size)[f"{NAMES[stage]}_column"]]
             assert list(found[f"{NAMES[stage]}_column"]) == expected
@@ -123,20 +117,20 @@ class StageReplay:
                 continue
             kept = {key: value for key, value in columns.items() if key[:2] in (b"b/", b"c/")}
             wanted: dict[bytes, bytes] = {}
-            for batch, rows in enumerate(server.slot_of(opened.iteration).rows):
-                batch_id = self._real.batch_id(opened.iteration, batch)
-                if not rows:
+            batches = server.slot_of(opened.iteration).batches
+            for index, batch in enumerate(batches):
+                batch_id = self._real.batch_id(opened.iteration, index)
+                if not batch or len(batch.items) == 1:
                     continue
                 record = batch_record(ledger[batch_id.encode()])
                 assert isinstance(record, Published)
-                assert record.left == rows.left, name
-                if rows.payload:
-                    payload = f"b/{batch_id}".encode()
-                    assert decode(kept[payload], RolloutBatch).batch_id == batch_id
-                    wanted[payload] = kept[payload]
-                wanted |= self._check_items(rows.items, batch_id, columns, dict(work), name)
+                assert record.left == batch.left, name
+                payload = f"b/{batch_id}".encode()
+                assert decode(kept[payload], RolloutBatch).batch_id == batch_id
+                wanted[payload] = kept[payload]
+                wanted |= self._check_items(batch.items, batch_id, columns, dict(work), name)
             assert kept == wanted, name
-            num_waiting = sum(bool(rows and rows.left) for rows in server.slot_of(opened.iteration).rows)
+            num_waiting = sum(bool(batch and batch.left) for batch in batches)
             standing = next(one for one in fence_of(fence, progress).window if one.iteration == opened.iteration)
             assert standing.rows_waiting == NUM_ROWS * num_waiting, name
 
@@ -145,7 +139,7 @@ class StageReplay:
     ) -> dict[bytes, bytes]:
         """What the hash of columns must hold of the items."""
         wanted: dict[bytes, bytes] = {}
-        for stage, of_stage in enumerate(items):
+        for stage, of_stage in enumerate(items[1:], start=1):
             for item, one in enumerate(of_stage):
                 fields = item_fields(stage, batch_id, item)
                 score = work.get(fields.member.encode())
@@ -154,10 +148,10 @@ class StageReplay:
                     values = column_values(stage, one[1], NUM_ROWS // len(of_stage))
                     wanted[fields.columns.encode()] = pack_values(values)
                 elif one[:1] == (FREE,):
-                    assert score == stage * BAND, name
+                    assert score == stage * STAGE_BAND, name
                 elif one[:1] == (LEASED,):
                     assert score is not None
-                    assert score > stage * BAND, name
+                    assert score > stage * STAGE_BAND, name
                     held = decode(columns[f"l/{fields.member}".encode()], dict)
                     assert (held["worker"], held["attempt"]) == (f"s{one[2]}", one[1]), name
         return wanted

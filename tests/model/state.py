@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from tests.model.server import ANY, NONE, Opening, Server, nothing
 
 START, REWINDS, ANNOUNCE, OPEN, GATHER, STEPPED, COMMITS, DISPATCHES, SETTLE, ENDS = range(1, 11)
-IDLE: tuple[int, ...] = ()
+IDLE: tuple[Any, ...] = ()
 UNHEARD = 1
-"""Behind the claim of a process whose answer was lost: it holds nothing, and asks again."""
+"""Behind the claim of a worker whose answer was lost: it holds nothing, and asks again."""
 
 
 class Trainer(NamedTuple):
@@ -40,8 +40,8 @@ class State(NamedTuple):
     server: Server
     disk: tuple[()] | tuple[Server, int]
     """What a server that dies knows again, and how many writes came after it."""
-    generators: tuple[tuple[int, ...], ...]
-    """[generators] The claim that each holds, and which opening of its iteration it was made in; and UNHEARD."""
+    workers: tuple[tuple[Any, ...], ...]
+    """[generators, stage workers] The claim that each holds; () for none. Or one whose answer was lost, and UNHEARD."""
     trainers: tuple[Trainer | tuple[()], ...]
     checkpoints: tuple[tuple[int, ...], ...]
     """[iterations] The digest of the version that it made, after those of the older ones that lie beside it; or ()."""
@@ -51,8 +51,6 @@ class State(NamedTuple):
     """Restarts of the server: ids of stream entries grow with it."""
     faults: int
     is_done: bool
-    workers: tuple[tuple[Any, ...], ...] = ()
-    """[stage workers] The item that each holds; () for none. Or one whose answer was lost, and UNHEARD."""
 
 
 class Bounds(NamedTuple):
@@ -87,9 +85,9 @@ class Bounds(NamedTuple):
     """The newest checkpoint is damaged: a start skips it, and rewinds by one more iteration."""
     max_attempts: int = 4
     stages: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(items of a batch, the stages whose outputs it reads) of each; none: a batch goes straight to the trainer."""
-    workers: int = 0
-    """Stage workers; each serves every stage."""
+    """(items of a batch, the stages whose outputs it reads, from 1) of each; none: a batch goes to the trainer."""
+    stage_workers: int = 0
+    """Each serves every stage."""
     stages_vary: bool = False
     """Two stage workers make different columns of the same inputs."""
     item_attempts: int = 9
@@ -106,13 +104,19 @@ class Bounds(NamedTuple):
         return self.iterations - 1
 
     def first_state(self) -> State:
-        server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1, has_stages=bool(self.stages))
-        generators, trainers, workers = (IDLE,) * self.generators, ((),) * self.trainers, ((),) * self.workers
-        return State(server, (), generators, trainers, ((),) * self.iterations, 0, 0, 0, False, workers)
+        server = nothing(self.batches, self.iterations + 1, num_open=self.lag + 1)
+        workers, trainers = (IDLE,) * (self.generators + self.stage_workers), ((),) * self.trainers
+        return State(server, (), workers, trainers, ((),) * self.iterations, 0, 0, 0, False)
 
-    def engine_of(self, generator: int) -> int:
-        """The kind that this generator names."""
-        return ANY if self.kinds == 1 else 1 + generator % self.kinds
+    def is_generator(self, worker: int) -> bool:
+        return worker < self.generators
+
+    def max_attempts_of(self, stage: int) -> int:
+        return self.item_attempts if stage else self.max_attempts
+
+    def engine_of(self, worker: int) -> int:
+        """The kind that this generator names; stage workers name none."""
+        return ANY if self.kinds == 1 or not self.is_generator(worker) else 1 + worker % self.kinds
 
     def evaluates(self, batch: int) -> bool:
         return batch >= self.batches - self.evaluations

@@ -10,12 +10,10 @@ from tests.model.server import Server
 
 BY_NAME = {
     "claims from": ("reclaimed",),
-    "fails its batch": ("failed",),
-    "fails its batch: dead": ("dead",),
-    "fails its item: dead": ("dead",),
-    "gives back its batch": ("released",),
+    "fails its item": ("failed",),
+    "gives back its item": ("released",),
 }
-"""How a move's name begins → what counts it."""
+"""How the name of a move of stage 0 begins → what counts it."""
 NOT_REFUSED = ("accepted", "full", "no_room")
 UNCOUNTED = ("stage_", "hedges_won")
 """How the names of counters begin that are not compared: those of stages, and of copies that came first
@@ -40,9 +38,9 @@ class Tally:
         if move.name == "the job is removed":
             self.counted.clear()
         for name, counters in BY_NAME.items():
-            if move.name.startswith(name):
+            if move.name.startswith(name) and not any(move.place[2:3]):
                 self.counted.update(counters)
-        self.counted["dead"] += move.name.endswith(": buried")
+        self.counted["dead"] += move.name.endswith((": buried", "fails its item: dead"))
         self.counted["rewinds"] += move.name.startswith("rewind") and after.last != before.last
         if move.name.startswith("publishes"):
             self.note_publication(move.name.rpartition(": ")[2], before, is_new=after != before)
@@ -60,7 +58,7 @@ class Tally:
         """How many prompts were on the stream once, and are again."""
         slots = zip(before.slots, after.slots, strict=True)
         pairs = (pair for one, other in slots for pair in zip(one.batches, other.batches, strict=True))
-        return sum(bool(ledger and again and not entry) for (ledger, entry), (_, again) in pairs)
+        return sum(bool(batch and not batch.prompts and again and again.prompts) for batch, again in pairs)
 
     def check(self, held: Held, name: str) -> None:
         found = {key: number for key, number in held.counters.items() if not key.startswith(UNCOUNTED)}

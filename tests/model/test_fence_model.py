@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model import fence, generator_moves, prompts, stage_moves, stages, trainer_moves
+from tests.model import fence, table, trainer_moves, worker_moves
 from tests.model.mutations import (
     BOUNDED,
     CROWDED,
@@ -80,7 +80,7 @@ def test_without_this_check_an_invariant_breaks(mutation: Mutation) -> None:
 def test_every_check_of_the_model_is_left_out_once() -> None:
     named = {
         name
-        for module in (fence, prompts, stages, trainer_moves, generator_moves, stage_moves)
+        for module in (fence, table, trainer_moves, worker_moves)
         for name in CHECK.findall(Path(module.__file__ or "").read_text())
     }
     listed = {name for one in (*NEEDED, *REDUNDANT) for name in one.off}

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model import fence, stages
+from tests.model import fence, table
 from tests.model.invariants import broken_by_call, broken_by_success
 from tests.model.move import Move, with_trainer, wrote
 from tests.model.server import (
     ACTIVE,
     COMMIT,
-    DEAD,
     ENDED,
     NONE,
-    PUBLISHED,
     REMOVED,
     REWIND,
     SUCCEEDED,
@@ -153,8 +151,8 @@ def _ends(state: State, bounds: Bounds, off: Off, who: int, trainer: Trainer) ->
     outcome, server = fence.set_state(state.server, trainer.epoch, SUCCEEDED, off)
     if outcome == "set":
         gone = ((),) * len(state.trainers)  # nothing that comes after is asked about
-        idle = (IDLE,) * len(state.generators)
-        done = state._replace(disk=(), generators=idle, trainers=gone, is_done=True)
+        idle = (IDLE,) * len(state.workers)
+        done = state._replace(disk=(), workers=idle, trainers=gone, is_done=True)
         return Move(f"ends the job: {outcome}", who, done, breaks=broken_by_success(state, bounds))
     return Move(f"ends the job: {outcome}", who, with_trainer(wrote(state, server, bounds), who, ()))
 
@@ -243,7 +241,7 @@ def _gathers(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Iter
     told = trainer._replace(engine=trainer.engine or server.engine) if rollouts else trainer
     yield "claims rollouts", outcome, given, _trains(told, bounds, rollouts, off)
     batches = server.slot_of(trainer.iteration).batches
-    missing = [not mine and ledger[:1] != (DEAD,) for mine, (ledger, _) in zip(trainer.trained, batches, strict=True)]
+    missing = [not mine and not (batch and batch.is_dead) for mine, batch in zip(trainer.trained, batches, strict=True)]
     unread = [batch for batch, mine in enumerate(trainer.trained) if mine and bounds.stages_of(batch) and not mine[3]]
     if unread:
         yield _reads_columns(server, off, trainer, unread[0])
@@ -268,7 +266,7 @@ def _gathers(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> Iter
 def _reads_columns(server: Server, off: Off, trainer: Trainer, batch: int) -> Call:
     """It ends where a restart has taken them away, or made them another copy's."""
     copies, content, digest, _ = trainer.trained[batch]
-    outcome, columns = stages.read_columns(server, trainer.iteration, batch, content, off)
+    outcome, columns = table.read_columns(server, trainer.iteration, batch, content, off)
     mine = (copies, content, digest, columns)
     trained = (*trainer.trained[:batch], mine, *trainer.trained[batch + 1 :])
     return "reads columns", outcome, server, trainer._replace(trained=trained) if outcome == "read" else ()
@@ -278,9 +276,8 @@ def _goes_wrong(server: Server, bounds: Bounds, off: Off, trainer: Trainer) -> I
     """What a wrong trainer would do to a window; the scripts must refuse it, and then nothing has changed."""
     following = trainer.iteration + 1
     if bounds.lag and server.open_at(following):
-        published = tuple(
-            ledger[1] if ledger[:1] == (PUBLISHED,) else NONE for ledger, _ in server.slot_of(following).batches
-        )
+        batches = server.slot_of(following).batches
+        published = tuple(batch.made[0] if batch and batch.made else NONE for batch in batches)
         made = VARIANTS * (following + 1)
         outcome, after = fence.commit(
             server, trainer.epoch, following, published, None, made=made, follows=trainer.link, off=off

@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from broker.connection.client import Broker
 from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
-from tests.integration.fence_parts import manifest, set_ledger_times, set_typical_time
-from tests.model import fence, prompts
+from tests.integration.fence_parts import manifest, set_claim_times, set_typical_time
+from tests.model import fence, table
 from tests.model.invariants import holds
 from tests.model.real import ATTEMPTS, GENERATORS, LONG_S, MAX_BATCH_BYTES, RealFence, digest_text
-from tests.model.server import ANY, COMMIT, NONE, PUBLISHED, REWIND, VARIANTS, Record, Server
+from tests.model.server import ANY, COMMIT, FREE, LEASED, NONE, REWIND, VARIANTS, Record, Server
 from tests.model.server import Claim as ModelClaim
 from tests.model.state import Bounds, State
 
 NO_RECORD: Record = (0, 0, 0)
-NO_ENTRY = -1
+NO_NUMBER = -1
 OTHER = 9
 """A batch that no iteration has."""
 ANEW = GENERATORS * ATTEMPTS
@@ -255,11 +255,8 @@ class Others:
     def _trained(self, server: Server, iteration: int) -> tuple[list[tuple[int, int]], bool]:
         """(content, digest of its sampler) of each batch that is published, and whether nothing else is expected."""
         slot = server.slot_of(iteration)
-        sampled_by = {one[1]: one[3] for one in slot.rollouts}
-        sampled_by |= {batch: rows.payload[2] for batch, rows in enumerate(slot.rows) if rows and rows.payload}
         trained = [
-            (ledger[1], sampled_by[batch]) if ledger[:1] == (PUBLISHED,) else (NONE, NONE)
-            for batch, (ledger, _) in enumerate(slot.batches)
+            (batch.made[0], batch.made[3][2]) if batch and batch.made else (NONE, NONE) for batch in slot.batches
         ]
         return trained, not fence.contradiction(slot, tuple(content for content, _ in trained), OFF)
 
@@ -299,7 +296,7 @@ class Others:
 
     def _publishes(self, state: State, sides: list[GeneratorSide], late: Late) -> WrongCall | None:
         what = self._random.choice(sorted(FAULTS))
-        iteration, batch, digest, entry, attempt = self._in_model(late)
+        iteration, batch, *_, attempt, (digest,), number = self._in_model(late)
         right = Publication(iteration, batch, *divmod(digest, VARIANTS), GENERATORS * attempt + late.who)
         one = FAULTS[what](right)
         if not 0 <= one.version < len(state.server.versions) or one.iteration < 0:
@@ -314,9 +311,9 @@ class Others:
         claim = replace(late.claim, prompt_batch=replace(late.claim.prompt_batch, batch_id=rollouts.batch_id))
         return WrongCall(
             what,
-            lambda server: prompts.publish(
+            lambda server: table.publish(
                 server,
-                (one.iteration, one.batch, digest, entry, attempt),
+                (one.iteration, one.batch, 0, 0, attempt, (digest,), number),
                 late.who,
                 one.content,
                 is_complete=one.is_complete,
@@ -330,26 +327,23 @@ class Others:
         )
 
     def _in_model(self, late: Late) -> ModelClaim:
-        """With the entry that the model knows; where another lease came after it, with one that never comes."""
-        iteration, batch, digest, entry, attempt = late.model
-        is_newest = self.newest.get((iteration, batch)) == late.claim.number
-        return (iteration, batch, digest, entry if is_newest else NO_ENTRY, attempt)
+        """With the number that the model knows; where another lease came after it, with one that never comes."""
+        is_newest = self.newest.get(late.model[:2]) == late.claim.number
+        return late.model if is_newest else (*late.model[:6], NO_NUMBER)
 
     def _gives_back(self, _state: State, sides: list[GeneratorSide], late: Late) -> WrongCall:
         claim, is_released = self._in_model(late), self._random.random() < 0.5
         side = sides[late.who]
         return WrongCall(
             "gives back" if is_released else "fails",
-            lambda server: prompts.fail(
-                server, claim, late.who, self._bounds.max_attempts, OFF, is_released=is_released
-            ),
+            lambda server: table.fail(server, claim, late.who, self._bounds.max_attempts, OFF, is_released=is_released),
             lambda: side.fail(late.claim, "too late", is_released=is_released).value,
         )
 
     def _renews_its_leases(self, state: State, sides: list[GeneratorSide], late: Late) -> WrongCall:
         """Renews all of its generator's claims. A copy that is not known to be lost is held by a mark of its own."""
         mine = [one for one in self.claims if one.who == late.who]
-        states = [prompts.renew_prompt(state.server, self._in_model(one), late.who, OFF)[0] for one in mine]
+        states = [table.renew(state.server, self._in_model(one), late.who, OFF)[0] for one in mine]
 
         def real() -> str:
             renewal = sides[late.who].renew([one.claim for one in mine])
@@ -367,17 +361,17 @@ class Others:
     def _asks_in_vain(self, state: State, sides: list[GeneratorSide]) -> WrongCall | None:
         """Claims where all that is left is leased, also where it could get a copy of what it holds itself."""
         who = self._random.randrange(len(sides))
-        server, unheard = state.server, state.generators[who]
-        each = [(one.iteration, *batch) for one in server.window for batch in server.slot_of(one.iteration).batches]
-        is_other = prompts.is_other_engine(server, self._bounds.engine_of(who))
-        if (unheard and not holds(unheard)) or is_other or any(entry and not entry[2] for _, _, entry in each):
-            return None
-        mine = [
-            self._real.batch_id(one.iteration, batch)
+        server, unheard = state.server, state.workers[who]
+        each = {
+            self._real.batch_id(one.iteration, index): batch.prompts
             for one in server.window
-            for batch, (_, entry) in enumerate(server.slot_of(one.iteration).batches)
-            if entry and entry[3] == who
-        ]
+            for index, batch in enumerate(server.slot_of(one.iteration).batches)
+            if batch
+        }
+        is_other = table.is_other_engine(server, self._bounds.engine_of(who))
+        if (unheard and not holds(unheard)) or is_other or any(item[:1] == (FREE,) for item in each.values()):
+            return None
+        mine = [batch_id for batch_id, item in each.items() if item[:1] == (LEASED,) and item[2] == who]
 
         def real() -> str:
             if not server.window:
@@ -393,4 +387,4 @@ class Others:
     def _set_claimed(self, batch_ids: list[str], claimed_ms: int) -> None:
         for batch_id in batch_ids:
             iteration = int(batch_id.partition("/")[0])
-            set_ledger_times(self._broker, self._real.keys, batch_id, iteration=iteration, claimed_ms=claimed_ms)
+            set_claim_times(self._broker, self._real.keys, batch_id, iteration=iteration, claimed_ms=claimed_ms)
