@@ -46,6 +46,15 @@ OF_TCP = ("host", "port", "socket_keepalive", "socket_keepalive_options")
 log = logging.getLogger(__name__)
 
 
+class Secret(str):
+    """Isn't shown where Celery or Kombu show their settings."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'********'"
+
+
 class Message(redis.Channel.Message):
     """One of our messages. What isn't one raises here, before the worker counts it as one that is in work.
 
@@ -153,7 +162,7 @@ def make_celery_app(settings: StackSettings) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_transport_options={
-            "address": url,
+            "address": Secret(url),
             "global_keyprefix": KEY_PREFIX,
             # Our messages are acknowledged before they run: what a consumer has read need not be kept for another one.
             "ack_emulation": False,

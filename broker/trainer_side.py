@@ -365,7 +365,7 @@ class TrainerSide:
         Raises FenceViolation where it is gone: a restart has lost it after it was answered. BrokerUnavailable where the
         disk doesn't take it.
         """
-        self._broker.persisted()
+        self._broker.durability.persisted(is_read_again=True)
         # A successor's fence tells it as well: what is committed is the job's.
         if read_fence(self._broker, self._keys).committed < iteration:
             raise FenceViolation(f"a restart of the server has lost the commit of iteration {iteration}")

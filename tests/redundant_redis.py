@@ -145,19 +145,26 @@ class RedundantRedis:
         for member in (*self.servers, *self.sentinels):
             member.folder.mkdir(parents=True)
         for server in self.servers:
-            self._configure(server)
-            server.child.start()
-        self._until(lambda: all(self.ask(one, "PING") for one in self.servers), "the servers to answer")
+            self._start(server, self._configure, lambda one: self.ask(one, "PING"))
         primary = self.servers[0]
         for replica in self.servers[1:]:
             self.ask(replica, "REPLICAOF", primary.host, primary.port)
             self.ask(replica, "CONFIG", "REWRITE")
         for sentinel in self.sentinels:
-            self._configure_sentinel(sentinel)
-            sentinel.child.start()
+            self._start(sentinel, self._configure_sentinel, lambda one: self._ask_sentinel(one, "PING"))
         load_scripts(self._direct_url(primary, LOADER), self.seal)
         self._until(lambda: self.num_replicas(primary) == len(self.servers) - 1, "the replicas to follow")
         self._until(lambda: all(self._knows_all(one) for one in self.sentinels), "the sentinels to know each other")
+
+    def _start(self, member: Member, configure: Callable[[Member], None], ask: Callable[[Member], object]) -> None:
+        """Returns when it answers. Another process may have taken its port meanwhile: then it has another."""
+        while True:
+            configure(member)
+            member.child.start()
+            self._until(lambda: not member.child.is_running or bool(ask(member)), f"{member.folder.name} to answer")
+            if member.child.is_running:
+                return
+            member.port = free_port()
 
     def stop(self) -> None:
         for member in (*self.sentinels, *self.servers):
@@ -256,7 +263,7 @@ class RedundantRedis:
             try:
                 if condition():
                     return
-            except redis.RedisError:
-                pass
+            except redis.RedisError as error:
+                waiting.poke(f"{what} ({error})")
             waiting.poke()
             time.sleep(0.05)

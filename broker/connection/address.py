@@ -11,6 +11,7 @@ The user may be left out; sentinels with a password of their own have it as `?se
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any
@@ -19,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 from redis import ConnectionPool, exceptions
 from redis.connection import Connection, parse_url
 
-from broker.connection.sentinels import Primary, at_primary
+from broker.connection.sentinels import Place, Primary, at_primary
 from contracts.errors import InvalidInput
 
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
@@ -61,9 +62,17 @@ def _watched(url: str) -> dict[str, Any]:
     address: dict[str, Any] = dict(parse_url(plain))
     connection_class = address.get("connection_class", Connection)
     by_tls = {key: value for key, value in address.items() if key.startswith("ssl_")}
-    sentinels = [(str(place["host"]), int(place.get("port", SENTINEL_PORT))) for place in places]
-    primary = Primary(unquote(name), sentinels, {**own, **by_tls, "ssl": scheme == "rediss"})
+    sentinels = [(str(place.get("host", "")), int(place.get("port", SENTINEL_PORT))) for place in places]
+    if not all(host for host, _ in sentinels):
+        raise ValueError
+    primary = _primary(url, unquote(name), tuple(sentinels), **own, **by_tls, ssl=scheme == "rediss")
     return address | {"connection_class": at_primary(connection_class, primary)}
+
+
+@functools.lru_cache(maxsize=16)
+def _primary(_url: str, name: str, sentinels: tuple[Place, ...], **options: Any) -> Primary:
+    """One for all that read the same address: they share what a sentinel says."""
+    return Primary(name, sentinels, options)
 
 
 def _check_socket(url: str, address: dict[str, Any]) -> None:

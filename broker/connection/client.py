@@ -82,20 +82,18 @@ class Broker:
         arguments = ("0", check_job_id(job) if job else "", slots, encode(told), *payloads)
         with self.call():
             try:
-                answer = self._fcall(function, *arguments)
+                return self._fcall(function, *arguments)
             except exceptions.OutOfMemoryError:
                 if function not in BRING_PAYLOADS:
                     raise
                 # A server at maxmemory doesn't begin it: what it would refuse for another reason is answered at once.
-                answer = self._fcall(function + WHEN_FULL, *arguments)
-            if function in REPLICATED:
-                self.durability.until_replicated()
-            return answer
+                return self._fcall(function + WHEN_FULL, *arguments)
 
     def _fcall(self, function: str, *arguments: str | int | bytes) -> list[Any]:
         while True:
             try:
-                return self.connections.ask("FCALL", function_name(function), *arguments)
+                command = ("FCALL", function_name(function), *arguments)
+                return self.durability.ask(command) if function in REPLICATED else self.connections.ask(*command)
             except exceptions.ResponseError as error:
                 if UNKNOWN_FUNCTION not in str(error):
                     raise

@@ -201,4 +201,9 @@ def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
             self.socket_connect_timeout = self.socket_timeout = min(CONNECT_S, max(SLICE_S, patience.left_s))
             return BoundedSocket(super()._connect(), patience, getattr(self, "is_left", lambda: False))
 
+        def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            if self._sock is not None and getattr(self, "is_elsewhere", lambda: False)():
+                self.disconnect()
+            super().send_packed_command(command, check_health)
+
     return Bounded

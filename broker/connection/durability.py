@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis import exceptions
 
+from broker.connection.deadlines import SLICE_S
 from broker.connection.script_texts import function_name
 from broker.connection.server_errors import UNKNOWN_FUNCTION
 from contracts.encoding.wire import encode
@@ -45,19 +47,22 @@ class Durability:
     def __init__(self, broker: Broker, *, num_replicas: int = 0) -> None:
         self._broker = broker
         self._num_replicas = num_replicas
-        self._can_tell = True
-        """Whether the server keeps a file, and knows what of it is on its disk."""
         self._asks_at_s = 0.0
-        """A time of time.monotonic: before it, a server that never syncs is not asked again."""
+        """A time of time.monotonic: before it, a server that can't tell, or never syncs, is not asked again."""
 
     def check(self) -> None:
-        """Looks whether a primary that was cut off would stop. Part of `Broker.check`.
+        """Looks whether the present primary would stop where it was cut off. Part of `Broker.check`.
 
-        Raises InvalidInput where fewer replicas are connected than are asked for, or where the server would accept
-        writes without them. A line of the log says where there are some, and none is asked for.
+        Raises InvalidInput where fewer replicas are connected than are asked for, and stay so for the broker's
+        patience, or where the server would accept writes without them. A line of the log says where there are some,
+        and none is asked for.
         """
-        state: Any = self._broker.redis.info("replication")
-        connected = state.get("connected_slaves", 0)
+        while True:
+            state: Any = self._broker.redis.info("replication")
+            connected = state.get("connected_slaves", 0)
+            if connected >= self._num_replicas or self._broker.patience.left_s <= 0:
+                break
+            self._broker.patience.pause(LOOK_S)  # a replica that starts, or a failover that ends
         if connected < self._num_replicas:
             raise InvalidInput(
                 f"asks for {self._num_replicas}, and the server has {connected}",
@@ -74,81 +79,101 @@ class Durability:
                 cure="set min-replicas-to-write 1 and min-replicas-max-lag 1 on each server",
             )
 
-    def persisted(self) -> bool:
-        """True once all writes before this call are in the server's file, and in those of the replicas; False where it
-        can't tell, and says so once: then the replicas hold them in memory.
+    def ask(self, command: Sequence[str | int | bytes]) -> list[Any]:
+        """The answer of a function that may be repeated, once the replicas hold what it wrote. Part of a call.
 
-        Raises BrokerUnavailable where it can, and a disk or a replica takes nothing within the broker's patience.
+        Function and question go over one connection, and are repeated together: at another primary the replicas would
+        confirm what only the one before had. Raises redis-py's errors and BrokerUnavailable.
         """
-        with self._broker.call():
-            if self._on_disk():
-                return True
-            self.until_replicated()
-        return False
-
-    def until_replicated(self) -> None:
-        """Returns when the replicas hold all writes before it. Part of a call; raises redis-py's errors and
-        BrokerUnavailable."""
-        while self._num_replicas and self._after_a_write("WAIT", self._num_replicas) < self._num_replicas:
+        if not self._num_replicas:
+            return self._broker.connections.ask(*command)
+        while True:
+            wait = ("WAIT", str(self._num_replicas), str(self._look_ms()))
+            answer, num_holding = self._broker.connections.ask_all(command, wait)
+            if num_holding >= self._num_replicas:
+                return answer
             self._give_up_at_the_end(f"has not {self._num_replicas} replicas that hold its writes")
 
-    def _on_disk(self) -> bool:
+    def persisted(self, *, is_read_again: bool = False) -> bool:
+        """True once all writes of this thread before this call are in the server's file, and in those of the replicas;
+        False where it can't tell, and says so once: then the replicas hold them in memory.
+
+        is_read_again: the caller looks afterwards whether they are there. Raises BrokerUnavailable where it can, and a
+        disk or a replica takes nothing within the broker's patience; else also where another server has become the
+        primary since the last of them was answered.
+        """
+        place = None if is_read_again else self._broker.connections.place
+        with self._broker.call():
+            on_disk = self._on_disk(place)
+            if not on_disk and self._num_replicas:
+                self.ask(self._a_write())
+                self._check_place(place)
+        return on_disk
+
+    def _on_disk(self, place: object) -> bool:
         num_quiet = 0
-        while self._can_tell and time.monotonic() >= self._asks_at_s:
-            if self._waits_for_disk():
+        while time.monotonic() >= self._asks_at_s:
+            try:
+                here, there = self._waited_for_disk()
+            except exceptions.ResponseError as error:
+                if not any(words in str(error) for words in NO_FILE):
+                    raise
+                return self._cannot_tell("it keeps no append-only file, or is too old to say")
+            self._check_place(place)
+            if here >= 1 and there >= self._num_replicas:
                 self._asks_at_s = 0.0
                 return True
-            num_quiet = num_quiet + 1 if self._can_tell and self._is_quiet() else 0
+            num_quiet = num_quiet + 1 if here < 1 and self._is_quiet() else 0
             if num_quiet == QUIET_LOOKS:
-                self._expects_no_sync()
-                return False
-            if self._can_tell:
-                there = f" here and on {self._num_replicas} replicas" if self._num_replicas else ""
-                self._give_up_at_the_end(f"has not put its writes on disk{there}")
+                return self._cannot_tell("it leaves that to the operating system (appendfsync no)")
+            on_replicas = f" here and on {self._num_replicas} replicas" if self._num_replicas else ""
+            self._give_up_at_the_end(f"has not put its writes on disk{on_replicas}")
         return False
 
-    def _waits_for_disk(self) -> bool:
-        """Whether the append-only files had it all within some seconds (WAITAOF)."""
+    def _waited_for_disk(self) -> tuple[int, int]:
+        """How many files here, and how many replicas', had it all within some seconds (WAITAOF). Raises redis-py's
+        errors."""
+        wait = ("WAITAOF", "1", str(self._num_replicas), str(self._look_ms()))
         try:
-            here, there = self._after_a_write("WAITAOF", 1, self._num_replicas)
-        except exceptions.ResponseError as error:
-            if not any(words in str(error) for words in NO_FILE):
-                raise
-            self._can_tell = False
-            self._says_unknown("it keeps no append-only file, or is too old to say")
-            return False
-        return here >= 1 and there >= self._num_replicas
-
-    def _after_a_write(self, command: str, *arguments: int) -> Any:
-        """The answer of a command that waits for the writes of its connection. Raises redis-py's errors."""
-        left_ms = max(1, int(1000 * min(LOOK_S, self._broker.patience.left_s)))
-        told = encode({"command": "SET", "name": PERSISTED})
-        write = ("FCALL", function_name("write"), "0", "", "", told, "1")
-        try:
-            return self._broker.connections.ask_after(write, (command, *map(str, arguments), str(left_ms)))
+            _, (here, there) = self._broker.connections.ask_all(self._a_write(), wait)
         except exceptions.ResponseError as error:
             if UNKNOWN_FUNCTION not in str(error):
                 raise
             self._broker.write("SET", PERSISTED, 1)  # which brings the library
-            return self._after_a_write(command, *arguments)
+            return self._waited_for_disk()
+        return here, there
+
+    def _a_write(self) -> Sequence[str | bytes]:
+        told = encode({"command": "SET", "name": PERSISTED})
+        return ("FCALL", function_name("write"), "0", "", "", told, "1")
+
+    def _look_ms(self) -> int:
+        """How long the server may wait: it answers before the call is over."""
+        return max(1, int(1000 * min(LOOK_S, self._broker.patience.left_s - SLICE_S)))
+
+    def _check_place(self, place: object) -> None:
+        if place not in (None, self._broker.connections.place):
+            raise BrokerUnavailable(
+                "another server is the primary since this was written, and may not have it", cure="ask again"
+            )
 
     def _give_up_at_the_end(self, problem: str) -> None:
-        if self._broker.patience.left_s <= 0:
+        if self._broker.patience.left_s <= SLICE_S:
             raise BrokerUnavailable(f"Redis {problem}", cure="is a disk full or slow, or a replica away?")
 
     def _is_quiet(self) -> bool:
         """Whether nothing is on its way to the disk, though that was waited for."""
         state: Any = self._broker.redis.info("persistence")
         is_at_work = state.get("aof_pending_bio_fsync") or state.get("aof_rewrite_in_progress")
-        is_sound = not is_at_work and state.get("aof_last_write_status") == "ok"
-        return is_sound and not self._num_replicas and self._broker.patience.left_s > 0
+        return not is_at_work and state.get("aof_last_write_status") == "ok" and self._broker.patience.left_s > 0
 
-    def _expects_no_sync(self) -> None:
-        """For a while: its operator may change that, and a server that was paused may have looked so."""
+    def _cannot_tell(self, why: str) -> bool:
+        """For a while: its operator may change that, another server may be the primary then, and one that was paused
+        may have looked so."""
         is_new = not self._asks_at_s
         self._asks_at_s = time.monotonic() + ASK_AGAIN_S
         if is_new:
-            self._says_unknown("it leaves that to the operating system (appendfsync no)")
-
-    def _says_unknown(self, why: str) -> None:
-        log.warning("Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why)
+            log.warning(
+                "Redis can't say what is on its disk: %s; a crash of its machine may lose more than a second", why
+            )
+        return False

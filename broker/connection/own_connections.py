@@ -8,6 +8,7 @@ copies into one text of the protocol goes out in pieces.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -29,25 +30,32 @@ class OwnConnections:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._idle: deque[Any] = deque()
+        self._last = threading.local()
         self._process = os.getpid()
 
     def ask(self, *command: str | int | bytes) -> Any:
         """The answer of one command; a repeat finds another connection. Raises redis-py's errors."""
-        return self._asked([command])
+        return self.ask_all(command)[0]
 
-    def ask_after(self, first: Command, second: Command) -> Any:
-        """The answer of the second of two commands, asked on one connection. Raises redis-py's errors, the first's
-        before the second's."""
-        return self._asked([first, second])
+    def ask_all(self, *commands: Command) -> list[Any]:
+        """The answers of commands that one server gets over one connection; a repeat asks all of them anew.
 
-    def _asked(self, commands: Sequence[Command]) -> Any:
+        Raises redis-py's errors, the first command's before the second's.
+        """
         connection = self._take()
         try:
-            return connection.retry.call_with_retry(
-                lambda: _last_answer(connection, commands), lambda _error: connection.disconnect()
+            answers = connection.retry.call_with_retry(
+                lambda: _answers(connection, commands), lambda _error: connection.disconnect()
             )
+            self._last.place = (getattr(connection, "host", None), getattr(connection, "port", None))
+            return answers
         finally:
             self._idle.append(connection)
+
+    @property
+    def place(self) -> object:
+        """Names the server that answered this thread last; None before."""
+        return getattr(self._last, "place", None)
 
     def close(self) -> None:
         """Those that are used meanwhile stay open."""
@@ -63,19 +71,19 @@ class OwnConnections:
             return self._pool.get_connection()
 
 
-def _last_answer(connection: Any, commands: Sequence[Command]) -> Any:
+def _answers(connection: Any, commands: Sequence[Command]) -> list[Any]:
     for command in commands:
         connection.send_packed_command(packed(command))
+    answers: list[Any] = []
     refusals: list[ResponseError] = []
-    answer = None
     for _ in commands:
         try:
-            answer = connection.read_response()
+            answers.append(connection.read_response())
         except ResponseError as error:  # the next one's answer is on its way all the same
             refusals.append(error)
     if refusals:
         raise refusals[0]
-    return answer
+    return answers
 
 
 def packed(command: Command) -> list[bytes]:

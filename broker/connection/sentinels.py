@@ -1,23 +1,29 @@
 """Where the primary is, by the sentinels that watch it.
 
 It is asked for at each new connection, and once a second while an answer is waited for: a primary that hangs answers
-nothing, and its connections stay open.
+nothing, and its connections stay open. A connection to a server that isn't the primary any more is given up before
+the next command, since what it reads there may be old.
 """
 
 from __future__ import annotations
 
-import contextlib
+import random
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import AuthenticationError, ConnectionError, RedisError, TimeoutError
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
 
 LOOK_S = 1.0
+SHARED_S = 0.25
+"""So long what one connection was told, or not told, counts for all."""
+AFTER_FAILURE_S = 4.0
+"""A wait that found no sentinel looks so much later again: the look keeps it from reading."""
 ANSWER_S = 0.5
 """A sentinel that needs longer is passed over for the next one."""
 
@@ -31,33 +37,81 @@ class Primary:
     def __init__(self, name: str, sentinels: Sequence[Place], options: Mapping[str, Any]) -> None:
         """name: what the sentinels call the server; options: of a connection to a sentinel (TLS, its password)."""
         self._name = name
-        self._hosts = ", ".join(f"{host}:{port}" for host, port in sentinels)
         self._lock = threading.Lock()
-        patience = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S}
-        self._sentinels = Sentinel(sentinels, sentinel_kwargs={**options, **patience, "retry": Retry(NoBackoff(), 0)})
-        self._place: Place | None = None
-        self._looked_s = -LOOK_S
+        patience = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "retry": Retry(NoBackoff(), 0)}
+        each = [(f"{host}:{port}", Redis(host, port, **options, **patience)) for host, port in sentinels]
+        # Many processes have the same address: they don't all ask the same one.
+        self._sentinels = deque(random.SystemRandom().sample(each, len(each)))
+        self.place: Place | None = None
+        """The last that was told; None before."""
+        self._epoch = -1
+        """The failover that made it the primary: a sentinel that was cut off may know of an older one."""
+        self._problem = ""
+        self._looked_s = self._due_s = 0.0
+        """Times of time.monotonic."""
 
-    def find(self) -> Place:
-        """Raises redis-py's ConnectionError while no sentinel names one."""
-        with self._lock:
-            return self._ask()
+    def find(self, *, within_s: float) -> Place:
+        """Raises redis-py's ConnectionError, with what each sentinel says, while none names one."""
+        ends_s = time.monotonic() + within_s
+        if not self._lock.acquire(timeout=max(0.0, within_s)):
+            raise ConnectionError("the sentinels don't answer in time")
+        try:
+            if time.monotonic() - self._looked_s >= SHARED_S:
+                self._look(ends_s)
+            if self._problem or self.place is None:
+                raise ConnectionError(f"no sentinel tells where the primary `{self._name}` is: {self._problem}")
+            return self.place
+        finally:
+            self._lock.release()
 
     def has_left(self, place: Place) -> bool:
-        """Whether another server is the primary by now, as far as a sentinel that answers knows."""
-        with self._lock:
-            if time.monotonic() - self._looked_s >= LOOK_S:
-                with contextlib.suppress(ConnectionError, TimeoutError):
-                    self._ask()
-                self._looked_s = time.monotonic()
-            return self._place not in (None, place)
+        """Whether another server is the primary by now, as far as a sentinel that answers knows. Waits for one look at
+        most, and for no other thread's."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() >= self._due_s:
+                    self._look(time.monotonic() + ANSWER_S)
+            finally:
+                self._lock.release()
+        return self.is_elsewhere(place)
 
-    def _ask(self) -> Place:
+    def is_elsewhere(self, place: Place) -> bool:
+        """The same, by what is known already."""
+        return self.place not in (None, place)
+
+    def _look(self, ends_s: float) -> None:
+        """Asks until a sentinel knows no older primary than was known before; of older ones the newest is taken."""
+        problems, older = [], []
+        for _ in range(len(self._sentinels)):
+            if time.monotonic() >= ends_s:
+                problems.append("no time was left for the others")
+                break
+            host, sentinel = self._sentinels[0]
+            found = self._asked(sentinel)
+            if isinstance(found, tuple):
+                older.append(found)
+                if found[0] >= self._epoch:
+                    break
+            else:
+                problems.append(f"{host} {found}")
+            self._sentinels.rotate(-1)
+        self._looked_s = time.monotonic()
+        self._problem = "" if older else "; ".join(problems)
+        self._due_s = self._looked_s + (LOOK_S if older else AFTER_FAILURE_S)
+        if older:
+            self._epoch, self.place = max(older)
+
+    def _asked(self, sentinel: Redis) -> tuple[int, Place] | str:
+        """The failover's number and the place, or why there is none."""
         try:
-            self._place = self._sentinels.discover_master(self._name)
-        except MasterNotFoundError:  # its text is pages of settings
-            raise ConnectionError(f"no sentinel at {self._hosts} tells where the primary `{self._name}` is") from None
-        return self._place
+            state: Any = sentinel.sentinel_master(self._name)
+        except AuthenticationError:
+            return "refuses the password"
+        except (ConnectionError, TimeoutError, OSError):
+            return "does not answer"
+        except RedisError as error:
+            return f"says: {error}"
+        return int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))
 
 
 def at_primary(connection_class: type[Any], primary: Primary) -> type[Any]:
@@ -65,10 +119,13 @@ def at_primary(connection_class: type[Any], primary: Primary) -> type[Any]:
 
     class AtPrimary(connection_class):
         def _connect(self) -> Any:
-            self.host, self.port = primary.find()
+            self.host, self.port = primary.find(within_s=self.socket_connect_timeout or ANSWER_S)
             return super()._connect()
 
         def is_left(self) -> bool:
             return primary.has_left((self.host, self.port))
+
+        def is_elsewhere(self) -> bool:
+            return primary.is_elsewhere((self.host, self.port))
 
     return AtPrimary

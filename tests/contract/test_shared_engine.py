@@ -176,12 +176,21 @@ def test_a_step_that_fails_in_company_is_repeated_by_each_batch_alone_and_only_t
     assert "out of memory" in str(failure)
 
 
-def test_a_gpu_that_is_lost_ends_the_engine_and_fails_no_batch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("an illegal memory access was encountered"),
+        RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED: an illegal memory access was encountered"),
+    ],
+)
+def test_a_gpu_that_is_lost_ends_the_engine_and_fails_no_batch(
+    rig: Rig, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch that failed would count against its prompts; this engine ends, and another generator samples it."""
     asked = batches(rig.load())
 
     def lost(decoding: SharedDecoding) -> list[GrowingBatch]:
-        raise torch.AcceleratorError("an illegal memory access was encountered")
+        raise error
 
     monkeypatch.setattr(SharedDecoding, "advance", lost)
     found = rig.run(together(rig, asked))

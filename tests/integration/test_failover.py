@@ -19,6 +19,7 @@ from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
+from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.redundant_redis import Member, RedundantRedis
 
@@ -98,6 +99,7 @@ def test_all_of_it_by_tls(tmp_path: Path, certificates: Path) -> None:
         assert not trainer.persisted(), "a server of that age can't say what is on its disk"
         first = servers.primary()
         bring_down(first, signal.SIGSTOP)
+        trainer.write("SET", "persisted", 1)
         assert not trainer.persisted()
         assert servers.until_another(first) is not first
         bring_down(first, signal.SIGCONT)
@@ -122,11 +124,12 @@ def test_requests_for_a_trainer_reach_the_promoted_server(redundant: RedundantRe
     first = redundant.primary()
     bring_down(first, signal.SIGKILL)
     another = redundant.until_another(first)
-    # One may be refused, by the server that isn't told yet that it is the primary: consumers look anyway.
-    for _ in range(5):
+    # Some may be refused, while a sentinel still names the first one: consumers look anyway.
+    waiting = Waiting("a message to be taken", deadline_s=PATIENCE_S)
+    while redundant.ask(another, "LLEN", KEY_PREFIX + QUEUE) < 2:
+        waiting.poke()
         with contextlib.suppress(BrokerUnavailable):
             requests.ensure_trainer("job-2")
-    assert redundant.ask(another, "LLEN", KEY_PREFIX + QUEUE) > 1
     requests.close()
 
 

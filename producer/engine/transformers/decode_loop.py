@@ -52,7 +52,13 @@ class Request(GrowingBatch):
         self.fail(BatchFailed(f"batch {self.batch.batch_id} was given up"))
 
 
-def gpu_is_lost(error: torch.AcceleratorError) -> EngineUnavailable:
+def is_of_the_gpu(error: Exception) -> bool:
+    """Whether a kernel has failed; torch's libraries say so in words alone. Memory that ran out comes back."""
+    is_said = any(word in str(error) for word in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS"))
+    return not isinstance(error, torch.OutOfMemoryError) and (isinstance(error, torch.AcceleratorError) or is_said)
+
+
+def gpu_is_lost(error: Exception) -> EngineUnavailable:
     """The error of an engine whose GPU refuses this process all further work, as it does after a kernel that failed."""
     return EngineUnavailable(f"the GPU is lost to this process, which has to be started anew: {error}")
 
@@ -219,7 +225,7 @@ class DecodeLoop:
     def _suspect(self, requests: list[Request], error: Exception, *, is_alone: bool) -> None:
         """Fails a batch that the engine failed at alone; those that shared a step begin again, each by itself."""
         for request in requests:
-            if isinstance(error, torch.AcceleratorError):
+            if is_of_the_gpu(error):
                 request.fail(gpu_is_lost(error))
                 continue
             if is_alone:

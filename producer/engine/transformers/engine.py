@@ -43,7 +43,14 @@ from producer.engine.base import (
     check_vocabulary,
 )
 from producer.engine.transformers.canary import Verdict, judge
-from producer.engine.transformers.decode_loop import DecodeLoop, Decoder, Request, gpu_is_lost
+from producer.engine.transformers.decode_loop import (
+    TORCH_ERRORS,
+    DecodeLoop,
+    Decoder,
+    Request,
+    gpu_is_lost,
+    is_of_the_gpu,
+)
 from producer.engine.transformers.decoding import LoneDecoding
 from producer.engine.transformers.row_steps import give_head_whole_inputs
 from producer.engine.transformers.shared_decoding import SharedDecoding
@@ -161,8 +168,10 @@ class TransformersEngine(GenerationEngine):
     async def _on_thread(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except torch.AcceleratorError as error:
-            raise gpu_is_lost(error) from error
+        except TORCH_ERRORS as error:
+            if is_of_the_gpu(error):
+                raise gpu_is_lost(error) from error
+            raise
 
     def _load(self, manifest: WeightManifest) -> str:
         digest = self._weights.load(manifest)

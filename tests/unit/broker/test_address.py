@@ -85,6 +85,7 @@ def test_a_path_is_read_as_a_url_writes_it() -> None:
     "url",
     [
         "redis+sentinel://trainer:secret-word@one:26379,two:26379",
+        "redis+sentinel://trainer:secret-word@one:26379,/onbeat/0",
         "redis+sentinel://trainer:secret-word@one:26379,two:no-port/onbeat/0",
         "redis+sentinel://trainer:secret-word@one/onbeat/no-number",
         "unix+sentinel://trainer:secret-word@one/onbeat/0",
@@ -98,7 +99,9 @@ def test_a_bad_address_of_sentinels_is_refused_with_the_form_and_without_its_pas
 
 
 @pytest.mark.parametrize(("scheme", "tls"), [("redis", False), ("rediss", True)])
-def test_an_address_of_sentinels_has_their_hosts_and_password_and_the_servers_own(scheme: str, tls: bool) -> None:
+def test_an_address_of_sentinels_has_their_hosts_and_password_and_the_servers_own(
+    scheme: str, tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = read_address(
         f"{scheme}+sentinel://trainer:pass%2Fword@one:1234,[::1],three:5/the%20name/2"
         "?sentinel_password=their%2Fs&sentinel_username=they&protocol=3"
@@ -107,15 +110,15 @@ def test_an_address_of_sentinels_has_their_hosts_and_password_and_the_servers_ow
     assert address["protocol"] == 3
     connection = address["connection_class"](username="trainer")
     assert isinstance(connection, SSLConnection) == tls
-    with pytest.MonkeyPatch.context() as patch:
-        asked: list[Any] = []
-        patch.setattr(
-            "redis.sentinel.Sentinel.discover_master", lambda self, name: asked.append((self, name)) or ("here", 6379)
-        )
-        with pytest.raises(ConnectionError):
-            connection.connect()
-    sentinels, name = asked[0]
-    assert name == "the name"
-    told = [one.connection_pool.connection_kwargs for one in sentinels.sentinels]
-    assert [(one["host"], one["port"]) for one in told] == [("one", 1234), ("::1", 26379), ("three", 5)]
-    assert {(one["username"], one["password"]) for one in told} == {("they", "their/s")}
+    asked: list[tuple[Any, str]] = []
+
+    def unreachable(sentinel: Any, name: str) -> None:
+        asked.append((sentinel.connection_pool.connection_kwargs, name))
+        raise ConnectionError
+
+    monkeypatch.setattr("redis.Redis.sentinel_master", unreachable)
+    with pytest.raises(ConnectionError, match="1234 does not answer"):
+        connection.connect()
+    assert {(one["host"], one["port"]) for one, _ in asked} == {("one", 1234), ("::1", 26379), ("three", 5)}
+    assert {(one["username"], one["password"]) for one, _ in asked} == {("they", "their/s")}
+    assert {name for _, name in asked} == {"the name"}
