@@ -3,19 +3,20 @@
     onbeat bench control-plane
 
 N generators wait for prompts as idle ones do, each with a presence; beside them one claims and publishes the 128
-batches of 45 KB of each iteration. The server's processor seconds are taken around each of the steps, medians of the
-rounds: per call, and per opening, which wakes all N and is followed by an empty claim of each.
+batches of 45 KB of each iteration. The server's processor milliseconds are taken around each of the steps, medians of
+the rounds: of a claim, heartbeat and publication; of a whole opening, with the trainer's reading and commit before it,
+which wakes all N; and of an empty claim of each of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,13 @@ SETTLE_S = 1.0
 
 
 class Waiting:
-    """N generators that wait for prompts, a thread each; those who are woken claim as generators do, and get nothing:
-    all batches were claimed by then."""
+    """N generators that wait for prompts, a thread each. Woken, one claims once it may: by then all is claimed."""
 
     def __init__(self, broker: Broker, job_id: str, count: int) -> None:
         self._broker = broker
-        self._ends = threading.Event()
-        self.num_woken = 0
+        self._may_look = threading.Event()
+        self._looked = threading.Semaphore(0)
+        self.count = count
         presence = Presence(broker)
         for number in range(count):
             presence.beat(f"waiting-{number}", {"engine": "transformers"})
@@ -60,21 +61,30 @@ class Waiting:
         for thread in self._threads:
             thread.start()
 
+    def look(self) -> None:
+        """Returns when each of them has claimed, and got nothing."""
+        self._may_look.set()
+        for _ in range(self.count):
+            self._looked.acquire()
+        self._may_look.clear()
+
     def end(self) -> None:
-        self._ends.set()
         self._broker.break_off()
+        self._may_look.set()
         for thread in self._threads:
             thread.join()
 
     def _wait(self, job_id: str, name: str) -> None:
         side = GeneratorSide(self._broker, job_id, name)
-        try:
-            while not self._ends.is_set():
-                side.claim(LEASE_S)
-                side.wait_for_prompts(60.0)
-                self.num_woken += 1
-        except OnbeatError:
-            return
+        with contextlib.suppress(OnbeatError):
+            while True:
+                self._may_look.wait()
+                if side.claim(LEASE_S) is not None:
+                    raise AssertionError("a batch was left for one that waits")
+                self._looked.release()
+                while self._may_look.is_set():
+                    time.sleep(0.001)
+                side.wait_for_prompts(600.0)
 
 
 class Server:
@@ -98,15 +108,18 @@ class Server:
 def measure(url: str, count: int, rounds: int) -> dict[str, float]:
     """Milliseconds of the server; the first round warms up."""
     num_batches = NUM_BATCHES[SIZE]
-    with closing(connect(StackSettings(redis_url=url), patience_s=60.0)) as broker:
+    with contextlib.closing(connect(StackSettings(redis_url=url), patience_s=60.0)) as broker:
         trainer, server = FencedTrainer(broker, SIZE), Server(broker)
         side = GeneratorSide(broker, trainer.source, "at work")
         claims: list[Claim] = []
         claim_each(side, claims)
         waiting = Waiting(connect(StackSettings(redis_url=url), patience_s=60.0), trainer.source, count)
+        waiting.look()
         time.sleep(SETTLE_S)
         batch = replace(rollout_batch(1), generator_id="at work")
-        found: dict[str, list[float]] = {"opening": [], "claim": [], "heartbeat": [], "publication": []}
+        found: dict[str, list[float]] = {
+            what: [] for what in ("opening", "claim", "looks of those that wait", "heartbeat", "publication")
+        }
         for _ in range(rounds + 1):
             found["heartbeat"].append(server.cpu_ms(partial(renew_each, side, claims)) / num_batches)
             found["publication"].append(server.cpu_ms(partial(publish_each, side, claims, batch)) / num_batches)
@@ -114,6 +127,8 @@ def measure(url: str, count: int, rounds: int) -> dict[str, float]:
             found["opening"].append(server.cpu_ms(partial(trainer.take, num_batches), settle_s=SETTLE_S))
             claims.clear()
             found["claim"].append(server.cpu_ms(partial(claim_each, side, claims)) / num_batches)
+            found["looks of those that wait"].append(server.cpu_ms(waiting.look))
+            time.sleep(SETTLE_S)
         waiting.end()
     return {what: round(statistics.median(values[1:]), 4) for what, values in found.items()}
 

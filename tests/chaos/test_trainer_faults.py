@@ -56,11 +56,13 @@ def test_a_trainer_that_slept_past_its_lease_is_fenced_off_and_writes_nothing(
         until(committed(pipeline, job_id, 3), "three iterations")
         os.kill(first.pid or 0, signal.SIGSTOP)
         pipeline.train_to_the_end(job_id)
-        finished = files_below(folder.path)
+        finished, records = files_below(folder.path), set(folder.chain.read_bytes().splitlines())
         os.kill(first.pid or 0, signal.SIGCONT)
         assert wait_for_exit(first, DEADLINE_S) == HELD
         assert "another trainer holds the job" in first.tail()
-    # A line of the timeline is written right after a renewal: one that was begun when it was stopped may be ended.
+    # A line of the timeline is written right after a renewal: one that was begun when it was stopped may be ended. So
+    # is the record of a commit that the fence took before: the successor has written it already.
     changed = {name for name, _ in files_below(folder.path).items() ^ finished.items()}
-    assert changed <= {folder.timeline.name}
+    assert changed <= {folder.timeline.name, folder.chain.name}
+    assert set(folder.chain.read_bytes().splitlines()) == records
     assert_undisturbed(pipeline, job_id, undisturbed)
