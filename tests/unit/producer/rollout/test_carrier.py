@@ -82,7 +82,7 @@ class Carried:
         self._full, self._settled_while_held = full, settled_while_held
         if full:
             self.side.outcomes[asked.batch_id] = PublishOutcome.FULL
-        claim = Claim(prompt_batch=asked, entry_id="0-0", number=1, attempt=1, manifest=MANIFEST, hedged=False)
+        claim = Claim(prompt_batch=asked, number=1, attempt=1, manifest=MANIFEST, hedged=False)
         weights = VerifiedWeights(policy_version=0, weights_digest=DIGEST)
         self.batch = CarriedBatch(job=job, claim=claim, loaded=self.loaded, weights=weights)
         calls: Any = at_once
