@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
@@ -14,10 +14,8 @@ from torch import Tensor
 
 import producer.engine.transformers.engine as transformers_engine
 from contracts.encoding.digests import content_digest
-from contracts.encoding.wire import decode
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput, WeightsRejected
-from contracts.recorded.batches import RecordedBatch
 from contracts.recorded.files import folders_of, why_not_again
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -40,6 +38,7 @@ from producer.engine.factory import make_engine
 from producer.engine.vllm.engine import VllmEngine
 from producer.engine.vllm.extension import stores_of_core
 from tests.builders import job_spec
+from tests.contract.golden_files import golden
 from tests.publishing import given_by, publish
 from tests.unit.gateway.test_submission import generators
 from tests.unit.onbeat.test_export import are_same, loaded, make_run
@@ -290,8 +289,7 @@ def test_its_versions_are_kept_for_a_recording_and_take_no_room_in_redis(setting
     manifest = manifest_of(settings)
     assert manifest.num_chunk_bytes == 0
     assert folders_of([manifest]) == {manifest.directory: sum(file.num_bytes for file in manifest.files)}
-    record = decode((ROOT / "tests/contract/golden/recorded_batch.msgpack").read_bytes(), RecordedBatch)
-    record = replace(record, manifest=manifest)
+    record: Any = replace(golden("RecordedBatch"), manifest=manifest)  # type: ignore[type-var]
     assert why_not_again(record, job_spec(), settings.weight_root_path) == ""
 
 
