@@ -53,9 +53,8 @@ class Durability:
     def check(self) -> None:
         """Looks whether the present primary would stop where it was cut off. Part of `Broker.check`.
 
-        Raises InvalidInput where fewer replicas are connected than are asked for, and stay so for the broker's
-        patience, or where the server would accept writes without them. A line of the log says where there are some,
-        and none is asked for.
+        Raises InvalidInput where fewer replicas than are asked for are connected for the broker's patience, or where
+        the server would accept writes without them. Where there are some and none is asked for, the log says so.
         """
         while True:
             state: Any = self._broker.redis.info("replication")
@@ -144,8 +143,7 @@ class Durability:
         return here, there
 
     def _a_write(self) -> Sequence[str | bytes]:
-        told = encode({"command": "SET", "name": PERSISTED})
-        return ("FCALL", function_name("write"), "0", "", "", told, "1")
+        return ("FCALL", function_name("write"), "0", "", "", encode({"command": "SET", "name": PERSISTED}), "1")
 
     def _look_ms(self) -> int:
         """How long the server may wait: it answers before the call is over."""
@@ -168,8 +166,7 @@ class Durability:
         return not is_at_work and state.get("aof_last_write_status") == "ok" and self._broker.patience.left_s > 0
 
     def _cannot_tell(self, why: str) -> bool:
-        """For a while: its operator may change that, another server may be the primary then, and one that was paused
-        may have looked so."""
+        """For a while: an operator or a failover may change that, and a server that was paused may have looked so."""
         is_new = not self._asks_at_s
         self._asks_at_s = time.monotonic() + ASK_AGAIN_S
         if is_new:

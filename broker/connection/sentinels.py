@@ -1,6 +1,6 @@
 """Where the primary is, by the sentinels that watch it.
 
-It is asked for at each new connection, and once a second while an answer is waited for: a primary that hangs answers
+It is asked for at each new connection, and twice a second while an answer is waited for: a primary that hangs answers
 nothing, and its connections stay open. A connection to a server that isn't the primary any more is given up before
 the next command, since what it reads there may be old.
 """
@@ -19,11 +19,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError, TimeoutError
 from redis.retry import Retry
 
-LOOK_S = 1.0
+LOOK_S = 0.5
 SHARED_S = 0.25
 """So long what one connection was told, or not told, counts for all."""
 AFTER_FAILURE_S = 4.0
-"""A wait that found no sentinel looks so much later again: the look keeps it from reading."""
+"""A wait that found no sentinel in as many looks as there are looks so much later: a look keeps it from reading."""
 ANSWER_S = 0.5
 """A sentinel that needs longer is passed over for the next one."""
 
@@ -47,8 +47,9 @@ class Primary:
         self._epoch = -1
         """The failover that made it the primary: a sentinel that was cut off may know of an older one."""
         self._problem = ""
+        self._num_failed = 0
+        """Looks in a row that found no sentinel."""
         self._looked_s = self._due_s = 0.0
-        """Times of time.monotonic."""
 
     def find(self, *, within_s: float) -> Place:
         """Raises redis-py's ConnectionError, with what each sentinel says, while none names one."""
@@ -87,6 +88,8 @@ class Primary:
                 problems.append("no time was left for the others")
                 break
             host, sentinel = self._sentinels[0]
+            # The next look asks another: they learn of a failover one after the other.
+            self._sentinels.rotate(-1)
             found = self._asked(sentinel)
             if isinstance(found, tuple):
                 older.append(found)
@@ -94,10 +97,10 @@ class Primary:
                     break
             else:
                 problems.append(f"{host} {found}")
-            self._sentinels.rotate(-1)
         self._looked_s = time.monotonic()
         self._problem = "" if older else "; ".join(problems)
-        self._due_s = self._looked_s + (LOOK_S if older else AFTER_FAILURE_S)
+        self._num_failed = 0 if older else self._num_failed + 1
+        self._due_s = self._looked_s + (AFTER_FAILURE_S if self._num_failed >= len(self._sentinels) else LOOK_S)
         if older:
             self._epoch, self.place = max(older)
 
