@@ -1,7 +1,7 @@
 """What outlives the server, or the primary: writes that are on its disk, and on replicas.
 
-persisted    a commit, a job: on disk here and on R replicas          WAITAOF 1 R, up to a second each
-replicated   a trainer's lease, and a version: in memory of R replicas      WAIT R, a round trip
+persisted    a commit, a job                on disk here and on R replicas   WAITAOF 1 R, up to a second
+replicated   a trainer's lease, a version   in memory of R replicas          WAIT R, a round trip
 
 R is ONBEAT_REDIS_REPLICAS. A primary that is cut off from the others goes on answering for a while; with R = 0 what it
 accepts then is lost with it, also where it was called persisted.

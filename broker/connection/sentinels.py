@@ -81,8 +81,8 @@ class Primary:
         return self.place not in (None, place)
 
     def _look(self, ends_s: float) -> None:
-        """Asks until a sentinel knows no older primary than was known before; of older ones the newest is taken."""
-        problems, older = [], []
+        """Asks until a sentinel knows no older primary than was known before. An older one counts where all know it."""
+        problems, told = [], []
         for _ in range(len(self._sentinels)):
             if time.monotonic() >= ends_s:
                 problems.append("no time was left for the others")
@@ -92,17 +92,17 @@ class Primary:
             self._sentinels.rotate(-1)
             found = self._asked(sentinel)
             if isinstance(found, tuple):
-                older.append(found)
+                told.append(found)
                 if found[0] >= self._epoch:
                     break
             else:
                 problems.append(f"{host} {found}")
         self._looked_s = time.monotonic()
-        self._problem = "" if older else "; ".join(problems)
-        self._num_failed = 0 if older else self._num_failed + 1
+        self._problem = "" if told else "; ".join(problems)
+        self._num_failed = 0 if told else self._num_failed + 1
         self._due_s = self._looked_s + (AFTER_FAILURE_S if self._num_failed >= len(self._sentinels) else LOOK_S)
-        if older:
-            self._epoch, self.place = max(older)
+        if told and (max(told)[0] >= self._epoch or len(told) == len(self._sentinels)):
+            self._epoch, self.place = max(told)
 
     def _asked(self, sentinel: Redis) -> tuple[int, Place] | str:
         """The failover's number and the place, or why there is none."""
