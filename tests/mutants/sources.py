@@ -86,6 +86,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     **{f"contracts/spec_tables/{name}.py": SPECS for name in ("algorithm", "rollout")},
     "contracts/spec_tables/trainer.py": (*SPECS, "tests/unit/contracts/test_external_trainer.py"),
+    "broker/connection/sentinels.py": ("tests/unit/broker/test_sentinels.py",),
+    "broker/connection/durability.py": (
+        "tests/unit/broker/test_durability.py",
+        "tests/integration/test_durability.py",
+        "tests/integration/test_failover.py",
+    ),
+    "broker/connection/address.py": ("tests/unit/broker/test_address.py", "tests/integration/test_embedded_redis.py"),
     "contracts/settings.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
         "tests/unit/contracts/test_settings.py",

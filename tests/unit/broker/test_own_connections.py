@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from broker.connection.client import connect
 from broker.connection.own_connections import LARGE_BYTES, OwnConnections, packed
@@ -71,3 +72,27 @@ def test_a_fork_has_connections_of_its_own(connections: OwnConnections, monkeypa
     mine = connections.ask("CLIENT", "ID")
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert connections.ask("CLIENT", "ID") != mine
+
+
+def test_commands_that_belong_together_are_repeated_together(
+    connections: OwnConnections, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connections._take()
+    connections._idle.append(connection)
+    honest, num_read = connection.read_response, iter(range(100))
+
+    def cut(*arguments: Any, **options: Any) -> Any:
+        if next(num_read) == 1:
+            raise ConnectionError("the answer of the second was lost")
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(connection, "read_response", cut)
+    assert connections.ask_all(("INCR", job_id), ("GET", job_id)) == [2, b"2"]
+
+
+def test_of_commands_that_belong_together_each_answer_is_read_where_one_is_an_error(
+    connections: OwnConnections, job_id: str
+) -> None:
+    with pytest.raises(ResponseError, match="unknown command"):
+        connections.ask_all(("NO-SUCH",), ("INCR", job_id))
+    assert connections.ask("GET", job_id) == b"1"
