@@ -9,7 +9,7 @@ An engine is a record here, its line in the factory's table, and a room in produ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -99,14 +99,12 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
 
 
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
-    """A server of vLLM or SGLang that runs already (docs/operate.md)."""
+    """A server of vLLM that runs already (docs/operate.md)."""
 
     reads_elsewhere: ClassVar[bool] = False
 
     url: str = ""
     """Base URL of the server, e.g. http://127.0.0.1:8200. A server belongs to one generator."""
-    server: Literal["vllm", "sglang"] = "vllm"
-    """What the server is."""
     api_key: str = ""
     """Bearer key of the server; "" where it wants none."""
 

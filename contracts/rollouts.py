@@ -304,7 +304,7 @@ class RolloutBatch(Record, frozen=True, kw_only=True):
 
 
 def prompt_seed(batch: PromptBatch, prompt: Prompt) -> int:
-    """Seed of a prompt's first sample; sample g has this seed + g, as vLLM and SGLang count them."""
+    """Seed of a prompt's first sample; sample g has this seed + g, as vLLM counts them."""
     if prompt.sampler_seed is not UNSET:
         return prompt.sampler_seed
     # Two bits less than a digest of 64: seed + g stays a signed 64-bit number for every g.

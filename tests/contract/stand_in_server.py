@@ -1,4 +1,4 @@
-"""An inference server that speaks vLLM's and SGLang's protocol, samples nothing, and misbehaves as it is told."""
+"""An inference server that speaks vLLM's protocol, samples nothing, and misbehaves as it is told."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class StandIn:
             return scripted.pop(0)
         honest: dict[str, Callable[[Any], Any]] = {
             "/v1/completions": self._completions,
-            "/generate": self._generate,
             "/collective_rpc": self._rpc,
-            "/update_weights_from_disk": self._update,
         }
         return 200, json.dumps(honest[path](body) if path in honest else {}).encode()
 
@@ -53,15 +51,6 @@ class StandIn:
         ]
         return {"object": "text_completion", "choices": choices}
 
-    def _generate(self, body: Any) -> Any:
-        meta = {
-            "finish_reason": {"type": "stop", "matched": 1},
-            "weight_version": self.digest,
-            "output_token_logprobs": [[-0.5, 9, None], [-0.25, 1, None]],
-        }
-        samples = [{"text": "f", "output_ids": [9, 1], "meta_info": meta}] * body["sampling_params"]["n"]
-        return samples if len(samples) > 1 else samples[0]
-
     def _rpc(self, body: Any) -> Any:
         if body["method"] == "clear_kv_cache":
             return {"results": [None]}
@@ -71,10 +60,6 @@ class StandIn:
             self.digest, version = manifest["weights_digest"], str(manifest["policy_version"])
         described = {"policy_version": version, "weights_digest": self.digest, "logprobs_mode": self.logprobs_mode}
         return {"results": [described]}
-
-    def _update(self, body: Any) -> Any:
-        self.digest = body["weight_version"]
-        return {"success": True, "message": "Succeeded to update model weights."}
 
 
 @contextmanager

@@ -50,20 +50,11 @@ def engine_of(folders: Path, run_root: Path, stand_in: StandIn, **changes: Any) 
     return OpenaiEngine(setup(folders / "qwen3", weight_root=run_root), options, sleep=at_once)
 
 
-@pytest.fixture(params=["vllm", "sglang"])
-def rig(request: pytest.FixtureRequest, folders: Path, tmp_path: Path, server: StandIn) -> Iterator[Rig]:
-    engine = engine_of(folders, tmp_path, server, server=request.param)
-    built = rig_of(request.param, engine, folders / "qwen3", tmp_path)
+@pytest.fixture
+def rig(folders: Path, tmp_path: Path, server: StandIn) -> Iterator[Rig]:
+    built = rig_of("vllm", engine_of(folders, tmp_path, server), folders / "qwen3", tmp_path)
     yield built
     built.close()
-
-
-def path_of(rig: Rig) -> str:
-    return {"vllm": "/v1/completions", "sglang": "/generate"}[rig.kind]
-
-
-def load_path_of(rig: Rig) -> str:
-    return {"vllm": "/collective_rpc", "sglang": "/update_weights_from_disk"}[rig.kind]
 
 
 def sampled(rig: Rig, manifest: WeightManifest, **changes: Any) -> list[list[int]]:
@@ -80,7 +71,6 @@ def test_tokens_and_logprobs_come_back_as_the_server_gave_them(rig: Rig) -> None
         assert completion.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("rig", ["vllm"], indirect=True)
 def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: StandIn) -> None:
     sampling = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=4)
     rig.generate(rig.load(), PROMPTS, group_size=3, sampling=sampling)
@@ -112,7 +102,6 @@ def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: Stan
     }
 
 
-@pytest.mark.parametrize("rig", ["vllm"], indirect=True)
 def test_vllm_is_paused_while_its_weights_change(rig: Rig, server: StandIn) -> None:
     rig.load()
     calls = [body["method"] if path == "/collective_rpc" else path for path, body, _ in server.requests]
@@ -121,14 +110,14 @@ def test_vllm_is_paused_while_its_weights_change(rig: Rig, server: StandIn) -> N
 
 def test_lost_answers_and_errors_are_asked_again(rig: Rig, server: StandIn) -> None:
     manifest = rig.publish(0)
-    server.next = {load_path_of(rig): [FAILING], path_of(rig): [FAILING, (429, b"busy"), (200, b"{")]}
+    server.next = {"/collective_rpc": [FAILING], "/v1/completions": [FAILING, (429, b"busy"), (200, b"{")]}
     rig.run(rig.engine.load_weights(manifest))
     assert sampled(rig, manifest) == [[9, 1, 9, 1]] * 2
 
 
 def test_a_server_that_stays_broken_ends_the_generator(rig: Rig, server: StandIn) -> None:
     manifest = rig.load()
-    server.next = {path_of(rig): [FAILING] * (2 * len(PROMPTS) * (1 + len(PAUSES_S)))}
+    server.next = {"/v1/completions": [FAILING] * (2 * len(PROMPTS) * (1 + len(PAUSES_S)))}
     with pytest.raises(EngineUnavailable, match=r"500 .*EngineDeadError"):
         rig.generate(manifest, PROMPTS)
 
@@ -162,7 +151,7 @@ def test_nonsense_fails_the_batch_and_the_next_one_waits_for_a_load(
     rig: Rig, server: StandIn, answer: tuple[int, bytes], reason: str
 ) -> None:
     manifest = rig.load()
-    server.next = {path_of(rig): [answer] * (2 * len(PROMPTS) * (1 + len(PAUSES_S)))}
+    server.next = {"/v1/completions": [answer] * (2 * len(PROMPTS) * (1 + len(PAUSES_S)))}
     with pytest.raises(BatchFailed, match=reason):
         rig.generate(manifest, PROMPTS)
     assert rig.engine.policy_version is None
@@ -179,36 +168,15 @@ def test_what_other_weights_sampled_is_not_believed(rig: Rig, server: StandIn) -
 
 
 def test_a_version_that_is_damaged_or_refused_is_not_held(rig: Rig, server: StandIn) -> None:
-    refusals = {"vllm": {"results": [{"rejected": "no"}]}, "sglang": {"success": False, "message": "no"}}
     manifest = rig.publish(1, scaled(rig.tensors, 0.5))
-    server.next = {load_path_of(rig): [(200, json.dumps(refusals["sglang"]).encode())]}
-    if rig.kind == "vllm":
-        server.next = {load_path_of(rig): [(200, b'{"results": [null]}'), (200, json.dumps(refusals["vllm"]).encode())]}
+    server.next = {
+        "/collective_rpc": [(200, b'{"results": [null]}'), (200, b'{"results": [{"rejected": "no"}]}')],
+    }
     with pytest.raises(WeightsRejected, match="no"):
         rig.run(rig.engine.load_weights(manifest))
     assert rig.engine.policy_version is None
 
 
-@pytest.mark.parametrize("rig", ["sglang"], indirect=True)
-def test_files_that_are_not_the_manifests_never_reach_sglang(rig: Rig, server: StandIn) -> None:
-    manifest = rig.publish(1)
-    path = rig.run_root / manifest.directory / manifest.files[0].name
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(WeightsRejected, match="digest"):
-        rig.run(rig.engine.load_weights(manifest))
-    assert server.requests == []
-
-
-@pytest.mark.parametrize("rig", ["sglang"], indirect=True)
-def test_sglang_is_not_asked_for_logprobs_that_it_reports_otherwise(rig: Rig, server: StandIn) -> None:
-    with pytest.raises(BatchFailed, match=r"rollout\.sampling: .*before top_p and top_k"):
-        rig.generate(rig.load(), PROMPTS, sampling=SamplingParams(max_new_tokens=5, top_p=0.9))
-    assert "/generate" not in {path for path, _, _ in server.requests}
-
-
-@pytest.mark.parametrize("rig", ["vllm"], indirect=True)
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [((404, b"Not Found"), "VLLM_SERVER_DEV_MODE=1"), ((200, b'{"results": []}'), "ranks disagree")],
@@ -221,7 +189,6 @@ def test_a_vllm_that_was_started_otherwise_is_told_how_to(
         rig.load()
 
 
-@pytest.mark.parametrize("rig", ["vllm"], indirect=True)
 def test_a_vllm_with_raw_logprobs_is_refused(rig: Rig, server: StandIn) -> None:
     server.logprobs_mode = "raw_logprobs"
     with pytest.raises(InvalidInput, match="processed_logprobs") as caught:

@@ -1,14 +1,15 @@
-"""The openai engine: a server of vLLM or SGLang that the user runs, token ids in and out.
+"""The openai engine: a vLLM server that the user runs, token ids in and out.
 
-    PromptBatch ─ a request for each prompt, n = G ─▶ POST {engine_url}/… ─▶ Completion[k][G]
-    manifest ─ load ─▶ the server reads the version from the weight root, which it sees at the same path
-                          vLLM: our worker extension hashes what its loader is handed (I2)
-                          SGLang: hashed here, just before; the server labels its answers with that digest
+    PromptBatch ─ a request for each prompt, n = G ─▶ POST {engine_url}/v1/completions ─▶ Completion[k][G]
+    manifest ─ load ─▶ /pause, /collective_rpc (load_version), /resume: the server reads the version from the weight
+                       root, which it sees at the same path, and our worker extension hashes what its loader is handed
+                       (I2); after each batch it is asked again which weights it holds (describe_version)
 
-A batch that other weights sampled, because the server was restarted or is given weights by another client, fails, and
-the version is loaded again. Requests are repeated after lost answers and 5xx; a server that stays away ends this
-process, whose launcher starts it again. A server belongs to one generator. As with vLLM in this process, deterministic
-jobs aren't served (I7).
+Whatever a request leaves open is set here, because a server fills it from the model's generation_config.json. A batch
+that other weights sampled, because the server was restarted or is given weights by another client, fails, and the
+version is loaded again. Requests are repeated after lost answers and 5xx; a server that stays away ends this process,
+whose launcher starts it again. A server belongs to one generator. As with vLLM in this process, deterministic jobs
+aren't served (I7).
 """
 
 from __future__ import annotations
@@ -16,19 +17,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
+import msgspec
 import torch
 
+from contracts.encoding.arrays import unpack_int32
+from contracts.encoding.wire import encode_json
 from contracts.engines import OpenaiOptions
-from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
-from contracts.rollouts import Completion, PromptBatch
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
-from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
 from producer.engine.base import EngineSetup, VerifiedWeights
-from producer.engine.batching import BatchingEngine, all_or_none
-from producer.engine.server.dialects import Server, SglangServer, VllmServer
+from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
 from producer.engine.server.requests import ServerRequests
+
+CURE = (
+    "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and "
+    "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operate.md"
+)
+
+
+class _TokenLogprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    finish_reason: str | None
+    token_ids: list[int]
+    logprobs: _TokenLogprobs
+
+
+class _CompletionsAnswer(msgspec.Struct):
+    """The part of an answer of /v1/completions that is read."""
+
+    choices: list[_Choice]
+
+
+class _RpcAnswer(msgspec.Struct):
+    results: list[dict[str, str] | None]
 
 
 class OpenaiEngine(BatchingEngine):
@@ -47,17 +77,11 @@ class OpenaiEngine(BatchingEngine):
         """
         super().__init__(options)
         folder = model_folder(setup.model, setup.model_root)
-        described = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta")
-        self._config = described.config
+        self._config = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta").config
+        self._stop_ids = sorted(end_of_sequence_ids(folder, self._config))
+        self._weight_root = setup.weight_root
         self._requests = ServerRequests(options, sleep=sleep)
-        kind = VllmServer if options.server == "vllm" else SglangServer
-        self._server: Server = kind(
-            requests=self._requests,
-            model=self._requests.served_model(),
-            stop_ids=sorted(end_of_sequence_ids(folder, described.config)),
-            weight_root=setup.weight_root,
-            expected=dict(weight_tensors(described)),
-        )
+        self._model = self._requests.served_model()
 
     @property
     def _context_tokens(self) -> int:
@@ -69,19 +93,89 @@ class OpenaiEngine(BatchingEngine):
 
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         try:
-            groups = await all_or_none([partial(self._server.ask, batch, prompt) for prompt in batch.prompts])
-            await self._server.check_weights(batch)
+            groups = await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
+            holds = (await self._call("describe_version"))["weights_digest"]
+            if holds != batch.weights_digest:
+                raise BatchFailed(
+                    f"batch {batch.batch_id}: the server holds the weights `{holds}`, it was given "
+                    f"{batch.weights_digest}",
+                    cure="was it restarted, or does another client load weights into it?",
+                )
         except BatchFailed:
             # The server is given the version again before it samples another batch, whatever the failure was.
             self._held = None
             raise
         return groups
 
+    async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
+        """The prompt's G completions. Raises BatchFailed."""
+        body = {
+            "model": self._model,
+            "prompt": unpack_int32(prompt.token_ids),
+            "n": num_samples(batch),
+            "seed": prompt_seed(batch, prompt),
+            "temperature": batch.sampling.temperature,
+            "top_p": batch.sampling.top_p,
+            "top_k": batch.sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "max_tokens": batch.sampling.max_new_tokens,
+            # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
+            "ignore_eos": True,
+            "stop_token_ids": self._stop_ids,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        answer = await self._requests.post("/v1/completions", body, _CompletionsAnswer)
+        if len(answer.choices) != num_samples(batch):
+            raise BatchFailed(
+                f"batch {batch.batch_id}: the server answered {len(answer.choices)} of {num_samples(batch)} samples"
+            )
+        completions = [
+            checked_completion(
+                batch,
+                token_ids=choice.token_ids,
+                logprobs=choice.logprobs.token_logprobs,
+                finish_reason=choice.finish_reason,
+            )
+            for choice in sorted(answer.choices, key=lambda choice: choice.index)
+        ]
+        return completions * (batch.group_size // len(completions))
+
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
+        if place := manifest.transport_kind.elsewhere:
+            raise InvalidInput(
+                f"a server reads files, not {place}", field="weights.transport", cure='use "file" or "delta"'
+            )
         try:
-            return await self._server.load(manifest)
+            # An update under a running request ends the server's engine; `wait` lets them end, and empties the caches.
+            await self._requests.post("/pause?mode=wait&clear_cache=true", None, dict[str, Any])
+            await self._call("clear_kv_cache")
+            answer = await self._call("load_version", str(self._weight_root), encode_json(manifest).decode())
+            await self._requests.post("/resume", None, dict[str, Any])
         except BatchFailed as error:
-            raise InvalidInput(str(error), field="ONBEAT_ENGINE_URL", cure=self._server.cure) from error
+            raise InvalidInput(str(error), field="ONBEAT_ENGINE_URL", cure=CURE) from error
+        if "rejected" in answer:
+            raise WeightsRejected(answer["rejected"])
+        if answer["logprobs_mode"] != "processed_logprobs":
+            raise InvalidInput(
+                f"the server's log-probs are {answer['logprobs_mode']}", field="ONBEAT_ENGINE_URL", cure=CURE
+            )
+        return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
+
+    async def _call(self, method: str, *args: str) -> dict[str, str]:
+        """Calls a method of our worker extension; its answer is the same on every rank of the server."""
+        body = {"method": method, "args": args}
+        try:
+            results = (await self._requests.post("/collective_rpc", body, _RpcAnswer)).results
+        except EngineUnavailable as error:
+            raise EngineUnavailable(error.problem, field=error.field, cure=CURE) from error
+        if not results or any(result != results[0] for result in results):
+            raise self._requests.gone(f"{method}: its ranks disagree: {results}")
+        return results[0] or {}
 
     def _not_done(self, problem: str) -> EngineUnavailable:
         return self._requests.gone(problem)

@@ -56,7 +56,7 @@ def test_every_engine_of_the_table_has_a_name_and_is_a_class_of_its_room(kind: A
 def test_engine_settings_survive_the_way_through_the_environment() -> None:
     for options in (
         VllmOptions(max_sequences=32, kv_cache_mb=64, timeout_s=5.0),
-        OpenaiOptions(url="http://127.0.0.1:1", server="sglang", api_key="secret"),
+        OpenaiOptions(url="http://127.0.0.1:1", api_key="secret"),
     ):
         assert engine_from(options.environment()) == options
 

@@ -78,7 +78,6 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
 """Setting → a value that isn't its default, and what must be set for it to have an effect."""
 ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "url": ("http://127.0.0.1:9", {"engine": "openai"}),
-    "server": ("sglang", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
     "api_key": ("chosen-key", {"engine": "openai", "engine_url": "http://127.0.0.1:9"}),
     "max_sequences": (64, {"engine": "vllm"}),
     "kv_cache_mb": (128, {"engine": "vllm"}),

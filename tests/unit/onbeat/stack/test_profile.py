@@ -46,13 +46,13 @@ def test_engine_keys_become_the_settings_of_the_same_name(tmp_path: Path) -> Non
             """
             [[generators]]
             count = 2
-            engine = { type = "openai", url = "http://host:1", server = "sglang", api_key_variable = "KEY",
+            engine = { type = "openai", url = "http://host:1", api_key_variable = "KEY",
                        max_sequences = 9, timeout_s = 5.0 }
             """.replace("\n                       ", " "),
         )
     )
     assert profile.each[1].options({"KEY": "secret"}) == OpenaiOptions(
-        url="http://host:1", server="sglang", api_key="secret", max_sequences=9, timeout_s=5.0
+        url="http://host:1", api_key="secret", max_sequences=9, timeout_s=5.0
     )
     with pytest.raises(InvalidInput, match="KEY is not set"):
         profile.each[0].options({})
