@@ -11,6 +11,7 @@ import socket
 from dataclasses import replace
 
 from onbeat.cage.syscall_filter import ALLOW, REFUSE, UNKNOWN, Filter, Never, Only, Rule, WakesAlone
+from onbeat.cage.syscall_numbers import ATTRIBUTES, COMPUTES, KERNEL, MOUNTS, OTHER_PROCESSES, SHARED_MEMORY
 
 NEW_NAMESPACES = 0x7E020000
 """Flags of clone(2): in a user namespace of its own a process is root again."""
@@ -49,118 +50,8 @@ SINGLE_CALLS: dict[str, Rule] = {
     "clone": Never(0, bits=NEW_NAMESPACES),
     "clone3": UNKNOWN,
 }
-OTHER_PROCESSES = (
-    "ptrace",
-    "process_vm_readv",
-    "process_vm_writev",
-    "process_madvise",
-    "process_mrelease",
-    "pidfd_getfd",
-    "kcmp",
-    "move_pages",
-    "migrate_pages",
-    "get_robust_list",
-    "perf_event_open",
-)
-KERNEL = (
-    "add_key",
-    "request_key",
-    "keyctl",
-    "unshare",
-    "setns",
-    "bpf",
-    "userfaultfd",
-    "io_uring_setup",
-    "io_uring_enter",
-    "io_uring_register",
-)
-"""Keys, namespaces, and ways around this filter."""
-SHARED_MEMORY = (
-    "shmget",
-    "shmat",
-    "shmctl",
-    "semget",
-    "semop",
-    "semctl",
-    "semtimedop",
-    "msgget",
-    "msgsnd",
-    "msgrcv",
-    "msgctl",
-    "mq_open",
-    "mq_unlink",
-    "memfd_create",
-    "memfd_secret",
-)
-"""Memory that counts for no process, and that of others: a System V segment is found by its number."""
-MOUNTS = (
-    "mount",
-    "umount2",
-    "move_mount",
-    "open_tree",
-    "open_tree_attr",
-    "fsopen",
-    "fsconfig",
-    "fsmount",
-    "fspick",
-    "mount_setattr",
-    "pivot_root",
-    "chroot",
-    "swapon",
-    "swapoff",
-    "acct",
-    "quotactl",
-    "quotactl_fd",
-    "uselib",
-    "open_by_handle_at",
-)
-ATTRIBUTES = (
-    "chmod",
-    "fchmod",
-    "fchmodat",
-    "fchmodat2",
-    "chown",
-    "fchown",
-    "lchown",
-    "fchownat",
-    "utime",
-    "utimes",
-    "futimesat",
-    "utimensat",
-    "setxattr",
-    "lsetxattr",
-    "fsetxattr",
-    "setxattrat",
-    "removexattr",
-    "lremovexattr",
-    "fremovexattr",
-    "removexattrat",
-    "file_setattr",
-    "truncate",
-)
-"""Modes, owners, times and extended attributes of a file, which Landlock leaves to its owner, and its length, which
-older kernels' Landlock does."""
 CUTS = Never(1, values=(os.O_TRUNC,), mask=os.O_ACCMODE | os.O_TRUNC)
 """Opening a file for reading alone with O_TRUNC, which empties it: older kernels' Landlock lets that pass."""
-COMPUTES = (
-    "brk",
-    "mmap",
-    "munmap",
-    "mremap",
-    "mprotect",
-    "madvise",
-    "read",
-    "write",
-    "readv",
-    "writev",
-    "lseek",
-    "fstat",
-    "sched_yield",
-    "exit",
-    "exit_group",
-)
-"""Memory, the three open files that it has, and its end. It handles no signal: what it would say when its time is over
-would depend on the machine's speed."""
 
 PROGRAM = Filter(rules={**dict.fromkeys(COMPUTES, ALLOW), "futex": WakesAlone()}, others=REFUSE)
 """A program can't sleep or close its output, so that it ends, or uses up its processor time."""
