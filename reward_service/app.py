@@ -1,10 +1,10 @@
 """The wiring of the reward service.
 
 POST ─ onbeat/http_service/access.py (Host, origin, key)
-   └─ routes/answered.py
-        ├─▶ RewardRequest ─ scoring/answers.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
-        │                                       └─ anything else ─▶ scoring/pool.py ═ caged scorer process
-        │       one Scored or Unscorable per item, in order ◀─────────────┘
+   └─ endpoints.py, answered.py
+        ├─▶ RewardRequest ─ scoring/pool.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
+        │                                    └─ anything else ─▶ lanes ═ caged scorer process
+        │       one Scored or Unscorable per item, in order ◀──────────┘
         └─▶ OpenRequest, StepRequest ─▶ playing/pool.py ─▶ lanes ═ caged children: player/player.py ─ environments
                 one Turned or Failure per session, in order ◀─┘
 """
@@ -24,11 +24,10 @@ from contracts.settings import StackSettings
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import Problem, answer_with_problems
 from onbeat.http_service.process_routes import process_routes
+from reward_service import endpoints
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.playing.pool import EnvironmentPool
-from reward_service.routes import scores, sessions
-from reward_service.scoring import answers
-from reward_service.scoring.pool import ScorerPool
+from reward_service.scoring.pool import ScorerPool, self_test
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -68,7 +67,7 @@ def create_app(
         on_result=app.state.environment_metrics.count_result,
     )
     app.state.max_body_bytes = max_body_bytes
-    routers = (scores.router, sessions.router, process_routes(require_ready=_require_ready, exposition=_exposition))
+    routers = (endpoints.router, process_routes(require_ready=_require_ready, exposition=_exposition))
     for router in routers:
         app.include_router(router)
     answer_with_problems(app, routers, service="the reward service")
@@ -89,7 +88,7 @@ async def _require_ready(request: Request) -> None:
     if not environments.is_alive:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the environment pool is not alive")
     try:
-        await answers.self_test(request.app.state.scorers)
+        await self_test(request.app.state.scorers)
     except OnbeatError as error:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
 

@@ -25,8 +25,7 @@ from contracts.rewards import (
     named,
 )
 from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
-from reward_service.scorers import exact, length, math_verify, numeric, overlong, plugin, regex
-from reward_service.scorers import format as whole_format
+from reward_service.scorers import math_verify, plugin, texts
 from reward_service.scorers.refusals import BadReference, TooComplex
 
 
@@ -44,16 +43,16 @@ class Scorer:
 
 
 SCORERS: dict[type[Component], Scorer] = {
-    ExactReward: Scorer(score=exact.score, is_linear=True),
-    NumericReward: Scorer(score=numeric.score, is_linear=True),
-    RegexReward: Scorer(score=regex.score),
-    FormatReward: Scorer(score=whole_format.score),
-    LengthReward: Scorer(score=length.score, is_linear=True),
-    OverlongReward: Scorer(score=overlong.score, is_linear=True),
+    ExactReward: Scorer(score=texts.exact, is_linear=True),
+    NumericReward: Scorer(score=texts.numeric, is_linear=True),
+    RegexReward: Scorer(score=texts.regex),
+    FormatReward: Scorer(score=texts.whole_format),
+    LengthReward: Scorer(score=texts.length, is_linear=True),
+    OverlongReward: Scorer(score=texts.overlong, is_linear=True),
     MathVerifyReward: Scorer(score=math_verify.score, warm_up=math_verify.warm_up, rehearsals=math_verify.REHEARSALS),
     PluginReward: Scorer(score=plugin.score, warm_up=plugin.warm_up),
 }
-"""A new kind of component is a file beside this one, its record in contracts/rewards.py, and a line here."""
+"""A new kind of component is its function beside this file, its record in contracts/rewards.py, and a line here."""
 
 GROUP = "onbeat.scorers"
 """Entry points of the kinds that aren't in SCORERS, by their names in specs: modules with `score` and `warm_up`."""

@@ -1,7 +1,8 @@
 """Caged scorer processes with a hard deadline per item: one that hangs or dies costs its own item and nothing else.
 
-    submit(rubric, items) ─▶ turns ─▶ lane 1 ═ cage ═ scorer process ─▶ results ─▶ Future of all results, in order
-                               └────▶ lane N ═ cage ═ scorer process
+    score ─ linear-time rubric ─▶ scored in a thread
+      └───▶ submit(rubric, items) ─▶ turns ─▶ lane 1 ═ cage ═ scorer process ─▶ results ─▶ Future of all, in order
+                                     └────▶ lane N ═ cage ═ scorer process
 
 A lane (lane.py) is a thread with cages (scorer_cage.py) of its own. Requests take turns, half a second at a time, so
 that one of 4096 items does not hold up one of 8. Past its deadline a scorer process is killed with all that it started.
@@ -14,6 +15,7 @@ Produces:     Scored, or Unscorable with reason timeout or crashed, or what the 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections import deque
@@ -21,14 +23,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from threading import Condition
 
-from contracts.errors import Unavailable
-from contracts.rewards import RewardComponent, RewardItem
+from starlette.concurrency import run_in_threadpool
+
+from contracts.errors import OnbeatError, Unavailable
+from contracts.rewards import FormatReward, RewardComponent, RewardItem, RewardRequest, RewardResponse, Scored
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
+from reward_service.scorers import rubric
 from reward_service.scoring.lane import Lane, Results, Turn, Work
 from reward_service.scoring.scorer_cage import ScorerCage
 
 DEFAULTS = StackSettings()
+SELF_TEST = RewardRequest(
+    components=(FormatReward(pattern="on.*beat"),),
+    items=(RewardItem(prompt="", completion="on\nbeat", reference=""),),
+)
+SELF_TEST_TIMEOUT_S = 5.0
+"""For a turn in the pool and the answer: a longer wait means that the pool is too busy for more work."""
 
 log = logging.getLogger(__name__)
 
@@ -149,3 +160,35 @@ class ScorerPool:
     def _new_cage(self) -> ScorerCage:
         rules, on_empty = self.cages.one_more()
         return ScorerCage(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=on_empty)
+
+
+async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:
+    """Returns one result per item, in order. Cancelling it drops the items not yet begun. Raises Unavailable.
+
+    A rubric with one component that needs isolation is scored in the pool as a whole.
+    """
+    if not rubric.needs_isolation(request.components):
+        return await run_in_threadpool(
+            lambda: RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in request.items))
+        )
+    work = pool.submit(
+        request.components,
+        request.items,
+        item_timeout_s=request.item_timeout_s,
+        job_id=request.job_id,
+        settles=request.settles,
+    )
+    return RewardResponse(results=await asyncio.wrap_future(work))
+
+
+async def self_test(pool: ScorerPool) -> None:
+    """Scores one item through the pool. Raises Unavailable that says what is wrong."""
+    if not pool.is_alive:
+        raise Unavailable("the scorer pool is not alive", cure="restart the reward service")
+    try:
+        response = await asyncio.wait_for(score(SELF_TEST, pool), SELF_TEST_TIMEOUT_S)
+    except TimeoutError as error:
+        waiting = pool.num_waiting_items()
+        raise Unavailable(f"no scorer process took an item within {SELF_TEST_TIMEOUT_S:g} s, {waiting} wait") from error
+    if response.results != (Scored(reward=1.0, breakdown={"format": 1.0}),):
+        raise OnbeatError(f"the self-test was scored as {response.results[0]}")

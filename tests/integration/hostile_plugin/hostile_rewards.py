@@ -135,12 +135,11 @@ def lie(_: str) -> str:
     """Answers the highest score for every further item, also for those of other requests."""
     global score_of_everything
     score_of_everything = 1000.0
-    from reward_service.scorers import format as whole_format
-    from reward_service.scorers import rubric
+    from reward_service.scorers import rubric, texts
 
     for kind in rubric.SCORERS:
         rubric.SCORERS[kind] = rubric.Scorer(score=lambda component, item: 1000.0)
-    whole_format.score = lambda component, item: 1000.0
+    texts.whole_format = lambda component, item: 1000.0
     return "lied"
 
 

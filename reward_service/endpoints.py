@@ -1,4 +1,4 @@
-"""The HTTP side of environments: what onbeat/environments/client.py talks to."""
+"""The endpoints: what onbeat/scoring/reward_client.py and onbeat/environments/client.py talk to."""
 
 from __future__ import annotations
 
@@ -27,17 +27,46 @@ from contracts.environments.service import (
     StepRequest,
 )
 from contracts.errors import Unavailable
+from contracts.rewards import PluginNames, RewardRequest, RewardResponse
 from onbeat.http_service.bodies import json_answer
 from onbeat.http_service.problems import Problem
-from reward_service.metrics import EnvironmentMetrics
+from reward_service.answered import answered
+from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
-from reward_service.routes.answered import answered
+from reward_service.scorers import plugin
+from reward_service.scoring.pool import score
 
 T = TypeVar("T")
 Call = Callable[[EnvironmentPool, T], Awaitable[object]]
 
 router = APIRouter()
+
+
+@router.post("/v1/score")
+async def scores(request: Request) -> Response:
+    """RewardRequest → RewardResponse, in the encoding of the request."""
+    metrics: RewardMetrics = request.app.state.metrics
+
+    async def call(asked: RewardRequest) -> RewardResponse:
+        try:
+            response = await score(asked, request.app.state.scorers)
+        except Unavailable as error:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+        metrics.count_results(response.results)
+        return response
+
+    def count(status: int, seconds: float) -> None:
+        metrics.requests.labels(str(status)).inc()
+        metrics.request_seconds.observe(seconds)
+
+    return await answered(request, RewardRequest, call, cure="send fewer items", count=count)
+
+
+@router.get("/v1/plugins")
+def plugins() -> Response:
+    """PluginNames: what a rubric may name."""
+    return json_answer(PluginNames(entry_points=plugin.installed()))
 
 
 def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:

@@ -1,1 +1,0 @@
-"""The endpoints, as the clients of the service ask them."""

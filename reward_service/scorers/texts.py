@@ -1,0 +1,68 @@
+"""The scorers that look at a completion's text, or at its length, and at nothing else."""
+
+from __future__ import annotations
+
+import re
+
+from contracts.encoding.numbers import last_number, read_number
+from contracts.rewards import (
+    ExactReward,
+    FormatReward,
+    LengthReward,
+    NumericReward,
+    OverlongReward,
+    RegexReward,
+    RewardItem,
+)
+from reward_service.scorers.last_tag import last_answer
+from reward_service.scorers.refusals import BadReference
+
+
+def exact(component: ExactReward, item: RewardItem) -> float:
+    """1.0 if both texts are equal without the white space around them; `ignore_case` folds case by Unicode."""
+    completion, reference = item.completion.strip(), item.reference.strip()
+    if component.ignore_case:
+        completion, reference = completion.casefold(), reference.casefold()
+    return float(completion == reference)
+
+
+def numeric(component: NumericReward, item: RewardItem) -> float:
+    """1.0 if |last number - reference| ≤ tolerance, by the grammar of contracts/encoding/numbers.py; 0.0 too if there
+    is no number. Raises BadReference."""
+    reference = read_number(item.reference)
+    if reference is None:
+        raise BadReference("the reference is not a number", field="reference", cure="write it as 42, -1,234 or 2.5e-3")
+    number = last_number(item.completion)
+    return float(number is not None and number.is_near(reference, tolerance=component.tolerance))
+
+
+def regex(component: RegexReward, item: RewardItem) -> float:
+    """1.0 if the pattern is found; with a group `answer`, if the last match's group equals the reference.
+
+    The last match is a model's final answer; any match would reward listing candidates. It may backtrack without end,
+    but for the plainest patterns: it runs in the pool.
+    """
+    pattern = re.compile(component.pattern)
+    if "answer" not in pattern.groupindex:
+        return float(pattern.search(item.completion) is not None)
+    answer = last_answer(component.pattern, item.completion)
+    return float(answer is not None and answer.strip() == item.reference.strip())
+
+
+def whole_format(component: FormatReward, item: RewardItem) -> float:
+    """1.0 if the whole completion matches; `.` matches line breaks. It may backtrack as `regex`, and runs there."""
+    return float(re.fullmatch(component.pattern, item.completion, re.DOTALL) is not None)
+
+
+def length(component: LengthReward, item: RewardItem) -> float:
+    """1.0 up to `target_chars` characters (Unicode code points), then linear down to 0.0 at `max_chars`."""
+    left = (component.max_chars - len(item.completion)) / (component.max_chars - component.target_chars)
+    return min(1.0, max(0.0, left))
+
+
+def overlong(component: OverlongReward, item: RewardItem) -> float:
+    """A score in [-1.0, 0.0] by sampled tokens (arXiv 2503.14476, equation 13). Raises BadReference without them."""
+    if item.num_tokens == 0:
+        raise BadReference("the completion's number of tokens is not given", field="num_tokens", cure="send it")
+    excess = item.num_tokens - component.free_tokens
+    return -min(1.0, max(0, excess) / component.buffer_tokens)
