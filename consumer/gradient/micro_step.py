@@ -23,8 +23,8 @@ from consumer.gradient.advantages.family import batch_advantages, penalised_adva
 from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.gradient.advantages.turns import turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
+from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
-from consumer.gradient.losses.normalisers import BatchSizes
 from consumer.gradient.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach, split_rows
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, joined, measure_mismatch
 from consumer.model.policy import Policy

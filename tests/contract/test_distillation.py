@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.gradient.losses.distillation import reverse_kl
+from consumer.gradient.losses.terms import reverse_kl
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
 from contracts.encoding.arrays import pack_float32, unpack_float32
 from contracts.errors import ContractViolation, InvalidInput

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.accumulation import ExactAccumulator
+from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import TokenLogprobs, family_loss
-from consumer.gradient.losses.normalisers import BatchSizes
 from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
 from consumer.model.policy import Policy

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss, policy_loss
-from consumer.gradient.losses.normalisers import BatchSizes
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.builders import job_spec, tiny_model_folder
 from tests.trl_cases import BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer

@@ -7,8 +7,7 @@ sg stops the gradient. clip_low = 1 sets no lower bound, as the paper does.
 
 from __future__ import annotations
 
-from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import TOKEN_MEAN
+from consumer.gradient.losses.base import TOKEN_MEAN, LossInputs, PolicyLoss, PolicyTerm
 
 
 def weighted_log_prob(inputs: LossInputs) -> PolicyTerm:

@@ -9,15 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumer.gradient.losses.base import LossInputs, PolicyLoss
+from consumer.gradient.losses.base import BatchSizes, LossInputs, PolicyLoss
 from consumer.gradient.losses.cispo import CISPO
-from consumer.gradient.losses.correction import correction_weights
-from consumer.gradient.losses.distillation import reverse_kl
 from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
 from consumer.gradient.losses.gspo import GSPO
-from consumer.gradient.losses.kl import ESTIMATORS, k3
-from consumer.gradient.losses.normalisers import BatchSizes
 from consumer.gradient.losses.plugin import load_loss
+from consumer.gradient.losses.terms import ESTIMATORS, correction_weights, k3, reverse_kl
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 
 LOSSES = {

@@ -25,8 +25,15 @@ from __future__ import annotations
 
 import torch
 
-from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import BATCH_TOKEN_MEAN, CONSTANT, RESPONSE_MEAN, TOKEN_MEAN
+from consumer.gradient.losses.base import (
+    BATCH_TOKEN_MEAN,
+    CONSTANT,
+    RESPONSE_MEAN,
+    TOKEN_MEAN,
+    LossInputs,
+    PolicyLoss,
+    PolicyTerm,
+)
 
 
 def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import RESPONSE_MEAN
+from consumer.gradient.losses.base import RESPONSE_MEAN, LossInputs, PolicyLoss, PolicyTerm
 
 
 def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:

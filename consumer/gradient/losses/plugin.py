@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from consumer.foreign_code import torch_kept
-from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import NORMALISERS
+from consumer.gradient.losses.base import NORMALISERS, LossInputs, PolicyLoss, PolicyTerm
 from contracts.errors import InvalidInput
 from onbeat.process.entry_points import load_entry_point
 
@@ -28,7 +27,7 @@ def load_loss(name: str) -> PolicyLoss:
     if not isinstance(loaded, PolicyLoss):
         raise _refusal(name, f"is a {type(loaded).__name__}, not a consumer.gradient.losses.base.PolicyLoss")
     if loaded.normaliser not in NORMALISERS:
-        raise _refusal(name, "has a normaliser that is none of consumer/gradient/losses/normalisers.py")
+        raise _refusal(name, "has a normaliser that is none of consumer/gradient/losses/base.py")
     loss = replace(loaded, surrogate=_guarded(name, loaded.surrogate))
     for problem, is_broken in _broken_promises(loss.surrogate):
         if is_broken:

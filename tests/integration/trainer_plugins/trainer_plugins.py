@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import RESPONSE_MEAN, Normaliser
+from consumer.gradient.losses.base import RESPONSE_MEAN, LossInputs, Normaliser, PolicyLoss, PolicyTerm
 from onbeat.prompts.datasets.examples import Example
 
 TRIED = 20

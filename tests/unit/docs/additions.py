@@ -35,7 +35,7 @@ ADDITIONS: Mapping[str, Addition] = {
         files=(
             """
 from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.normalisers import TOKEN_MEAN
+from consumer.gradient.losses.base import TOKEN_MEAN
 
 
 def reinforce(inputs: LossInputs) -> PolicyTerm:

@@ -31,8 +31,8 @@ def spec_of(**tables):
 def a_loss():
     import torch
 
+    from consumer.gradient.losses.base import BatchSizes
     from consumer.gradient.losses.family import TokenLogprobs, family_loss
-    from consumer.gradient.losses.normalisers import BatchSizes
 
     algorithm = spec_of(algorithm={"loss": "novel"}).algorithm
     logprobs = torch.tensor([[-1.0, -1.5]])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import LOSSES, LossTerms, TokenLogprobs, family_loss, response_divergences
-from consumer.gradient.losses.kl import k1, k2, k3
-from consumer.gradient.losses.normalisers import BatchSizes
+from consumer.gradient.losses.terms import k1, k2, k3
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 

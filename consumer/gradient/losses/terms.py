@@ -1,0 +1,87 @@
+"""What a spec adds to a surrogate, per token: the KL from the reference, that to a teacher, and the weight against the
+policy that sampled.
+
+The estimators are those of Schulman 2020, "Approximating KL Divergence".
+p = log pi and q = log pi_ref of a token that pi sampled. As a loss term an estimator is differentiated: k2 then
+has the gradient of the true divergence in expectation, k3 one that is biased, k1 one of expectation zero
+(Tang and Munos, arXiv 2506.09477). In the reward k1 is the unbiased one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """Computes k1 = p - q: unbiased, of either sign. [R, T] → [R, T]; differentiable in logprobs, like the others."""
+    return logprobs - reference_logprobs
+
+
+def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """Computes k2 = (p - q)^2 / 2: biased, never negative."""
+    return (logprobs - reference_logprobs).square() / 2.0
+
+
+def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """Computes k3 = e^(q - p) - (q - p) - 1: unbiased and never negative."""
+    difference = reference_logprobs - logprobs
+    return difference.exp() - difference - 1.0
+
+
+ESTIMATORS: dict[Literal["k1", "k2", "k3"], Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def reverse_kl(log_ratio: Tensor, logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
+    """On-policy distillation: the reverse KL to a teacher at each token that the student sampled, [R, T] each.
+
+        l = rho sg(log pi(o_t) - log pi_teacher(o_t)),  rho = pi(o_t) / pi_old(o_t)
+
+    Lu and Thinking Machines Lab 2025, "On-Policy Distillation": the student samples, the teacher judges every token,
+    and no token is charged with what the ones after it cost (a discount of 0). In the first update pi is pi_old and
+    this is their advantage, log pi_teacher - log pi_old, as a policy gradient. Its mean over pi_old's samples has the
+    gradient of KL(pi || pi_teacher) at each prefix, also where pi has left pi_old: the score is that of pi as it is
+    now, not of pi_old. So it is 0 where the student gives a token the teacher's probability, a step can't be pulled
+    past it, and no clip is needed; the advantage of PPO, which is fixed while pi moves, needs one.
+
+    log_ratio: log rho, whose gradient it has (`LossInputs.log_ratio`).
+    """
+    return log_ratio.exp() * (logprobs.detach() - teacher_logprobs)
+
+
+def correction_weights(
+    logprobs: Tensor,
+    generator_logprobs: Tensor,
+    *,
+    loss_mask: Tensor,
+    kind: Literal["tis", "icepop", "decoupled_ppo"],
+    level: Literal["token", "sequence"],
+    low: float,
+    high: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns weights [R, T] in the dtype of logprobs, without gradient, and bool [R, T], True where a bound acted.
+
+    With k = pi_prox(o_t) / mu(o_t), where pi_prox is the trainer's probability before the iteration's first step and mu
+    the generator's as it sampled, with the same version or, under a lag, an older one:
+
+        tis            min(k, high)                      Yao et al. 2025, "Your Efficient RL Framework Secretly Brings
+                                                         You Off-Policy RL Training"; truncation as in arXiv 1802.01561
+        icepop         k where low <= k <= high, else 0  Ling Team, arXiv 2510.18855, section 2.3
+        decoupled_ppo  k where k <= high, else 0         AReaL (Fu et al., arXiv 2505.24298, equation 5); the cap is of
+                                                         its code
+
+    At the level of a sequence k is the product over the response's tokens, one weight for all of them.
+    Log-probs are [R, T]; padding weighs 1.0. low is IcePop's alone, and 0.0 for the others.
+    """
+    # log k in float64: a sequence adds up thousands of them before the exponential.
+    log_ratio = (logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
+    if level == "sequence":
+        log_ratio = log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
+    ratio = log_ratio.exp()
+    if kind == "tis":
+        return ratio.clamp(max=high).to(logprobs.dtype), ratio > high
+    outside = (ratio < low) | (ratio > high)
+    return torch.where(outside, 0.0, ratio).to(logprobs.dtype), outside
