@@ -15,7 +15,7 @@ from broker.fence import FenceState, read_fence
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.ledger import Dead, batch_record
-from contracts.dead_letters import DeadLetter, DeadPrompt
+from contracts.answers import DeadLetter, DeadPrompt
 from contracts.encoding.wire import decode
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.connection.client import Broker
-from broker.damage import read_of
 from broker.keys import JobKeys
+from broker.ledger import read_of
 from contracts.encoding.wire import Record, decode
 
 LEDGER_FORMAT = b"6"

@@ -9,8 +9,8 @@ import msgspec
 
 from broker import keys
 from broker.connection.client import Broker
-from broker.damage import ids_among
 from broker.keys import OpenKeys
+from broker.ledger import ids_among
 from contracts.encoding.wire import UNREADABLE
 from contracts.jobs import JobState
 

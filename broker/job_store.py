@@ -14,8 +14,8 @@ import msgspec
 
 from broker import keys
 from broker.connection.client import Broker
-from broker.damage import ids_among, read_of
 from broker.keys import OpenKeys, num_open_of
+from broker.ledger import ids_among, read_of
 from broker.removals import Removal
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound

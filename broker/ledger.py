@@ -1,10 +1,16 @@
-"""What is kept of an open iteration's batches and claims, as scripts/prelude.lua packs it. Times are the server's."""
+"""What is kept of an open iteration's batches and claims, as scripts/prelude.lua packs it. Times are the server's.
+
+What stands in Redis of a job is data: a reader answers that it is damaged, and no other job has to do with it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from contracts.encoding.names import JOB_ID
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation
 
@@ -71,3 +77,25 @@ def readable(value: bytes | None, kind: type[T]) -> T | None:
     with contextlib.suppress(ContractViolation):
         return None if value is None else decode(value, kind)
     return None
+
+
+UNREADABLE = (ValueError, KeyError, TypeError, IndexError, OverflowError)
+"""What a number, a word or a field raises that isn't what a function of ours wrote."""
+
+
+def ids_among(members: Iterable[bytes]) -> list[str]:
+    """The jobs' ids among the members of a key that lists jobs, in their order."""
+    return [name for member in members if JOB_ID.fullmatch(name := member.decode(errors="replace"))]
+
+
+@contextmanager
+def read_of(job_id: str) -> Iterator[None]:
+    """Raises ContractViolation where what is read there can't be understood."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ContractViolation(
+            f"what Redis holds of it is damaged: {type(error).__name__}: {error}"[:300],
+            field=job_id,
+            cure="another program has written there, or another Onbeat: cancel or delete the job",
+        ) from error

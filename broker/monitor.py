@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from redis import exceptions
 
 from broker.connection.client import Broker
-from broker.damage import ids_among, read_of
 from broker.fence import FenceState, read_fence
 from broker.job_store import unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
-from broker.ledger import BatchRecord, Expected, Published, readable
+from broker.ledger import BatchRecord, Expected, Published, ids_among, read_of, readable
 from broker.presence import GeneratorInfo, Presence, StagePresence, missed_by_all
 from broker.stage_monitor import last_claims, stage_view
 from contracts.answers import StackState

@@ -17,9 +17,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from broker.connection.client import Broker
-from broker.damage import read_of
 from broker.job_store import JobStore
 from broker.keys import OpenKeys
+from broker.ledger import read_of
 from contracts.encoding.wire import UNREADABLE, decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord

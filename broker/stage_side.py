@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from broker.connection.client import Broker
 from broker.generator_side import FailOutcome, Renewal, cut_reason
 from broker.job_store import JobStore
-from broker.kept_batches import KeptBatch, KeptBatches
+from broker.kept import KeptBatch, KeptBatches
 from broker.keys import OpenKeys, batch_field, item_fields
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode

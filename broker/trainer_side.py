@@ -9,10 +9,10 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
+from broker.kept import READ_AHEAD, RolloutCursor, RolloutEntry
 from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
 from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
-from broker.rollout_cursor import READ_AHEAD, RolloutCursor, RolloutEntry
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest

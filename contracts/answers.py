@@ -1,10 +1,14 @@
-"""What the gateway answers beside a job's status: whether a spec would be taken, a log's part, a verdict, the stack."""
+"""What services answer when they refuse (RFC 9457), and the gateway beside a job's status: whether a spec would be
+taken, a log's part, a verdict, the stack, the batches that were given up.
+"""
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from msgspec import UNSET, UnsetType
 
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Record, encode_json
 
 
 class SpecCheck(Record, frozen=True, kw_only=True):
@@ -62,3 +66,63 @@ class AuditVerdict(Record, frozen=True, kw_only=True):
     one."""
     notes: tuple[str, ...] = ()
     """What could not be looked at from where the check ran, a sentence each."""
+
+
+class DeadPrompt(Record, frozen=True, kw_only=True):
+    """A prompt of a dead batch, as the data set or an environment wrote it: show it as text, never as markup."""
+
+    prompt_id: str
+    text: str
+
+
+class DeadLetter(Record, frozen=True, kw_only=True):
+    """A batch that failed too often."""
+
+    entry_id: str
+    """Its entry of the job's stream of dead batches."""
+    at_s: float
+    """Unix time by the server's clock."""
+    batch_id: str
+    iteration: int
+    reason: str
+    attempts: int
+    """Times that it was handed out; 0 in a letter that an older Onbeat wrote."""
+    prompts: tuple[DeadPrompt, ...] = ()
+    """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/operate.md)."""
+    can_retry: bool
+    """Whether `POST …/dead/{entry_id}/retry` queues the job again, which samples the batch anew."""
+    why_not: str = ""
+    """Why it can't be tried again."""
+
+
+class DeadLetters(Record, frozen=True, kw_only=True):
+    """Newest first."""
+
+    letters: tuple[DeadLetter, ...]
+
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemDetails(Record, frozen=True, kw_only=True):
+    """The body of every answer of 400 and above."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    """Path of the offending field, e.g. "model.path" or "items[3].reference"; null where no field is at fault."""
+    cure: str | None = None
+    """What to do about it."""
+
+
+def problem_body(status: int, detail: str, *, field: str | None = None, cure: str | None = None) -> bytes:
+    """Makes JSON of the problem; text that UTF-8 can't hold, as a hostile header may bring, is escaped."""
+    texts = [_encodable(detail), *(text and _encodable(text) for text in (field, cure))]
+    title = HTTPStatus(status).phrase
+    return encode_json(ProblemDetails(title=title, status=status, detail=texts[0] or "", field=texts[1], cure=texts[2]))
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -25,8 +25,7 @@ from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec
 from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
-from contracts.spec_tables.recording import RecordingSpec
-from contracts.spec_tables.retention import RetentionSpec
+from contracts.spec_tables.retention import RecordingSpec, RetentionSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec_tables.stages import (
     MAX_STAGES,

@@ -17,8 +17,7 @@ from contracts.settings import settings_from
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.http_service.access import AccessRules
-from onbeat.http_service.listening import listen
-from onbeat.http_service.server import server_config
+from onbeat.http_service.server import listen, server_config
 from onbeat.process.signals import exit_cleanly_on_signals
 from onbeat.telemetry import logs
 

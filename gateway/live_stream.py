@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from fastapi.sse import format_sse_event
 
+from contracts.answers import problem_body
 from contracts.encoding.wire import encode_json
 from contracts.errors import OnbeatError, Unavailable
-from contracts.problems import problem_body
 from gateway.event_stream import LookStream
 
 PERIOD_S = 1.0

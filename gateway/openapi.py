@@ -12,10 +12,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from contracts.answers import MEDIA_TYPE, ProblemDetails
 from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import Record
 from contracts.events import JobEvent
-from contracts.problems import MEDIA_TYPE, ProblemDetails
 from contracts.spec_tables.algorithm import PluginLoss
 from onbeat.http_service.access import OPEN_PATHS
 from onbeat.http_service.bodies import JSON

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contracts.answers import LogPart
-from contracts.encoding.json_lines import last_json_line, last_json_lines, read_json_lines
-from contracts.encoding.plain_files import open_plain
+from contracts.encoding.json_lines import last_json_line, last_json_lines, open_plain, read_json_lines
 from contracts.errors import Unavailable
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore

@@ -15,17 +15,16 @@ from http import HTTPStatus
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from contracts.answers import AuditVerdict
+from contracts.answers import AuditVerdict, ProblemDetails
 from contracts.encoding.wire import decode_json, encode
 from contracts.errors import DeadlineExceeded, Unavailable
 from contracts.events import record_digest
 from contracts.jobs import JobState
-from contracts.problems import ProblemDetails
 from contracts.settings import PREFIX
 from gateway.services import Services
 from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import AuditTask
-from onbeat.http_service.connected import while_connected
+from onbeat.http_service.bodies import while_connected
 from onbeat.http_service.problems import Problem
 from onbeat.process.launcher import with_own_packages
 

@@ -34,8 +34,7 @@ def main() -> int:
 
     from contracts.errors import InvalidInput
     from contracts.settings import settings_from
-    from onbeat.http_service.listening import listen
-    from onbeat.http_service.server import server_config
+    from onbeat.http_service.server import listen, server_config
     from onbeat.process.crash_points import arm
     from onbeat.process.signals import exit_cleanly_on_signals
     from onbeat.telemetry import logs

@@ -18,8 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from contracts.encoding.wire import decode, decode_json, encode, encode_json, invalid_input
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
-from onbeat.http_service.bodies import media_type_of, read_body
-from onbeat.http_service.connected import CLIENT_GONE, while_connected
+from onbeat.http_service.bodies import CLIENT_GONE, media_type_of, read_body, while_connected
 from onbeat.http_service.problems import Problem
 
 LARGE_BYTES = 256 * 1024

@@ -26,8 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.datasets.addition import NUM_HELD_OUT
-from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.datasets.base import NUM_HELD_OUT, load_dataset
 from onbeat.prompts.datasets.examples import Example
 
 MODELS = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from onbeat.process.private_folders import make_missing
+from onbeat.process.folders import make_missing
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
-from onbeat.process.tree_removal import remove_tree
+from onbeat.process.folders import remove_tree
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import WorkerMetrics

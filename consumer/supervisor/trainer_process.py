@@ -19,8 +19,8 @@ from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
 from onbeat.process.child_process import ChildProcess
+from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
-from onbeat.process.private_folders import make_private
 
 STOP_GRACE_S = 15.0
 """Time for the current micro-batch and a checkpoint. What a SIGKILL then costs is done again from the checkpoint

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from contracts.encoding.plain_files import open_plain
+from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound
 from contracts.recorded.batches import RecordedBatch, RecordedIteration

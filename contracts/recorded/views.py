@@ -11,7 +11,7 @@ from contracts.encoding.wire import Record
 from contracts.recorded.batches import RecordedSummary
 from contracts.rewards import StatedReason
 from contracts.rollouts import BatchTimings, FinishReason, Purpose, StopReason
-from contracts.spec_tables.recording import RecordingSpec
+from contracts.spec_tables.retention import RecordingSpec
 from contracts.versions import PolicyVersion
 
 

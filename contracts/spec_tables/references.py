@@ -1,10 +1,19 @@
-"""Can a reward compare anything with this reference? What is known without the scorer's own parser."""
+"""Can a reward compare anything with this reference? What is known without the scorer's own parser, and which tasks of
+reasoning-gym are scored by what.
+
+Some of its scorers evaluate as Python what the model wrote, or what stands in the data set's entry. The table below is
+the result of reading every scorer of one version, with all that it calls: a task stands in one of three sets, and no
+other version of the package is run.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
+from typing import Any
 
 from contracts.encoding.numbers import read_number
+from contracts.encoding.wire import Record, decode_json
 from contracts.errors import InvalidInput
 from contracts.rewards import (
     ExactReward,
@@ -14,7 +23,156 @@ from contracts.rewards import (
     RegexReward,
     RewardComponent,
 )
-from contracts.spec_tables.reasoning_tasks import read_task_entry
+from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset
+
+VERSION = "0.1.25"
+"""The version of reasoning-gym whose scorers were read."""
+
+SOURCE_DIGEST = "ecd3adb611015abb3483b0f9e9530af8"
+"""BLAKE2b-128 over the paths and bytes of its Python files (`known_package.py` of the scorer)."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OUR_SCORERS = _names(
+    """
+    binary_matrix bitwise_arithmetic coin_flip countdown n_queens number_sorting polynomial_multiplication
+    prime_factorization puzzle24 simple_integration spiral_matrix string_insertion
+    """
+)
+"""`own_tasks.py` of the scorer scores these: the package's scorers evaluate text, or may not end."""
+
+ITS_SCORERS = _names(
+    """
+    ab acre advanced_geometry aiw arc_1d base_conversion basic_arithmetic bf binary_alternation caesar_cipher
+    calendar_arithmetic chain_sum circuit_logic color_cube_rotation complex_arithmetic count_bits count_primes
+    course_schedule cryptarithm decimal_arithmetic decimal_chain_sum dice emoji_mystery family_relationships figlet_font
+    fraction_simplification futoshiki game_of_life gcd graph_color group_anagrams gsm_symbolic isomorphic_strings jugs
+    kakurasu knight_swap knights_knaves largest_island lcm leg_counting letter_counting letter_jumble list_functions
+    mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid needle_haystack number_filtering number_format
+    number_sequence palindrome_generation palindrome_partitioning path_star polynomial_equations pool_matrix
+    power_function products quantum_lock ransom_note rectangle_count rotate_matrix rotten_oranges rubiks_cube rush_hour
+    self_reference sentence_reordering shortest_path simple_equations simple_geometry sokoban spell_backward
+    string_manipulation string_splitting string_synthesis sudoku survo syllogism time_intervals tower_of_hanoi tsumego
+    word_ladder word_sequence_reversal word_sorting zebra_puzzles
+    """
+)
+"""Scored by the package's own scorers, which evaluate nothing."""
+
+NOT_SCORED = {
+    "arc_agi": "its scorer compares tuples, which an entry in JSON doesn't have",
+    "boxnet": "its scorer raises errors, and searches without end, on malformed answers",
+    "codeio": "its scorer compares trees of the model's making without a bound",
+    "composite": "it has no scorer of its own",
+    "game_of_life_halting": "its scorer takes any answer for the right one",
+    "intermediate_integration": "its scorer evaluates what the model wrote",
+    "propositional_logic": "its scorer takes exponential time on some answers",
+    "rearc": "its scorer compares tuples, which an entry in JSON doesn't have",
+}
+"""Task → why no reward of type `reasoning_gym` is had for it."""
+
+NOT_GENERATED = {
+    "codeio": "it executes the programs of its data file",
+    "composite": "its parameters are other tasks",
+}
+"""Task → why it makes no prompts."""
+
+FILE_PARAMETERS = frozenset({"data_file", "static_font"})
+"""Parameters of tasks that name a file or a font: one of the package's own, never a path."""
+
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+ENTRY_FIELDS = frozenset({"question", "answer", "metadata"})
+
+
+class TaskEntry(Record, frozen=True, kw_only=True):
+    """What RewardItem.task_entry holds as JSON."""
+
+    task: str
+    """Name in reasoning-gym, e.g. "chain_sum"."""
+    entry: dict[str, Any]
+    """The dataset's item: question, answer, metadata."""
+
+
+def read_task_entry(text: str) -> TaskEntry:
+    """Raises InvalidInput for text that is no entry, and for a task that isn't scored."""
+    try:
+        task_entry = decode_json(text, TaskEntry)
+    except InvalidInput as error:
+        raise InvalidInput(str(error), field="task_entry", cure='{"task": name, "entry": {…}}') from error
+    missing = ENTRY_FIELDS - task_entry.entry.keys()
+    if missing:
+        raise InvalidInput(f"entry lacks {', '.join(sorted(missing))}", field="task_entry")
+    check_scored(task_entry.task, field="task_entry")
+    return task_entry
+
+
+def check_job(dataset: DatasetSpec, components: tuple[RewardComponent, ...]) -> None:
+    """Checks what is known of a job's task from its spec alone. Raises InvalidInput that names the field."""
+    if isinstance(dataset, ReasoningGymDataset):
+        _check_generated(dataset)
+    for place, component in enumerate(components):
+        if not isinstance(component, ReasoningGymReward):
+            continue
+        if not dataset.has_task_entries:
+            raise InvalidInput(
+                f"a reward of type `reasoning_gym` needs task entries, and the {dataset.kind} data set has none",
+                field=f"reward.components[{place}].type",
+                cure='use "exact", or a data set of type "reasoning_gym"',
+            )
+        if isinstance(dataset, ReasoningGymDataset):
+            check_scored(dataset.task, field="dataset.task")
+
+
+def check_scored(task: str, *, field: str) -> None:
+    """Raises InvalidInput for a task that no scorer is known to be safe for."""
+    _check_known(task, field=field)
+    if task in NOT_SCORED:
+        raise InvalidInput(
+            f"`{task}` is not scored: {NOT_SCORED[task]}",
+            field=field,
+            cure="choose another task, or a reward of another type",
+        )
+
+
+def check_version(installed: str) -> None:
+    """Raises InvalidInput for a version of the package whose scorers have not been read."""
+    if installed != VERSION:
+        raise InvalidInput(
+            f"reasoning-gym {installed} is installed, whose scorers are not known to evaluate nothing",
+            field="reasoning_gym",
+            cure=f"install reasoning_gym=={VERSION}",
+        )
+
+
+def _check_generated(dataset: ReasoningGymDataset) -> None:
+    task = dataset.task
+    _check_known(task, field="dataset.task")
+    if task in NOT_GENERATED:
+        raise InvalidInput(
+            f"`{task}` makes no prompts here: {NOT_GENERATED[task]}", field="dataset.task", cure="choose another task"
+        )
+    for name in FILE_PARAMETERS & dataset.params.keys():
+        value = str(dataset.params[name])
+        if not PLAIN_NAME.fullmatch(value):
+            raise InvalidInput(
+                "names one of the package's own files, never a path",
+                field=f"dataset.params.{name}",
+                cure="leave it out, or use letters, digits, `_`, `-` and `.`",
+            )
+
+
+def _check_known(task: str, *, field: str) -> None:
+    if task not in OUR_SCORERS and task not in ITS_SCORERS and task not in NOT_SCORED:
+        close = difflib.get_close_matches(task[:100], sorted(OUR_SCORERS | ITS_SCORERS), n=3)
+        raise InvalidInput(
+            f"reasoning-gym has no task `{task[:100]}`",
+            field=field,
+            cure=f"did you mean {' or '.join(close)}?" if close else f"{__name__} lists the tasks",
+        )
+
 
 MATH_DELIMITER = re.compile(r"\$|\\boxed|\\\(|\\\[")
 MATH_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")

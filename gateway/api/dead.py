@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 
 from broker.dead_letters import DeadLetterBox
 from broker.monitor import job_status
-from contracts.dead_letters import DeadLetters
+from contracts.answers import DeadLetters
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.services import HasServices, KnownJob

@@ -15,8 +15,7 @@ from gateway import openapi
 from gateway.run_files import evaluations, trainer_log
 from gateway.services import HasServices, KnownJob
 from gateway.verification import verify
-from onbeat.http_service.bodies import json_answer
-from onbeat.http_service.connected import CLIENT_GONE
+from onbeat.http_service.bodies import CLIENT_GONE, json_answer
 
 MAX_LOG_BYTES = 1024 * 1024
 MAX_OFFSET = 2**53

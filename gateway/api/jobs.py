@@ -19,7 +19,7 @@ from contracts.errors import Conflict
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
-from contracts.spec_tables.reasoning_tasks import check_job
+from contracts.spec_tables.references import check_job
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
 from gateway.job_list import MAX_LISTED, newest_jobs, remove_for_good

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
+from contracts.answers import problem_body
 from contracts.encoding.wire import decode, encode_json
 from contracts.errors import OnbeatError
-from contracts.problems import problem_body
 from contracts.run_folder import RunFolder
 from onbeat.audit.folder import AuditTask, verdict_of
 from onbeat.process.launcher import end_with_parent

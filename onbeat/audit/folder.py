@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from contracts.answers import AuditVerdict
-from contracts.encoding.plain_files import read_plain
+from contracts.encoding.json_lines import read_plain
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.jobs import JobState, JobStatus

@@ -13,8 +13,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
-from contracts.answers import AuditVerdict, LogPart, StackState
-from contracts.dead_letters import DeadLetter, DeadLetters
+from contracts.answers import AuditVerdict, DeadLetter, DeadLetters, LogPart, StackState
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from contracts.dead_letters import DeadLetter
+from contracts.answers import DeadLetter
 from contracts.errors import Unavailable
 from onbeat.client.gateway import LOG_BYTES, UNREACHABLE_S, GatewayClient
 from onbeat.commands import options

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import httpx
 
+from contracts.answers import ProblemDetails
 from contracts.encoding.wire import Record, decode, decode_json, encode
 from contracts.environments.service import (
     MAX_SESSIONS_OF_A_CALL,
@@ -45,9 +46,7 @@ from contracts.environments.service import (
     Task,
 )
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
-from contracts.problems import ProblemDetails
-from onbeat.http_service.answered import check_status, in_doubt, unanswered
-from onbeat.http_service.outgoing import legible, said
+from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
 from onbeat.process.dependency import Dependency
 from onbeat.telemetry.correlation import trace_headers
 

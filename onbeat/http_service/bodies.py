@@ -1,9 +1,11 @@
-"""Bodies of requests, read under a bound, and JSON answers."""
+"""Bodies of requests, read under a bound; answers, worked out while their client waits for them, and no longer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
 from http import HTTPStatus
+from typing import TypeVar
 
 from fastapi import Request, Response
 
@@ -38,3 +40,27 @@ def json_answer(
     value: object, status: HTTPStatus = HTTPStatus.OK, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     return Response(encode_json(value), status_code=status, media_type=JSON, headers=headers)
+
+
+CLIENT_GONE = 499
+"""nginx's status for a client that closed the connection; only the metrics see it."""
+
+T = TypeVar("T")
+
+
+async def while_connected(request: Request, answer: Awaitable[T]) -> T | None:
+    """Returns None once the client has gone: its retry must not queue behind work that no client will read."""
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        gone.cancel()
+        await asyncio.wait({work, gone})  # so that the work is withdrawn before a client hears of the end
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -27,9 +27,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.http_service.access import METRICS_KEY, METRICS_PATH, Access, AccessRules
-from onbeat.http_service.listening import listen
 from onbeat.http_service.problems import problem_response
-from onbeat.http_service.server import ServerLimits, server_config
+from onbeat.http_service.server import ServerLimits, listen, server_config
 
 LIMITS = ServerLimits(max_connections=16)
 """Prometheus holds one."""

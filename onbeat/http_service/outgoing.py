@@ -5,7 +5,8 @@
 
 A proxy of the environment would be told the key and all that is sent, a redirect would take both elsewhere: neither is
 used, nor a netrc. An answer that trickles costs no more than one that never comes, and no answer fills the memory of
-who asked. What an answer says is shown by `legible` alone, which hides the key that the request carried.
+who asked. What an answer says is shown by `legible` alone, which hides the key that the request carried; whose fault it
+speaks of, the service's, that of who asks or the request's, `unanswered` and `check_status` tell.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypeVar
 
 import httpcore
 import httpx
 import msgspec
+
+from contracts.errors import Unavailable
 
 REQUEST_S = 30.0
 MAX_ANSWER_BYTES = 64 * 1024**2
@@ -306,3 +310,41 @@ def _until(ends_s: float, within_s: float) -> Iterator[None]:
         raise httpx.ReadTimeout(_late(within_s)) from error
     finally:
         _ends_s.reset(before)
+
+
+NEVER_ASKED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
+"""No byte of the request was sent, so that it can't be the cause."""
+OF_THE_MOMENT = frozenset({408, 425, 429})
+"""Refusals that another moment mends; any other 4xx but those below speaks of the request."""
+OF_WHO_ASKS = frozenset({401, 403, 404, 407, 421})
+"""Refusals of a key, or of a service that isn't there: whatever this process asks is refused."""
+
+Away = TypeVar("Away", bound=Unavailable)
+
+
+def unanswered(error: httpx.RequestError | TimeoutError, kind: type[Away]) -> Away:
+    """The error of a request without an answer: in doubt where it was sent, for its service may hang or die of it."""
+    away = kind(f"no answer: {type(error).__name__} {error}".rstrip())
+    return away if isinstance(error, NEVER_ASKED) else in_doubt(away)
+
+
+def in_doubt(away: Away) -> Away:
+    """The same error, of which what was asked may be the cause."""
+    away.is_doubtful = True
+    return away
+
+
+def check_status(answer: httpx.Response, kind: type[Away], *, of: str) -> bool:
+    """Whether the request is answered; False for a refusal that speaks of the request itself.
+
+    of: the service, in words. Raises `kind` for the others; a 500 is in doubt, for the request may be its cause.
+    """
+    status = answer.status_code
+    if status == HTTPStatus.OK:
+        return True
+    if status in OF_WHO_ASKS:
+        raise kind(f"{of} refuses this process with {status}: {said(answer)}")
+    if 400 <= status < 500 and status not in OF_THE_MOMENT:
+        return False
+    away = kind(f"{of} answered {status}: {said(answer)}")
+    raise in_doubt(away) if status == HTTPStatus.INTERNAL_SERVER_ERROR else away

@@ -11,8 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
+from contracts.answers import MEDIA_TYPE, problem_body
 from contracts.errors import OnbeatError, Unavailable
-from contracts.problems import MEDIA_TYPE, problem_body
 
 RETRY_AFTER_S = 2
 

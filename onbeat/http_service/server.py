@@ -1,4 +1,4 @@
-"""uvicorn with an end to every wait for a client, and a bound on how many there are.
+"""uvicorn with an end to every wait for a client, and a bound on how many there are; the port that it listens on.
 
 uvicorn 0.54 ends a connection that is idle between two requests (timeout_keep_alive), and nothing else: a head that is
 never finished, a body that stalls, and a client that doesn't read its answer hold a connection, and what was made for
@@ -14,7 +14,9 @@ The app's own time isn't bounded here: scoring has its own deadlines, and an eve
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +25,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from contracts.problems import MEDIA_TYPE, problem_body
+from contracts.answers import MEDIA_TYPE, problem_body
+from contracts.errors import InvalidInput
 
 log = logging.getLogger(__name__)
 
@@ -191,3 +194,25 @@ def _refusal() -> bytes:
 
 
 _TOO_MANY = _refusal()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a bound socket. Raises InvalidInput that names the setting."""
+    if not 0 < port < 65536:
+        raise InvalidInput(f"{port} is not a port", field="ONBEAT_PORT", cure="1 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InvalidInput(f"`{host}` is not an address: {error.strerror}", field="ONBEAT_HOST") from error
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(2048)  # now, since two servers may both bind a port that neither listens on yet
+    except OSError as error:
+        listener.close()
+        field = "ONBEAT_PORT" if error.errno != errno.EADDRNOTAVAIL else "ONBEAT_HOST"
+        raise InvalidInput(
+            f"cannot listen on {host}:{port}: {error.strerror}", field=field, cure="choose another"
+        ) from error
+    return listener

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from contracts.encoding.json_lines import append_json_lines
-from contracts.encoding.plain_files import open_plain
+from contracts.encoding.json_lines import append_json_lines, open_plain
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import AuditRecord, record_digest, versions_of

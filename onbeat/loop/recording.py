@@ -27,7 +27,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
-from onbeat.process.private_folders import make_missing
+from onbeat.process.folders import make_missing
 from onbeat.rendering.pieces import Pieces
 
 log = logging.getLogger(__name__)

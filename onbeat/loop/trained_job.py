@@ -43,7 +43,7 @@ from onbeat.loop.recording import Recorder
 from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
-from onbeat.process.private_folders import make_private
+from onbeat.process.folders import make_private
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from contracts.errors import InvalidInput, Unavailable
+from onbeat.process.folders import make_missing
 from onbeat.process.launcher import end_with_launcher, with_own_packages
-from onbeat.process.private_folders import make_missing
 
 TAIL_BYTES = 16_384
 

@@ -13,8 +13,7 @@ from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec_tables.environment import RendererKind
 from onbeat.rendering.base import Renderer
 from onbeat.rendering.package import BRIDGE_CURE, FIELD, PackageRenderer
-from onbeat.rendering.proof import REPLY, TOOL_REPLIES, prove
-from onbeat.rendering.template import TemplateRenderer
+from onbeat.rendering.template import REPLY, TOOL_REPLIES, TemplateRenderer, prove
 from onbeat.rendering.text import TextRenderer
 
 if TYPE_CHECKING:

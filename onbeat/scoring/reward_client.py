@@ -30,8 +30,7 @@ from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, RewardSpec
-from onbeat.http_service.answered import check_status, in_doubt, unanswered
-from onbeat.http_service.outgoing import make_async_client, said
+from onbeat.http_service.outgoing import check_status, in_doubt, make_async_client, said, unanswered
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.telemetry.correlation import trace_headers
 

@@ -28,7 +28,7 @@ from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.private_folders import is_private, make_private
+from onbeat.process.folders import is_private, make_private
 from onbeat.process.waiting import Waiting
 from onbeat.stack.supervision import describe_exit
 

@@ -39,8 +39,8 @@ from contracts.settings import StackSettings
 from onbeat.http_service.outgoing import make_client
 from onbeat.process import child_process
 from onbeat.process.child_process import ChildProcess
+from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
-from onbeat.process.private_folders import make_private
 from onbeat.process.signals import uninterrupted
 from onbeat.process.waiting import Waiting
 from onbeat.stack.access import StackFile, write_stack_file

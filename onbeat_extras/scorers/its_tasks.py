@@ -1,4 +1,4 @@
-"""The package's own scorers of reasoning-gym's tasks: those that evaluate nothing (spec_tables/reasoning_tasks.py)."""
+"""The package's own scorers of reasoning-gym's tasks: those that evaluate nothing (spec_tables/references.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
 
-task_entry ─▶ contracts/spec_tables/reasoning_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
+task_entry ─▶ contracts/spec_tables/references.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
                                                         ├─ else, where there is one of ours ─▶ own_tasks.py
                                                         └─ else refused by name
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contracts.errors import InvalidInput
 from contracts.rewards import ReasoningGymReward, RewardItem
-from contracts.spec_tables.reasoning_tasks import OUR_SCORERS, TaskEntry, read_task_entry
+from contracts.spec_tables.references import OUR_SCORERS, TaskEntry, read_task_entry
 from onbeat_extras.scorers import its_tasks, own_tasks
 from onbeat_extras.scorers.known_package import check_package
 from reward_service.scorers.last_tag import last_answer

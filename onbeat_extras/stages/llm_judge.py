@@ -34,8 +34,7 @@ from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, Judg
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
-from onbeat.http_service.answered import NEVER_ASKED, OF_THE_MOMENT, in_doubt
-from onbeat.http_service.outgoing import AnswerRefused, legible, make_async_client
+from onbeat.http_service.outgoing import NEVER_ASKED, OF_THE_MOMENT, AnswerRefused, in_doubt, legible, make_async_client
 from onbeat.process.dependency import JUDGE, Dependency
 from onbeat_extras.stages.judge_answer import question, score_of, shown
 

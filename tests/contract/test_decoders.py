@@ -23,7 +23,7 @@ from contracts.rewards import RewardRequest
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
-from contracts.spec_tables.reasoning_tasks import read_task_entry
+from contracts.spec_tables.references import read_task_entry
 from onbeat.client.gateway import audit_entries, parse_events
 from onbeat.http_service.problems import Problem
 from reward_service.answered import BodyFormat, decode_request

@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, parse_qsl
 
 import msgspec
 
-from contracts.answers import LogPart, StackState
-from contracts.dead_letters import DeadLetter, DeadLetters, DeadPrompt
+from contracts.answers import DeadLetter, DeadLetters, DeadPrompt, LogPart, StackState
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,

@@ -15,7 +15,7 @@ from broker.dead_letters import DeadLetterBox
 from broker.generator_side import FailOutcome
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from contracts.dead_letters import DeadLetters
+from contracts.answers import DeadLetters
 from contracts.encoding.wire import convert
 from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState

@@ -26,7 +26,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import EventStream
-from onbeat.process.tree_removal import hidden_name, remove_tree
+from onbeat.process.folders import hidden_name, remove_tree
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.telemetry.metrics import WorkerMetrics
 from tests.builders import job_spec

@@ -26,7 +26,7 @@ from contracts.recorded.files import INDEX, RecordedFiles
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec_tables.recording import RecordingSpec
+from contracts.spec_tables.retention import RecordingSpec
 from onbeat.rendering.pieces import Pieces
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer

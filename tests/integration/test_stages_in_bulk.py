@@ -10,7 +10,7 @@ import pytest
 
 from broker.connection.roles import STAGE
 from broker.generator_side import GeneratorSide, PublishOutcome
-from broker.kept_batches import KEPT_BYTES
+from broker.kept import KEPT_BYTES
 from broker.keys import batch_field
 from broker.openings import Opening
 from broker.stage_side import PutOutcome, StageSide

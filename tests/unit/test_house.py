@@ -37,7 +37,7 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 54_356, "files": 469, "packages": 7, "arrows": 15}
+BUDGET = {"lines": 54_238, "files": 454, "packages": 7, "arrows": 15}
 """What a single owner has to hold. The aims are 34,000 lines and 320 files."""
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
@@ -50,9 +50,7 @@ SMALL_FILES = {
     "contracts/encoding/digests.py": "what every digest is made of",
     "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
     "onbeat/http_service/own_metrics.py": "what imports the metrics server and its library, or nothing of them",
-    "onbeat/prompts/datasets/environment.py": "a kind of data set, as its neighbours",
     "gateway/api/": "the endpoints of one subject each",
-    "onbeat/process/private_folders.py": "the mode of every folder that is made",
     "reward_service/scorers/": "a scorer each",
     "onbeat/weights/dtypes.py": "the one table of element types, for readers without torch",
     "onbeat/weights/model_path.py": "the one check of a model's path",

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from contracts.errors import OnbeatError
 from contracts.versions import WeightFile
-from onbeat.process.private_folders import make_missing
+from onbeat.process.folders import make_missing
 
 logger = logging.getLogger(__name__)
 

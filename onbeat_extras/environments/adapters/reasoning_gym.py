@@ -2,7 +2,7 @@
 
 The task is the example's (a data set of type `reasoning_gym`), or one that the package makes of the seed, with
 `params = {task = "chain_sum"}`. After a wrong answer the model is told so, and tries again. An answer counts where the
-task's scorer gives 1.0. Tasks are played whose scorers evaluate nothing (contracts/spec_tables/reasoning_tasks.py).
+task's scorer gives 1.0. Tasks are played whose scorers evaluate nothing (contracts/spec_tables/references.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from contracts.errors import InvalidInput
-from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, NOT_GENERATED, check_version, read_task_entry
+from contracts.spec_tables.references import ITS_SCORERS, NOT_GENERATED, check_version, read_task_entry
 from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
 from onbeat_extras.environments.adapters.answers import last_tagged
 

@@ -17,9 +17,9 @@ from reasoning_gym.factory import DATASETS
 
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, ReasoningGymReward, RewardItem, Scored, Unscorable
-from contracts.spec_tables import reasoning_tasks
+from contracts.spec_tables import references
 from contracts.spec_tables.datasets import AdditionDataset, ReasoningGymDataset
-from contracts.spec_tables.reasoning_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
+from contracts.spec_tables.references import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
 from onbeat_extras.scorers import known_package, own_tasks
 from reward_service.scorers import rubric
 
@@ -320,12 +320,12 @@ def test_a_task_that_cannot_be_scored_is_known_from_the_spec(
     dataset: AdditionDataset | ReasoningGymDataset, field: str, told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told) as error:
-        reasoning_tasks.check_job(dataset, (ExactReward(), ReasoningGymReward()))
+        references.check_job(dataset, (ExactReward(), ReasoningGymReward()))
     assert error.value.field == field
 
 
 def test_a_task_without_a_scorer_still_makes_prompts_for_other_rewards() -> None:
-    reasoning_tasks.check_job(ReasoningGymDataset(task="intermediate_integration"), (ExactReward(),))
+    references.check_job(ReasoningGymDataset(task="intermediate_integration"), (ExactReward(),))
 
 
 def test_the_text_between_the_last_answer_tags_is_scored() -> None:

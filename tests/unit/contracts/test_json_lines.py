@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.encoding import json_lines, plain_files
+from contracts.encoding import json_lines
 from contracts.encoding.json_lines import append_json_lines, last_json_line, read_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore
@@ -82,7 +82,7 @@ def test_what_is_no_plain_file_or_larger_than_any_run_writes_is_not_read(
     os.mkfifo(pipe)
     link.symlink_to("/dev/zero")
     large.write_bytes(encode_json(score(1)))
-    monkeypatch.setattr(plain_files, "MAX_BYTES", 10)
+    monkeypatch.setattr(json_lines, "MAX_BYTES", 10)
     for path, number in ((pipe, errno.EINVAL), (link, errno.ELOOP), (large, errno.EFBIG)):
         with pytest.raises(OSError, match=re.escape(str(path))) as raised:
             read_json_lines(path, EvaluationScore)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import httpx
 import pytest
 
+from contracts.answers import problem_body
 from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message
 from contracts.environments.service import (
@@ -20,7 +21,6 @@ from contracts.environments.service import (
     StepRequest,
 )
 from contracts.errors import EnvironmentUnavailable, InvalidInput
-from contracts.problems import problem_body
 from onbeat.environments import client as client_module
 from onbeat.environments.client import EnvironmentClient
 
