@@ -12,7 +12,6 @@ from contracts.rewards import (
     ExactReward,
     FormatReward,
     LengthReward,
-    MathVerifyReward,
     NumericReward,
     OverlongReward,
     PluginReward,
@@ -25,7 +24,7 @@ from contracts.rewards import (
     named,
 )
 from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
-from reward_service.scorers import math_verify, plugin, texts
+from reward_service.scorers import plugin, texts
 from reward_service.scorers.refusals import BadReference, TooComplex
 
 
@@ -49,13 +48,13 @@ SCORERS: dict[type[Component], Scorer] = {
     FormatReward: Scorer(score=texts.whole_format),
     LengthReward: Scorer(score=texts.length, is_linear=True),
     OverlongReward: Scorer(score=texts.overlong, is_linear=True),
-    MathVerifyReward: Scorer(score=math_verify.score, warm_up=math_verify.warm_up, rehearsals=math_verify.REHEARSALS),
     PluginReward: Scorer(score=plugin.score, warm_up=plugin.warm_up),
 }
 """A new kind of component is its function beside this file, its record in contracts/rewards.py, and a line here."""
 
 GROUP = "onbeat.scorers"
-"""Entry points of the kinds that aren't in SCORERS, by their names in specs: modules with `score` and `warm_up`."""
+"""Entry points of the kinds that aren't in SCORERS, by their names in specs: modules with `score` and `warm_up`, and
+REHEARSALS where there are any."""
 
 MAX_DETAIL_CHARS = 500
 MAX_SCORE = 1e12
@@ -87,7 +86,7 @@ def scorer_of(component: RewardComponent) -> Scorer:
 @functools.cache
 def _offered(name: str) -> Scorer:
     module = find_entry_point(GROUP, name, field="type", where="reward service").load()
-    return Scorer(score=module.score, warm_up=module.warm_up)
+    return Scorer(score=module.score, warm_up=module.warm_up, rehearsals=getattr(module, "REHEARSALS", ()))
 
 
 def is_linear(component: RewardComponent) -> bool:

@@ -28,7 +28,6 @@ from contracts.errors import Unavailable
 from contracts.rewards import (
     ExactReward,
     FormatReward,
-    MathVerifyReward,
     PluginReward,
     RegexReward,
     RewardComponent,
@@ -400,8 +399,8 @@ def test_any_messagepack_client_can_ask_and_read(client: httpx.Client) -> None:
 
 def test_rubric_of_heavy_scorers_is_scored_in_the_worker_processes(client: httpx.Client) -> None:
     item = RewardItem(prompt="2+3=", completion="<answer>5</answer>", reference="5")
-    response = post(client, FormatReward(pattern=".*5.*"), MathVerifyReward(weight=0.5), items=(item,))
-    assert response.results == (Scored(reward=1.5, breakdown={"format": 1.0, "math_verify": 1.0}),)
+    response = post(client, FormatReward(pattern=".*5.*"), RegexReward(pattern="5", weight=0.5), items=(item,))
+    assert response.results == (Scored(reward=1.5, breakdown={"format": 1.0, "regex": 1.0}),)
 
 
 VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}

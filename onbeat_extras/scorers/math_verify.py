@@ -86,7 +86,7 @@ def _is_equal(right: Any, answer: Any) -> bool:
     """Raises TooComplex where comparing would not end and nothing proves that the two differ."""
     import math_verify
 
-    from reward_service.scorers.expression_size import are_surely_unequal, check_size
+    from onbeat_extras.scorers.expression_size import are_surely_unequal, check_size
 
     if isinstance(right, str) or isinstance(answer, str):  # what could not be parsed is compared as text
         return bool(right == answer)
