@@ -3,7 +3,8 @@
     ONBEAT_ENGINE, ONBEAT_ENGINE_… ─▶ contracts/settings.py ─┐
     engine = { type = …, … } ─▶ onbeat/stack/profile.py ─────┴▶ engine_options ─▶ options ─▶ producer/engine/factory.py
 
-An engine is a record here, its line in the factory's table, and a room in producer/engine/.
+An engine is a record here and its line in the factory's table, or an entry point of group `onbeat.engines`: vLLM and a
+server of it are extras.
 """
 
 from __future__ import annotations

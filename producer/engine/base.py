@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
+from contracts.engines import Engine
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
@@ -17,6 +19,8 @@ from contracts.versions import WeightManifest, WeightShard
 
 if TYPE_CHECKING:
     from onbeat.weights.stores import Stores
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,10 @@ class GenerationEngine(ABC):
 
     _held: VerifiedWeights | None = None
     """Set by the implementation: what `policy_version` answers."""
+
+    @classmethod  # noqa: B027  (most run wherever torch does)
+    def check_machine(cls, options: Engine) -> None:
+        """Raises InvalidInput where this machine can't run what the options ask for."""
 
     @property
     def policy_version(self) -> VerifiedWeights | None:
@@ -123,6 +131,17 @@ class GenerationEngine(ABC):
 
         Weights that are given back with it are held no longer: `policy_version` is None then.
         """
+
+
+async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Results in order. Once one fails, or this is cancelled, the others are cancelled: their tokens are of no use."""
+    tasks = [asyncio.ensure_future(call()) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def check_context(batch: PromptBatch, context_tokens: float) -> None:

@@ -1,4 +1,4 @@
-"""Which engine serves a model: one table, and the one place that imports torch and vllm, when a batch asks for it."""
+"""Which engine serves a model: one table and the extras, and the one place that imports them, when a batch asks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
+from typing import cast
 
-from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOptions
+from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
+from onbeat.process.entry_points import find_entry_point
 from onbeat.weights.redis.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
 
 CLASSES: dict[type[Engine], tuple[str, str]] = {
     TransformersOptions: ("producer.engine.transformers.engine", "TransformersEngine"),
-    VllmOptions: ("producer.engine.vllm.engine", "VllmEngine"),
-    OpenaiOptions: ("producer.engine.server.engine", "OpenaiEngine"),
 }
 """Type of an engine's options → module and class of the engine, which is made from an EngineSetup and those options."""
+GROUP = "onbeat.engines"
+"""Entry points of the engines that aren't in CLASSES, by their names: classes that are made of the same."""
 
 _importing = threading.Lock()
 
@@ -29,14 +31,30 @@ def preload(engine: type[Engine] = TransformersOptions) -> ModuleType:
 
     transformers fills its namespace while it is imported: another thread that imports from it then finds names missing.
     """
+    module, _ = _place_of(engine)
     with _importing:
-        return import_module(CLASSES[engine][0])
+        return import_module(module)
+
+
+def engine_class(engine: type[Engine]) -> type[GenerationEngine]:
+    """Imports it. Raises InvalidInput where it is an extra that isn't installed."""
+    return getattr(preload(engine), _place_of(engine)[1])
+
+
+def _place_of(engine: type[Engine]) -> tuple[str, str]:
+    if engine in CLASSES:
+        return CLASSES[engine]
+    name = str(engine.__struct_config__.tag)
+    found = find_entry_point(GROUP, name, field=VARIABLE, where="generator")
+    return found.module, found.attr
 
 
 def check_machine(options: Engine) -> None:
-    """Raises InvalidInput where this machine can't run what the options ask for; imports torch only to find out."""
-    if isinstance(options, VllmOptions) and options.batch_invariant:
-        preload(VllmOptions).check_batch_invariance(options)
+    """Raises InvalidInput where there is no such engine, or this machine can't run what its options ask for; imports
+    torch only to find out."""
+    _place_of(type(options))
+    if options.has_to_prove_it:
+        engine_class(type(options)).check_machine(options)
 
 
 def fingerprint_of_job(options: Engine, model: ModelSpec, *, device: str, num_threads: int | None) -> str:
@@ -73,10 +91,9 @@ def make_engine(
             cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers, or vLLM's with "
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
-    module = preload(type(options))
+    make = cast(Callable[[EngineSetup, Engine], GenerationEngine], engine_class(type(options)))
     from onbeat.weights.transports import make_stores
 
-    engine_class: Callable[[EngineSetup, Engine], GenerationEngine] = getattr(module, CLASSES[type(options)][1])
     setup = EngineSetup(
         model=model,
         model_root=settings.spec_root,
@@ -86,4 +103,4 @@ def make_engine(
         stores=make_stores(settings.weight_root_path, chunks, settings),
         held_weights_bytes=settings.held_weights_mb * 1024**2,
     )
-    return engine_class(setup, options)
+    return make(setup, options)

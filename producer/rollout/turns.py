@@ -50,7 +50,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.process.crash_points import reach
 from onbeat.rendering.base import Renderer
-from producer.engine.batching import all_or_none
+from producer.engine.base import all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
 
 log = logging.getLogger(__name__)

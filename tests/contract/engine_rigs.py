@@ -20,7 +20,7 @@ from safetensors.numpy import load_file as load_numpy
 from safetensors.numpy import save_file as save_numpy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from contracts.engines import OpenaiOptions, TransformersOptions, VllmOptions
+from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
@@ -30,6 +30,7 @@ from onbeat.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
 from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup, GenerationEngine
+from producer.engine.factory import engine_class, preload
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import DEVICE, prompt_batch, tiny_model_folder
 from tests.fake_engine import FakeEngine
@@ -166,23 +167,19 @@ def transformers_rig(
 def vllm_rig(kind: str, root: Path) -> Rig:
     """An engine process of its own: started once for all tests of a module, since that takes long."""
     need_vllm()
-    from producer.engine.vllm.engine import VllmEngine
-
     folder = vllm_folder(root, kind.split()[1])
-    engine = VllmEngine(setup(folder), VLLM_OPTIONS)
+    engine = engine_of(VLLM_OPTIONS, setup(folder))
     return rig_of(kind, engine, folder, root / "runs")
 
 
 def server_rig(kind: str, root: Path) -> Rig:
     """`python -m vllm.entrypoints.openai.api_server`, started once for all tests of a module."""
     need_vllm()
-    from producer.engine.server.engine import OpenaiEngine
-
     folder = vllm_folder(root, kind.split()[1])
     url = f"http://127.0.0.1:{free_port()}"
     server = start_vllm_server(folder, url, root / "server.log")
     try:
-        engine = OpenaiEngine(setup(folder), OpenaiOptions(url=url, timeout_s=240.0))
+        engine = engine_of(OpenaiOptions(url=url, timeout_s=240.0), setup(folder))
         rig = rig_of(kind, engine, folder, root / "runs")
     except BaseException:
         server.kill()
@@ -194,6 +191,12 @@ def server_rig(kind: str, root: Path) -> Rig:
 def need_vllm() -> None:
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed in this environment: make test-vllm")
+
+
+def engine_of(options: Engine, of: EngineSetup) -> GenerationEngine:
+    """An engine that is an extra."""
+    make: Callable[[EngineSetup, Engine], GenerationEngine] = engine_class(type(options))
+    return make(of, options)
 
 
 def setup(folder: Path, **changes: Any) -> EngineSetup:
@@ -210,7 +213,7 @@ def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Pope
         "host": "127.0.0.1",
         "port": url.rpartition(":")[2],
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": "producer.engine.vllm.extension.VerifiedLoader",
+        "worker-extension-cls": preload(VllmOptions).extension.CLASS,
         "dtype": "float32",
         "kv-cache-memory-bytes": 64 * 1024**2,
         "max-num-seqs": 256,

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
-from contracts.engines import OpenaiOptions
 from contracts.errors import OnbeatError
 from contracts.rewards import RewardItem
 from contracts.settings import StackSettings
@@ -26,7 +24,6 @@ from onbeat.commands.options import job_ids
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.stack import stack
-from producer.engine.server.requests import ServerRequests
 from tests.builders import job_spec
 
 KEY = "a-key-that-no-proxy-may-see"
@@ -85,25 +82,6 @@ def environment(settings: StackSettings) -> None:
     EnvironmentService(settings, deadline_s=1.0).facts(spec)
 
 
-def engine_at_its_start(settings: StackSettings) -> None:
-    ServerRequests(options_of(settings)).served_model()
-
-
-def engine(settings: StackSettings) -> None:
-    async def ask() -> None:
-        requests = ServerRequests(options_of(settings), sleep=at_once)
-        try:
-            await requests.post("/v1/completions", {}, dict[str, Any])
-        finally:
-            await requests.aclose()
-
-    asyncio.run(ask())
-
-
-def options_of(settings: StackSettings) -> OpenaiOptions:
-    return OpenaiOptions(url=settings.reward_url, api_key=KEY, timeout_s=0.1)
-
-
 def command_line(settings: StackSettings) -> None:
     with GatewayClient(settings.reward_url, KEY) as client:
         client.jobs()
@@ -130,8 +108,6 @@ def readiness(settings: StackSettings) -> None:
     [
         reward,
         environment,
-        engine_at_its_start,
-        engine,
         command_line,
         shell,
         plugins,

@@ -27,6 +27,7 @@ WITH_EXTRAS = {
     "tests/unit/docs/use_additions.py": "the additions of a tracker and an environment",
     "tests/unit/test_extras.py": "",
     "tests/unit/test_house.py": "how small a tracker may be",
+    "tests/unit/test_make_targets.py": "what vLLM's environment collects",
 }
 """File outside the extras that names them → what it does with them."""
 

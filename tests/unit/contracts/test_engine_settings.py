@@ -50,7 +50,7 @@ def test_every_engine_of_the_table_has_a_name_and_is_a_class_of_its_room(kind: A
     module, name = CLASSES[kind]
     room = Path(__file__).parents[3].joinpath(*module.split(".")).with_suffix(".py")
     assert f"class {name}(" in room.read_text() or f"class {name}:" in room.read_text()
-    assert list(CLASSES) == list(ENGINES.values())
+    assert kind in ENGINES.values()
 
 
 def test_engine_settings_survive_the_way_through_the_environment() -> None:

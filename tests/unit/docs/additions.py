@@ -34,8 +34,7 @@ ADDITIONS: Mapping[str, Addition] = {
     "a loss": Addition(
         files=(
             """
-from consumer.gradient.losses.base import LossInputs, PolicyLoss, PolicyTerm
-from consumer.gradient.losses.base import TOKEN_MEAN
+from consumer.gradient.losses.base import TOKEN_MEAN, LossInputs, PolicyLoss, PolicyTerm
 
 
 def reinforce(inputs: LossInputs) -> PolicyTerm:

@@ -35,8 +35,6 @@ from onbeat.weights.stores import CopiedFiles, Stores, VersionFile, VersionFiles
 from onbeat.weights.transports import STORES, ChunksOf, Store, StoreNeeds, make_publisher, make_stores
 from producer.engine.base import EngineSetup
 from producer.engine.factory import make_engine
-from producer.engine.vllm.engine import VllmEngine
-from producer.engine.vllm.extension import stores_of_core
 from tests.builders import job_spec
 from tests.contract.golden_files import golden
 from tests.publishing import given_by, publish
@@ -261,20 +259,6 @@ def test_what_only_a_process_with_an_account_reads_is_refused_where_a_server_wou
         load_profile(profile).check(spec)
     with pytest.raises(InvalidInput, match="reads files, not a crate"):
         check_generators(spec, generators("openai"))
-
-
-def test_an_engine_core_without_an_account_loads_what_the_generator_has_read(settings: StackSettings) -> None:
-    manifest, engine = manifest_of(settings), VllmEngine.__new__(VllmEngine)
-    engine._stores = stores_of(settings)
-    at_hand = engine._files_elsewhere(manifest)
-    assert set(at_hand) == {file.name for file in manifest.files}
-    for handed, reason in (({}, "has 0 bytes in a crate"), (at_hand, "")):
-        core = WeightReceiver(targets(version(0)), stores_of_core(settings.weight_root_path, lambda it=handed: it))
-        if reason:
-            with pytest.raises(WeightsRejected, match=reason):
-                core.load(manifest)
-        else:
-            assert core.load(manifest) == manifest.weights_digest
 
 
 def test_the_settings_of_a_generator_reach_the_store(settings: StackSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
+from onbeat_extras.engines.vllm import BATCH_INVARIANT, VllmEngine
 from producer.engine.canary import difference
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine
-from producer.engine.vllm.engine import BATCH_INVARIANT, VllmEngine
 from tests.contract.engine_rigs import under
-from tests.contract.played_vllm import PlayedLlm, play_gpu, played_engine
+from tests.extras.engines.played_vllm import PlayedLlm, play_gpu, played_engine
 from tests.fakes import fake_version
 from tests.unit.onbeat.weights.test_weight_store import FakeChunks
 

@@ -15,10 +15,10 @@ from contracts.errors import EngineUnavailable, InvalidInput
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.weights.transports import make_stores
+from onbeat_extras.engines.vllm import VllmEngine
 from producer.engine.base import EngineSetup, VerifiedWeights
-from producer.engine.vllm.engine import VllmEngine
 from tests.builders import DIGEST, tiny_model_folder
-from tests.contract.played_vllm import install_vllm
+from tests.extras.engines.played_vllm import install_vllm
 
 
 class PlayedLlm:

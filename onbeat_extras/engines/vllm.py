@@ -28,17 +28,17 @@ import torch
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
-from contracts.engines import VllmOptions, variable
+from contracts.engines import Engine, VllmOptions, variable
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, model_folder
 from onbeat.weights.stores import version_files
-from producer.engine.base import EngineSetup, VerifiedWeights
-from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
+from onbeat_extras.engines import extension
+from onbeat_extras.engines.batching import BatchingEngine, checked_completion, num_samples
+from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.fingerprint import attention_backend
-from producer.engine.vllm import extension
 
 log = logging.getLogger(__name__)
 
@@ -80,22 +80,22 @@ def library() -> Any:
         ) from error
 
 
-def check_batch_invariance(options: VllmOptions) -> None:
-    """Raises InvalidInput where batch-invariant kernels are asked for and this machine can't run them."""
-    if not options.batch_invariant:
-        return
-    found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    if found is None or found < LEAST_CAPABILITY:
-        has = "there is none" if found is None else f"this one has {found[0]}.{found[1]}"
-        raise InvalidInput(
-            f"vLLM's batch-invariant kernels need a GPU of compute capability 8.0 or more, and {has}",
-            field=variable("batch_invariant"),
-            cure="unset it, and set deterministic = false, or use generators with ONBEAT_ENGINE=transformers",
-        )
-
-
 class VllmEngine(BatchingEngine):
     """vLLM's engine core in a process of its own: generations run side by side, a load waits for them."""
+
+    @classmethod
+    def check_machine(cls, options: Engine) -> None:
+        """Raises InvalidInput where batch-invariant kernels are asked for and this machine can't run them."""
+        if not options.has_to_prove_it:
+            return
+        found = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+        if found is None or found < LEAST_CAPABILITY:
+            has = "there is none" if found is None else f"this one has {found[0]}.{found[1]}"
+            raise InvalidInput(
+                f"vLLM's batch-invariant kernels need a GPU of compute capability 8.0 or more, and {has}",
+                field=variable("batch_invariant"),
+                cure="unset it, and set deterministic = false, or use generators with ONBEAT_ENGINE=transformers",
+            )
 
     def __init__(self, setup: EngineSetup, options: VllmOptions) -> None:
         """Starts the engine core, with uninitialised weights; weights come by `load_weights`. Blocks for 10 s or more.
@@ -104,7 +104,7 @@ class VllmEngine(BatchingEngine):
         EngineUnavailable where the core does not start.
         """
         super().__init__(options)
-        check_batch_invariance(options)
+        self.check_machine(options)
         if options.batch_invariant:
             os.environ[BATCH_INVARIANT] = "1"
         has_gpu = torch.cuda.is_available()

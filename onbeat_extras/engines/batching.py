@@ -1,4 +1,4 @@
-"""What engines with continuous batching share: they sample several batches beside each other, in another process.
+"""What both engines share: they sample several batches beside each other, in another process.
 
 PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ checked_completion
 """
@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Sequence
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
@@ -20,7 +19,6 @@ from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from producer.engine.base import GenerationEngine, VerifiedWeights, check_context, check_version, check_vocabulary
 
-T = TypeVar("T")
 FINISH_REASONS = ("stop", "length")
 
 
@@ -89,17 +87,6 @@ class BatchingEngine(GenerationEngine):
 def num_samples(batch: PromptBatch) -> int:
     """The samples to ask for: one where they are greedy and so all the same, of which vLLM refuses to make several."""
     return 1 if batch.sampling.temperature == 0.0 else batch.group_size
-
-
-async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Results in order. Once one fails, or this is cancelled, the others are cancelled: their tokens are of no use."""
-    tasks = [asyncio.ensure_future(call()) for call in calls]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def checked_completion(

@@ -7,7 +7,7 @@
 The digest is computed here, where the model is, over the tensors that vLLM's own loader is handed next (I2). Everything
 is checked before the loader starts: a loader that ends half-way would leave layers without any weights.
 
-A server loads this module by `--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader`, with this
+A server loads this module by `--worker-extension-cls onbeat_extras.engines.extension.VerifiedLoader`, with this
 repository on its path.
 """
 

@@ -32,6 +32,7 @@ from producer.engine.base import VerifiedWeights
 from tests.contract.engine_rigs import (
     VLLM_OPTIONS,
     Rig,
+    engine_of,
     need_vllm,
     reference_model,
     rig_of,
@@ -57,10 +58,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 def new_rig(root: Path) -> Rig:
     need_vllm()
-    from producer.engine.vllm.engine import VllmEngine
-
     folder = vllm_folder(root, "llama")
-    engine = VllmEngine(setup(folder, stores=make_stores(root / "runs", lambda job_id: IN_REDIS)), VLLM_OPTIONS)
+    engine = engine_of(VLLM_OPTIONS, setup(folder, stores=make_stores(root / "runs", lambda job_id: IN_REDIS)))
     return rig_of("vllm llama", engine, folder, root / "runs")
 
 

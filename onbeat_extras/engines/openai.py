@@ -30,13 +30,13 @@ from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
-from producer.engine.base import EngineSetup, VerifiedWeights
-from producer.engine.batching import BatchingEngine, all_or_none, checked_completion, num_samples
-from producer.engine.server.requests import ServerRequests
+from onbeat_extras.engines.batching import BatchingEngine, checked_completion, num_samples
+from onbeat_extras.engines.server_requests import ServerRequests
+from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 
 CURE = (
     "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and "
-    "--worker-extension-cls producer.engine.vllm.extension.VerifiedLoader: docs/operate.md"
+    "--worker-extension-cls onbeat_extras.engines.extension.VerifiedLoader: docs/operate.md"
 )
 
 

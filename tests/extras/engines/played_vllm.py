@@ -25,8 +25,8 @@ from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
 from onbeat.weights.transports import make_stores
+from onbeat_extras.engines.vllm import BATCH_INVARIANT, VllmEngine
 from producer.engine.base import EngineSetup
-from producer.engine.vllm.engine import BATCH_INVARIANT, VllmEngine
 from tests.builders import tiny_model_folder
 
 VOCABULARY = 64

@@ -1,1 +1,0 @@
-"""Engines behind an HTTP server that speaks OpenAI's completions."""

@@ -1,1 +1,0 @@
-"""vLLM in the generator's process."""
