@@ -15,9 +15,17 @@ from msgspec import UNSET
 from contracts.encoding.arrays import unpack_float32, unpack_float64, unpack_int32
 from contracts.errors import ContractViolation, OnbeatError
 from contracts.experience.columns import Column
-from contracts.recorded.batches import RecordedBatch, RecordedIteration
+from contracts.recorded.batches import (
+    CompletionView,
+    FoundText,
+    FoundTexts,
+    GroupView,
+    RecordedBatch,
+    RecordedBatchView,
+    RecordedIteration,
+    TurnView,
+)
 from contracts.recorded.files import RecordedFiles, read_record
-from contracts.recorded.views import CompletionView, FoundText, FoundTexts, GroupView, RecordedBatchView, TurnView
 from contracts.rollouts import Completion, Rollout
 from contracts.spec import JobSpec
 

@@ -19,8 +19,7 @@ from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
 from consumer.ranks import orders
 from consumer.ranks.base import Ranks
-from consumer.ranks.membership import join
-from consumer.ranks.orders import Exchange, idle_patience_s
+from consumer.ranks.orders import Exchange, idle_patience_s, join
 from consumer.ranks.rank import Rank
 from consumer.ranks.threads import has_room_for_gradients, passes_at_once, with_threads
 from contracts.errors import Unavailable

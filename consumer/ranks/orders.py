@@ -1,4 +1,4 @@
-"""Rank 0 tells the ranks of its group what to do, and they answer.
+"""Processes come into their trainer's group of ranks; rank 0 tells them what to do, and they answer.
 
     rank 0 ── orders ──▶ one queue, of which a free rank takes the next ──▶ each rank
        ▲                                                                       │
@@ -11,14 +11,18 @@ before they carry it out, so that none of them takes two. The records live as lo
 from __future__ import annotations
 
 import contextlib
+import os
+from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
+import torch.distributed as dist
+from torch.distributed import PrefixStore, QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
-from consumer.gradient.learner import OptimizerStep, Trained
+from consumer.gradient.learner import OptimizerStep, Place, Trained
 from consumer.model.rows import store_errors
 from contracts import errors
-from contracts.encoding.wire import Record, decode, encode
+from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json
 from contracts.errors import OnbeatError
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -173,3 +177,42 @@ class Exchange:
                 # An order wakes every rank that waits; the slower one finds it gone and waits again.
                 with contextlib.suppress(QueueEmptyError):
                     return bytes(self._store.queue_pop(queue))
+
+
+SPEC = "spec"
+WAIT_FOR_SPEC_S = 120.0
+"""Rank 0 writes the spec once it holds the job's lease."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A process as a rank of its group."""
+
+    place: Place
+    exchange: Exchange
+    spec: JobSpec
+
+
+def join(spec: JobSpec | None, *, device: str) -> Membership:
+    """Joins the group; rank 0 has the spec, and tells the others what the job is. Raises Unavailable without them."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with store_errors():
+        launched, _, _ = next(iter(rendezvous("env://")))
+        store = PrefixStore("onbeat", launched)
+        if spec is not None:
+            store.set(SPEC, encode_json(spec).decode())
+        else:
+            store.set_timeout(timedelta(seconds=WAIT_FOR_SPEC_S))
+            spec = decode_json(store.get(SPEC), JobSpec)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=spec.timeouts.ranks_s),
+        )
+    return Membership(
+        place=Place(rank=rank, world_size=world_size, local_rank=int(os.environ.get("LOCAL_RANK", rank))),
+        exchange=Exchange(store),
+        spec=spec,
+    )

@@ -21,8 +21,7 @@ from consumer.model.checkpoint import read_checkpoint
 from consumer.model.published_weights import Nowhere
 from consumer.model.rows import store_errors
 from consumer.ranks import orders
-from consumer.ranks.membership import join
-from consumer.ranks.orders import Exchange, idle_patience_s
+from consumer.ranks.orders import Exchange, idle_patience_s, join
 from contracts.errors import FenceViolation, OnbeatError
 from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings

@@ -12,7 +12,7 @@ from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.spans import SpanStream
 from broker.trainer_side import TrainerSide
-from consumer.foreign_code import torch_kept
+from consumer.gradient.losses.plugin import torch_kept
 from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from contracts.errors import Unavailable, WeightsRejected

@@ -8,9 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from contracts.errors import ContractViolation, NotFound, Unavailable
-from contracts.recorded.batches import RecordedIteration
+from contracts.recorded.batches import FoundTexts, IterationView, RecordedBatchView, RecordedIteration, RecordedList
 from contracts.recorded.files import RecordedFiles, why_not_again
-from contracts.recorded.views import FoundTexts, IterationView, RecordedBatchView, RecordedList
 from contracts.rollouts import Purpose
 from contracts.run_folder import RunFolder
 from gateway import openapi

@@ -18,17 +18,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from contracts.environments.messages import Message, messages_digest
-from contracts.environments.service import (
-    Failure,
-    NewSession,
-    Played,
-    Reply,
-    Result,
-    Step,
-    Task,
-    Turned,
-    reply_digest,
-)
+from contracts.environments.service import Failure, NewSession, Played, Reply, Result, Step, Task, Turned, reply_digest
 from contracts.spec_tables.environment import MAX_TURNS
 from reward_service.player.protocol import Play
 

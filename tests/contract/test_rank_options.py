@@ -21,8 +21,7 @@ from consumer.model import sharded_loading
 from consumer.model.rows import local_rows
 from consumer.ranks.base import Ranks
 from consumer.ranks.group import RankGroup
-from consumer.ranks.membership import join
-from consumer.ranks.orders import Exchange
+from consumer.ranks.orders import Exchange, join
 from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from consumer.model.policy import load_model, load_whole
 from consumer.model.rows import gathered
 from consumer.model.sharded_loading import load_sharded
-from consumer.ranks.membership import join
+from consumer.ranks.orders import join
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.root import SpecRoot

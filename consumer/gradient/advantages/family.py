@@ -1,15 +1,35 @@
-"""The advantage that a spec chooses."""
+"""The advantage that a spec chooses, and what each is made of: what a group knows, what the iteration does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from consumer.gradient.advantages.base import Advantage, Rewards
-from consumer.gradient.advantages.group_relative import centred_rewards, grpo_advantages, rloo_advantages
-from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
+from consumer.gradient.advantages.group_relative import Rewards, centred_rewards, grpo_advantages, rloo_advantages
+from consumer.gradient.advantages.reinforce_plus_plus import LateScale, centred_scale, mean_and_scale
 from consumer.gradient.advantages.turns import TurnAdvantages, turn_advantages
 from contracts.rollouts import RolloutBatch
 from contracts.spec_tables.algorithm import AlgorithmSpec
+
+
+def no_late_scale(_advantages: Sequence[float], _epsilon: float) -> LateScale:
+    """Returns the scale of an advantage that its group knows altogether."""
+    return LateScale()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantage:
+    """A member of the family. `ADVANTAGE_KINDS` of contracts/spec_tables/algorithm.py says what goes with it."""
+
+    of_groups: Callable[[Rewards, float], Rewards]
+    """(rewards, epsilon) → [k, G]; a group of equal rewards gives exactly 0.0 unless the baseline is late."""
+    of_penalties: Callable[[Rewards], Rewards] | None = None
+    """Penalties [k, G] → what is taken off the advantages, [k, G]; None: they are taken off the rewards."""
+    late: Callable[[Sequence[float], float], LateScale] = no_late_scale
+    """(`of_groups` of all completions of the iteration in any order, epsilon) → what is left to do."""
+
 
 ADVANTAGES = {
     # Over the deviation of rewards and penalties together, a group of equal rewards would be all penalty, blown up to

@@ -21,19 +21,22 @@ from numpy.typing import NDArray
 
 from onbeat.loop.sampled import equal_groups
 
+Rewards = NDArray[np.float64]
+"""[k, G], a row for each group."""
 
-def grpo_advantages(rewards: NDArray[np.float64], *, epsilon: float) -> NDArray[np.float64]:
+
+def grpo_advantages(rewards: Rewards, *, epsilon: float) -> Rewards:
     """Divides by the unbiased std (ddof = 1) of the group."""
     return centred_rewards(rewards) / (rewards.std(axis=1, ddof=1, keepdims=True) + epsilon)
 
 
-def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def rloo_advantages(rewards: Rewards) -> Rewards:
     """Subtracts the mean of the other samples."""
     size = rewards.shape[1]
     return centred_rewards(rewards) * (size / (size - 1))
 
 
-def centred_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+def centred_rewards(rewards: Rewards) -> Rewards:
     """Returns r - mean of its group, which is dr_grpo's advantage.
 
     A group of equal rewards gives exactly 0.0, where a rounded mean would leave a residue that a division magnifies.
@@ -41,7 +44,7 @@ def centred_rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(equal_groups(rewards)[:, None], 0.0, rewards - rewards.mean(axis=1, keepdims=True))
 
 
-def shuffled_rewards(rewards: NDArray[np.float64], *, seed: int, batch_id: str) -> NDArray[np.float64]:
+def shuffled_rewards(rewards: Rewards, *, seed: int, batch_id: str) -> Rewards:
     """Puts each group's rewards into a random order of its own: the negative control.
 
     The order depends on (seed, batch id) alone, so that a batch that is trained again is shuffled the same way (I7).

@@ -13,8 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from consumer.gradient.advantages.base import LateScale
+
+@dataclass(frozen=True, kw_only=True)
+class LateScale:
+    """What is known when the iteration's last batch is in: an advantage is (A - baseline) / deviation."""
+
+    baseline: float = 0.0
+    deviation: float = 1.0
 
 
 def centred_scale(centred: Sequence[float], epsilon: float) -> LateScale:

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from consumer.gradient.advantages.base import Rewards
+from consumer.gradient.advantages.group_relative import Rewards
 from contracts.rollouts import RolloutBatch
 
 DECIMALS = 12

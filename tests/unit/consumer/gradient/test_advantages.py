@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumer.gradient.advantages.base import LateScale
 from consumer.gradient.advantages.family import ADVANTAGES, group_advantages, penalised_advantages
 from consumer.gradient.advantages.group_relative import (
     centred_rewards,
@@ -15,7 +14,7 @@ from consumer.gradient.advantages.group_relative import (
     rloo_advantages,
     shuffled_rewards,
 )
-from consumer.gradient.advantages.reinforce_plus_plus import centred_scale, mean_and_scale
+from consumer.gradient.advantages.reinforce_plus_plus import LateScale, centred_scale, mean_and_scale
 from contracts.spec_tables.algorithm import ADVANTAGE_KINDS, AlgorithmSpec
 from onbeat.loop.sampled import equal_groups
 

@@ -17,7 +17,7 @@ from consumer.gradient.learner import Learner, OptimizerStep
 from consumer.model import published_weights
 from consumer.model.published_weights import Nowhere, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
-from consumer.ranks.membership import join
+from consumer.ranks.orders import join
 from contracts.errors import TrainingDiverged
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings

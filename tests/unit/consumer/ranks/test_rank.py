@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from consumer.gradient.assembly import make_learner
-from consumer.ranks.membership import join
-from consumer.ranks.orders import Begin, Done, End, Exchange, Failed, TrainBatch
+from consumer.ranks.orders import Begin, Done, End, Exchange, Failed, TrainBatch, join
 from consumer.ranks.rank import Rank, checksum
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.settings import StackSettings
