@@ -74,13 +74,7 @@ class Message(redis.Channel.Message):
             "body": body,
             "content-encoding": "binary",
             "content-type": MEDIA_TYPE,
-            "headers": {
-                "lang": "py",
-                "task": task,
-                "id": message_id,
-                "root_id": message_id,
-                "expires": expires,
-            },
+            "headers": {"lang": "py", "task": task, "id": message_id, "root_id": message_id, "expires": expires},
             "properties": {
                 "delivery_tag": tag,
                 "body_encoding": "base64",

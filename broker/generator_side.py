@@ -216,11 +216,7 @@ class GeneratorSide:
         if not claims:
             return Renewal()
         held = [
-            {
-                "batch_id": claim.prompt_batch.batch_id,
-                "iteration": claim.prompt_batch.iteration,
-                "number": claim.number,
-            }
+            {"batch_id": claim.prompt_batch.batch_id, "iteration": claim.prompt_batch.iteration, "number": claim.number}
             for claim in claims
         ]
         _, *states = self._run("renew_prompts", claims=held)

@@ -27,14 +27,7 @@ from broker.keys import OpenKeys, batch_field, item_fields
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, NotFound
-from contracts.experience.columns import (
-    ColumnValues,
-    base_values,
-    check_values,
-    pack_values,
-    row_shapes,
-    unpack_values,
-)
+from contracts.experience.columns import ColumnValues, base_values, check_values, pack_values, row_shapes, unpack_values
 from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -237,8 +230,7 @@ class StageSide:
             number, _ = self._find(stage)
             some = [at for at, item in enumerate(items) if item.stage == stage]
             _, *found = self._run(
-                "renew_rows",
-                items=[_named(number, items[at]) | {"claim": items[at].claim} for at in some],
+                "renew_rows", items=[_named(number, items[at]) | {"claim": items[at].claim} for at in some]
             )
             states |= dict(zip(some, found, strict=True))
         return Renewal(

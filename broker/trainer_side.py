@@ -40,14 +40,7 @@ class TrainerSide:
     """One trainer, one job."""
 
     def __init__(
-        self,
-        broker: Broker,
-        job_id: str,
-        *,
-        owner: str,
-        lease_s: float,
-        num_open: int = 1,
-        plan: StagePlan = NO_STAGES,
+        self, broker: Broker, job_id: str, *, owner: str, lease_s: float, num_open: int = 1, plan: StagePlan = NO_STAGES
     ) -> None:
         """num_open, plan: of the job's spec."""
         self._broker = broker

@@ -9,15 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from contracts.encoding.wire import (
-    NO_CONTROL_CHARACTERS,
-    Attempts,
-    FilePath,
-    Iterations,
-    Lease,
-    Record,
-    Seconds,
-)
+from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePath, Iterations, Lease, Record, Seconds
 from contracts.experience.plan import StagePlan
 from contracts.rewards import OverlongReward, RewardComponent
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName

@@ -30,11 +30,7 @@ class Activity:
     """The event loop's thread alone touches it."""
 
     def __init__(
-        self,
-        generator_id: str,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        metrics: GeneratorMetrics | None = None,
+        self, generator_id: str, *, wall_clock: Callable[[], float] = time.time, metrics: GeneratorMetrics | None = None
     ) -> None:
         """metrics: of the process, where it serves any."""
         self.now_s = wall_clock

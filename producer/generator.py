@@ -103,11 +103,7 @@ class Generator(Worker[Claim]):
         self._held = HeldBatches(self._freed.set)
         self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
         self._carrier = Carrier(
-            generator_id=generator_id,
-            calls=calls,
-            rewards=rewards,
-            activity=self._activity,
-            freed=self._freed.set,
+            generator_id=generator_id, calls=calls, rewards=rewards, activity=self._activity, freed=self._freed.set
         )
         self._players = players
 

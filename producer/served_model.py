@@ -237,12 +237,7 @@ class ServedModel:
         if loaded is not None and not loaded.hangs:
             await loaded.engine.aclose()
 
-    async def _load(
-        self,
-        engine: GenerationEngine,
-        manifest: WeightManifest,
-        still_needed: Callable[[], bool],
-    ) -> None:
+    async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
         def say_so(state: RetryCallState) -> None:
             error = state.outcome and state.outcome.exception()
             # A Redis that is away, from which the engine reads chunks, says nothing about the version.

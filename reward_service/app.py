@@ -33,10 +33,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 def create_app(
-    settings: StackSettings,
-    *,
-    num_lanes: int | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    settings: StackSettings, *, num_lanes: int | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> FastAPI:
     """An app with its own pools and metrics. `num_lanes` None: one scorer process per usable core.
 
@@ -44,11 +41,7 @@ def create_app(
     """
     rules = AccessRules.of(settings, key=settings.reward_key, key_setting="ONBEAT_REWARD_KEY")
     app = FastAPI(
-        title="Onbeat reward service",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        lifespan=_close_pools_at_the_end,
+        title="Onbeat reward service", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_close_pools_at_the_end
     )
     app.state.registry = CollectorRegistry()
     app.state.metrics = RewardMetrics(app.state.registry)

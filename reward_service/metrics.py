@@ -20,10 +20,7 @@ class RewardMetrics:
             "onbeat_reward_requests", "Scoring requests by HTTP status.", ["status"], registry=registry
         )
         self.items = Counter(
-            "onbeat_reward_items",
-            "Items by outcome: scored, or the reason why not.",
-            ["outcome"],
-            registry=registry,
+            "onbeat_reward_items", "Items by outcome: scored, or the reason why not.", ["outcome"], registry=registry
         )
         self.request_seconds = Histogram(
             "onbeat_reward_request_seconds",
@@ -32,9 +29,7 @@ class RewardMetrics:
             registry=registry,
         )
         self.scorer_restarts = Counter(
-            "onbeat_reward_worker_restarts",
-            "Scorer processes that were lost and replaced.",
-            registry=registry,
+            "onbeat_reward_worker_restarts", "Scorer processes that were lost and replaced.", registry=registry
         )
         self.waiting_items = Gauge(
             "onbeat_reward_waiting_items", "Items that no scorer process has begun.", registry=registry

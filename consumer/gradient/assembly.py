@@ -127,10 +127,7 @@ def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, dev
 
 def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
     policy = load_policy(
-        spec.model,
-        model_root=settings.spec_root,
-        gradient_checkpointing=spec.trainer.gradient_checkpointing,
-        load=load,
+        spec.model, model_root=settings.spec_root, gradient_checkpointing=spec.trainer.gradient_checkpointing, load=load
     )
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
 

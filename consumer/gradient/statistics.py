@@ -19,15 +19,7 @@ from consumer.gradient.cost import TrainingCost
 from consumer.gradient.losses.family import policy_loss
 from contracts.errors import ContractViolation
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from onbeat.loop.sampled import (
-    BatchesOf,
-    SampledNumbers,
-    SampledStats,
-    mean,
-    number,
-    numbers_of,
-    unbiased_std,
-)
+from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, mean, number, numbers_of, unbiased_std
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,7 @@ def _store_on_loopback() -> TCPStore:
     listening = socket.create_server((HOST, 0), backlog=128)
     port = listening.getsockname()[1]
     return TCPStore(
-        HOST,
-        port,
-        is_master=True,
-        multi_tenant=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
+        HOST, port, is_master=True, multi_tenant=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
 
 

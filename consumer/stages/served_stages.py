@@ -183,10 +183,7 @@ class ServedStages:
                 continue
             if stage.kind not in self.kinds:
                 log.warning(
-                    "leaves stage %s of %s alone: %s",
-                    stage.name,
-                    job_id,
-                    MISSING.get(stage.kind, NOT_INSTALLED),
+                    "leaves stage %s of %s alone: %s", stage.name, job_id, MISSING.get(stage.kind, NOT_INSTALLED)
                 )
                 continue
             planned = plan.stages[plan.index(stage.name)]

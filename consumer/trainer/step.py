@@ -59,11 +59,7 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
             held.side.publish_weights(made, oldest_kept=held.window.oldest_version(iteration.number))
     reach("consumer.after_weights")
     metrics = iteration.metrics(
-        updates,
-        learning_rate=rate,
-        scaling=scaling,
-        peak_flops=held.peak_flops,
-        max_policy_lag=spec.max_policy_lag,
+        updates, learning_rate=rate, scaling=scaling, peak_flops=held.peak_flops, max_policy_lag=spec.max_policy_lag
     )
     return Stepped(made=made, metrics=metrics, scaling=scaling)
 

@@ -29,10 +29,7 @@ from broker.generator_side import REFUSED_FOR_GOOD, Claim, GeneratorSide, Publis
 from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, RELOAD_PAUSES_S, Presence
 from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected
 from contracts.rewards import Scored
-from contracts.rollouts import (
-    BatchTimings,
-    RolloutBatch,
-)
+from contracts.rollouts import BatchTimings, RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest

@@ -175,10 +175,7 @@ class Recorder:
             self._remove(old)
 
     def _record(
-        self,
-        taken: Recorded,
-        advantages: Sequence[float] | None,
-        trainer_logprobs: Sequence[bytes | None] | None,
+        self, taken: Recorded, advantages: Sequence[float] | None, trainer_logprobs: Sequence[bytes | None] | None
     ) -> RecordedBatch:
         rollouts = [rollout for group in taken.batch.groups for rollout in group.rollouts]
         tokens = sorted({token for one in rollouts for token in unpack_int32(one.completion.token_ids)})

@@ -121,11 +121,7 @@ class Dependency:
         return True
 
     async def outlast(
-        self,
-        ask: Callable[[], Awaitable[A]],
-        *,
-        deadline_s: float,
-        is_needed: Callable[[], bool] = lambda: True,
+        self, ask: Callable[[], Awaitable[A]], *, deadline_s: float, is_needed: Callable[[], bool] = lambda: True
     ) -> A:
         """Answers what `ask` does, which is called until it does.
 

@@ -16,16 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DISTRIBUTION = "onbeat"
-PACKAGES = (
-    "broker",
-    "consumer",
-    "contracts",
-    "gateway",
-    "onbeat",
-    "onbeat_extras",
-    "producer",
-    "reward_service",
-)
+PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "onbeat_extras", "producer", "reward_service")
 CURE = "give Onbeat an environment of its own: pipx install, uv tool install, or python -m venv"
 
 

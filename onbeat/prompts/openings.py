@@ -140,11 +140,7 @@ class OpenedPrompts:
         self._check_length(example, len(token_ids))
         if self._end_ids:
             check_renderer(
-                self._renderer,
-                self._tokenizer,
-                messages=opening.messages,
-                tools=opening.tools,
-                end_ids=self._end_ids,
+                self._renderer, self._tokenizer, messages=opening.messages, tools=opening.tools, end_ids=self._end_ids
             )
             self._end_ids = ()  # one conversation shows what the template does with all of them
         return Prompt(

@@ -161,10 +161,7 @@ class RewardClient:
         """Makes one request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
         try:
             answer = await self._http.post(
-                "/v1/score",
-                content=encode(request),
-                headers=self._headers | trace_headers(),
-                timeout=timeout_s,
+                "/v1/score", content=encode(request), headers=self._headers | trace_headers(), timeout=timeout_s
             )
         except httpx.RequestError as error:
             raise unanswered(error, RewardUnavailable) from error

@@ -59,11 +59,7 @@ class EngineTensors:
     """Memory that versions are put into: the engine's own, or as much beside it. Used by one thread at a time."""
 
     def __init__(
-        self,
-        targets: Mapping[str, Tensor],
-        *,
-        is_beside: bool = False,
-        is_given_up: Callable[[], bool] = lambda: False,
+        self, targets: Mapping[str, Tensor], *, is_beside: bool = False, is_given_up: Callable[[], bool] = lambda: False
     ) -> None:
         """targets: the engine's tensors. is_beside: versions go into other memory than theirs, until `use`.
 

@@ -13,14 +13,7 @@ from onbeat.weights.files.tensor_folder import are_same
 from onbeat.weights.hashing import bytes_of
 from onbeat.weights.layout import Layout, PlannedVersion, planned, split_into_shards
 from onbeat.weights.publication import Publication, StoredVersion, VersionSink, publish_all
-from onbeat.weights.stores import (
-    TensorFile,
-    VersionFiles,
-    VersionStore,
-    VersionWriter,
-    announced_file,
-    version_files,
-)
+from onbeat.weights.stores import TensorFile, VersionFiles, VersionStore, VersionWriter, announced_file, version_files
 
 SHARD_BYTES = 256 * 1024**2
 """Small enough that a receiver reads the first shards of a large model while the others are written."""

@@ -68,9 +68,7 @@ def own_id() -> str:
 def calls_of(broker: Broker, settings: StackSettings) -> BrokerCalls:
     """How a worker calls its broker."""
     return BrokerCalls(
-        timeout_s=settings.broker_timeout_s,
-        full_timeout_s=settings.broker_full_timeout_s,
-        break_off=broker.break_off,
+        timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s, break_off=broker.break_off
     )
 
 

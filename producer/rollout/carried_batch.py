@@ -23,13 +23,7 @@ class CarriedBatch(SampledBatch):
     """A claimed batch: it is published when its rounds are over."""
 
     def __init__(
-        self,
-        *,
-        job: ActiveJob,
-        claim: Claim,
-        loaded: LoadedModel,
-        weights: VerifiedWeights,
-        play: Play | None = None,
+        self, *, job: ActiveJob, claim: Claim, loaded: LoadedModel, weights: VerifiedWeights, play: Play | None = None
     ) -> None:
         super().__init__(
             claim.prompt_batch, attempt=claim.attempt, spec=job.spec, loaded=loaded, weights=weights, play=play

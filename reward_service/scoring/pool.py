@@ -35,8 +35,7 @@ from reward_service.scoring.scorer_cage import ScorerCage
 
 DEFAULTS = StackSettings()
 SELF_TEST = RewardRequest(
-    components=(FormatReward(pattern="on.*beat"),),
-    items=(RewardItem(prompt="", completion="on\nbeat", reference=""),),
+    components=(FormatReward(pattern="on.*beat"),), items=(RewardItem(prompt="", completion="on\nbeat", reference=""),)
 )
 SELF_TEST_TIMEOUT_S = 5.0
 """For a turn in the pool and the answer: a longer wait means that the pool is too busy for more work."""

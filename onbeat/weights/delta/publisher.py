@@ -37,12 +37,7 @@ class DeltaPublisher(WholePublisher):
     """
 
     def __init__(
-        self,
-        spec: DeltaWeights,
-        store: VersionStore,
-        *,
-        announce: Announce,
-        delta_shard_bytes: int = DELTA_SHARD_BYTES,
+        self, spec: DeltaWeights, store: VersionStore, *, announce: Announce, delta_shard_bytes: int = DELTA_SHARD_BYTES
     ) -> None:
         """store, announce: as for a WholePublisher. delta_shard_bytes: of the tensors that one delta file is about."""
         super().__init__(store, announce=announce)

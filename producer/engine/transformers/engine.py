@@ -94,9 +94,7 @@ class TransformersEngine(GenerationEngine):
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
-            dict(weight_tensors(self._model)),
-            setup.stores,
-            beside_bytes=setup.held_weights_bytes,
+            dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes
         )
         self._eos_ids = end_of_sequence_ids(folder, self._model.config)
         self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size

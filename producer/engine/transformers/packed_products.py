@@ -55,10 +55,7 @@ class Shape:
         first = layers[0]
         outputs = tuple(layer.out_features for layer in layers)
         return cls(
-            dtype=first.weight.dtype,
-            num_inputs=first.in_features,
-            outputs=outputs,
-            has_bias=first.bias is not None,
+            dtype=first.weight.dtype, num_inputs=first.in_features, outputs=outputs, has_bias=first.bias is not None
         )
 
     @property
