@@ -116,7 +116,7 @@ chaos: $(STAMP)
 # torchvision and triton, which it can't have on a CPU.
 setup-vllm: $(VLLM_STAMP)
 
-$(VLLM_STAMP): constraints-vllm.txt constraints.txt
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt constraints.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install -q $(TORCH)
 	$(VLLM)/bin/python -m pip install -q --no-deps -r constraints-vllm.txt
