@@ -12,6 +12,7 @@ OnbeatError
 │   ├── RewardUnavailable   the reward service did not answer (I6)
 │   ├── EnvironmentUnavailable  nor what plays environments (I6)
 │   ├── JudgeUnavailable    a judge's server did not answer (I6)
+│   ├── ObjectsUnavailable  the object store did not answer (I8)
 │   └── EngineUnavailable   an inference engine that died, or let a deadline pass: its generator ends (I8)
 ├── FencedOff               a trainer whose epoch is no longer the fence's (I4)
 ├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
@@ -97,6 +98,10 @@ class EnvironmentUnavailable(Unavailable):
 
 class JudgeUnavailable(Unavailable):
     """A judge's server did not answer within its deadline or its retries."""
+
+
+class ObjectsUnavailable(Unavailable):
+    """The object store did not answer within the deadline, or broke off whatever it was asked."""
 
 
 class EngineUnavailable(Unavailable):

@@ -60,6 +60,13 @@ class StackSettings(Record, frozen=True, kw_only=True):
     weight_root: str = ""
     """Folder of the published versions, e.g. below /dev/shm where one host runs all; shared by trainers and generators.
     "" takes run_root. Elsewhere, a job's versions are removed when it ends."""
+    objects: str = ""
+    """Object store of jobs whose bytes are no folder's of one host: s3://bucket/prefix, gs://, az://, or file:///folder;
+    accounts and endpoints by the provider's own variables (docs/operate.md). "": none."""
+    cache: str = ""
+    """Folder of this host where its processes keep what they read from the object store, each byte once; "": none."""
+    cache_mb: Annotated[int, Meta(ge=1, le=2**30)] = 65536
+    """MiB that this folder may take; what was used longest ago makes room."""
     model_root: str = "."
     """Folder where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
     extra_roots: str = ""
@@ -194,7 +201,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def spec_root(self) -> SpecRoot:
         """Roots below which a spec's model and data may lie."""
         extra = [Path(folder) for folder in self.extra_roots.split(os.pathsep) if folder]
-        return SpecRoot(Path(self.model_root), extra=extra, closed=(self.run_root_path, self.weight_root_path))
+        kept = [Path(folder.removeprefix("file://")) for folder in (self.cache, self.objects) if folder]
+        return SpecRoot(Path(self.model_root), extra=extra, closed=(self.run_root_path, self.weight_root_path, *kept))
 
     def environment(self) -> dict[str, str]:
         """The variables that make another process read these settings."""

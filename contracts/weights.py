@@ -41,5 +41,11 @@ class RedisWeights(Transport, tag="redis", frozen=True, kw_only=True):
     fills_redis: ClassVar[bool] = True
 
 
-WeightsSpec = FileWeights | DeltaWeights | RedisWeights
+class ObjectWeights(Transport, tag="object", frozen=True, kw_only=True):
+    """Whole versions in an object store (ONBEAT_OBJECTS), for hosts that share no folder."""
+
+    elsewhere: ClassVar[str] = "the object store"
+
+
+WeightsSpec = FileWeights | DeltaWeights | RedisWeights | ObjectWeights
 TRANSPORTS: dict[str, type[Transport]] = {str(kind.__struct_config__.tag): kind for kind in get_args(WeightsSpec)}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from contracts.errors import BrokerUnavailable, WeightsRejected
+from contracts.errors import BrokerUnavailable, ObjectsUnavailable, WeightsRejected
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.work.calls import BrokerCalls
 from producer.activity import Activity
@@ -66,8 +66,8 @@ class Receipt:
             except WeightsRejected as error:
                 refused = news.versions
                 log.warning("%s; a batch that asks for it loads it again", error)
-            except BrokerUnavailable as error:
-                # Nothing repeats the calls of an engine that reads chunks; the next wait bounds the outage.
+            except (BrokerUnavailable, ObjectsUnavailable) as error:
+                # Nothing repeats what an engine reads from a store; the next wait, or load, bounds the outage.
                 log.warning("%s; the version is received again when it answers", error)
 
     async def _receive(

@@ -13,7 +13,7 @@ from typing import Protocol
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
 from broker.presence import RELOAD_PAUSES_S
-from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, WeightsRejected
+from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, ObjectsUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
@@ -240,11 +240,11 @@ class ServedModel:
     async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
         def say_so(state: RetryCallState) -> None:
             error = state.outcome and state.outcome.exception()
-            # A Redis that is away, from which the engine reads chunks, says nothing about the version.
-            self.rejected_weights = "" if isinstance(error, BrokerUnavailable) else manifest.directory
+            # A store that is away, from which the engine reads the version, says nothing about it.
+            self.rejected_weights = manifest.directory if isinstance(error, WeightsRejected) else ""
             log.warning("%s; loading it again in %.0f s", error, state.upcoming_sleep)
 
-        again = (WeightsRejected, BrokerUnavailable)
+        again = (WeightsRejected, BrokerUnavailable, ObjectsUnavailable)
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, again) and still_needed()),
             stop=stop_after_attempt(1 + len(RELOAD_PAUSES_S)),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
@@ -89,7 +91,8 @@ class HeldJob:
             settings=settings,
             adapters=policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None,
         )
-        stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), settings)
+        # What other hosts read is read back, and not what this one has kept.
+        stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), replace(settings, cache=""))
         self.published = PublishedVersions(self.layout, stores)
         self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))

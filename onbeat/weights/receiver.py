@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from contracts.checkpoints import OlderVersion
-from contracts.errors import ContractViolation, WeightsRejected
+from contracts.errors import ContractViolation, ObjectsUnavailable, WeightsRejected
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from onbeat.weights.adapter.reader import AdapterReader
@@ -73,7 +73,7 @@ class VersionLoader:
             try:
                 take_ahead(files, shard, memory)
                 return
-            except WeightsRejected as error:
+            except (WeightsRejected, ObjectsUnavailable) as error:
                 log.debug("%s", error)
 
     def _load(self, manifest: WeightManifest, memory: EngineTensors, arrival: Arrival, crash_point: str) -> str:

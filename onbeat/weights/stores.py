@@ -125,7 +125,8 @@ class VersionWriter(Protocol):
     def open(self, name: str, num_bytes: int) -> FileWriter: ...
 
     def early_path(self, name: str) -> str | None:
-        """Where a file that was closed can be read before the version is complete, below the weight root; None: not."""
+        """Where a file that was closed can be read before the version is complete, below the weight root, its name as
+        `put_in_place` will answer it; None: not."""
         ...
 
     def put_in_place(self) -> tuple[WeightFile, ...]:

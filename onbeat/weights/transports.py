@@ -3,8 +3,8 @@
     spec.weights ─▶ whole or delta, adapters ─▶ STORES[transport].trainer
                                   receiver ◀─── STORES[manifest.transport].receiver
 
-What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, its line in STORES, and its
-record in contracts/weights.py.
+What travels differs, the digest does not. A new store is a VersionStore and a VersionFiles, its line in STORES, or the
+entry point of an extra, and its record in contracts/weights.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightShard
 from contracts.weights import DeltaWeights
+from onbeat.process.entry_points import all_of
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.delta.publisher import DeltaPublisher
@@ -25,10 +28,12 @@ from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.redis.chunks import ChunkReader, ChunkWriter
 from onbeat.weights.redis.store import ChunkStore, chunk_files
-from onbeat.weights.stores import Stores, VersionFiles, VersionStore
+from onbeat.weights.stores import CopiedFiles, Stores, VersionFiles, VersionStore
 from onbeat.weights.whole import WholePublisher
 
 ChunksOf = Callable[[str], ChunkReader]
+EXTRAS = "onbeat.stores"
+"""A group of entry points: a Store each."""
 NO_ACCOUNTS = StackSettings()
 """Settings of a process that reads and writes folders, and Redis, alone."""
 
@@ -63,7 +68,23 @@ CHUNKS = Store(
     trainer=lambda of: ChunkStore(of.chunks, of.folders(), pause=of.pause, max_policy_lag=of.spec.max_policy_lag),
     receiver=lambda root, chunks, _: chunk_files(chunks, FolderFiles(root)),
 )
-STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS}
+
+
+def of_extra(name: str) -> Store:
+    """A store that an extra brings, imported where it is made. Without it, InvalidInput says so once it is wanted."""
+
+    def wanted(_: object) -> NoReturn:
+        problem = f"no package offers `{name}` in group {EXTRAS} here"
+        raise InvalidInput(problem, field="weights.transport", cure='pip install "onbeat[objects]"')
+
+    def brought() -> Store:
+        missing = Store(trainer=wanted, receiver=lambda root, *_: CopiedFiles(name, wanted, FolderFiles(root)))
+        return all_of(EXTRAS).get(name, missing)
+
+    return Store(trainer=lambda of: brought().trainer(of), receiver=lambda *given: brought().receiver(*given))
+
+
+STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": of_extra("object")}
 """Name in specs and manifests → store."""
 
 

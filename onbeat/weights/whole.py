@@ -91,6 +91,7 @@ class WholeSink:
     def _tell(self, name: str, *, num_bytes: int) -> None:
         path, version = self._writer.early_path(name), self._plan.policy_version
         if path is not None:
+            name = path.rpartition("/")[2]
             self._announce(WeightShard(policy_version=version, path=path, name=name, num_bytes=num_bytes))
 
 

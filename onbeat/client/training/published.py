@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from broker.generator_side import WeightChunks
@@ -45,7 +46,8 @@ class Versions:
         model = empty_model(model_folder, dtype=getattr(torch, spec.model.dtype), device="meta")
         self._layout: Layout = layout_of(dict(weight_tensors(model)))
         settings = connection.settings
-        stores = make_stores(folder.weight_root, partial(WeightChunks, connection.broker), settings)
+        # What other hosts read is read back, and not what this one has kept.
+        stores = make_stores(folder.weight_root, partial(WeightChunks, connection.broker), replace(settings, cache=""))
         self._published = PublishedVersions(self._layout, stores)
         self.publisher: WeightPublisher = make_publisher(
             spec, folder, chunks=side, announce=side.announce_shard, pause=pause, settings=settings

@@ -1,0 +1,305 @@
+"""The bytes of one job, named by their digest: what is a version, a checkpoint or a record stands elsewhere.
+
+    {prefix}/{job}/run/{digest}         checkpoints and files of a run
+    {prefix}/{job}/weights/{digest}     files of versions
+    {prefix}/{job}/pointers/{name}      names that are given once
+
+    get ─▶ cache ─ hashed ─▶ bytes          put ─┬─▶ bucket
+             └ not there, or damaged ─▶ bucket ─ hashed ─▶ cache, bytes
+
+Bytes never change under their name, so no reader can be told old ones, and two writers write the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from blake3 import blake3
+
+from contracts.encoding.digests import content_digest
+from contracts.encoding.names import SEGMENT, check_job_id
+from contracts.errors import ContractViolation, InvalidInput, NotFound
+from contracts.settings import StackSettings
+from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
+from onbeat_extras.objects.cache import HostCache, open_cache
+
+Area = Literal["run", "weights"]
+DIGEST = "[0-9a-f]{64}"
+REFRESHED_S = 1800.0
+"""Age from which bytes that are put again are written again: a sweep by age takes them for left behind otherwise."""
+MOST_READS = 3
+"""Reads of bytes that come as others each time; those that come twice alike are stored so."""
+MOST_ASKED = 16
+"""Digests that are asked for one by one: more of them are looked up in a listing."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class BlobCounts:
+    """What reads of the bucket brought."""
+
+    num_wrong: int = 0
+    """Reads that brought other bytes than were asked for."""
+    num_deleted: int = 0
+    """Objects that were deleted because they hold others."""
+
+
+@dataclass(kw_only=True)
+class Blobs:
+    """One area of a job. Thread-safe. Raises ObjectsUnavailable for a store that is away past the deadline, and
+    NotFound for what no layer has."""
+
+    bucket: Bucket
+    cache: HostCache | None
+    job_id: str
+    area: Area
+    deadline_s: float
+    counts: BlobCounts = field(default_factory=BlobCounts)
+
+    def put(self, data: bytes | memoryview, *, again: bool = False) -> str:
+        """Stores bytes, and answers their digest. What the store has already isn't sent.
+
+        again: it is sent all the same, as where readers find it damaged.
+        """
+        digest = content_digest(data)
+        if again or not self._is_fresh(digest, len(data)):
+            self.bucket.put(self._key(digest), data)
+        if self.cache is not None:
+            self.cache.put(digest, data)
+        return digest
+
+    def put_file(self, path: Path) -> tuple[str, int]:
+        """Stores a file's bytes, part by part, and answers their digest and number.
+
+        Raises ContractViolation for a file that changes meanwhile; nothing is stored of it.
+        """
+        num_bytes, digest = path.stat().st_size, _digest_of(path)
+        if self._is_fresh(digest, num_bytes):
+            return digest, num_bytes
+        sent = blake3()
+
+        def parts(part_bytes: int) -> Iterator[bytes]:
+            sent.reset()
+            with path.open("rb") as file:
+                while part := file.read(part_bytes):
+                    sent.update(part)
+                    yield part
+
+        self.bucket.put_parts(self._key(digest), parts, num_bytes=num_bytes)
+        if sent.hexdigest() != digest:
+            self.drop([digest])
+            raise ContractViolation("changed while it was stored", field=str(path))
+        return digest, num_bytes
+
+    def get(self, digest: str, *, num_bytes: int) -> bytes:
+        """Reads bytes; they are those of the digest, from whichever layer they come."""
+        check_name(digest, DIGEST)
+        if self.cache is None:
+            return self._read(digest, num_bytes)
+        if (data := self.cache.get(digest)) is None:
+            with self.cache.turn(digest, wait_s=self.deadline_s):
+                if (data := self.cache.get(digest)) is None:
+                    data = self._read(digest, num_bytes)
+                    self.cache.put(digest, data)
+        return data
+
+    def fetch(self, digest: str, path: Path, *, num_bytes: int) -> None:
+        """Reads bytes into a file, which is there whole and durable, or not at all. Raises OSError."""
+        check_name(digest, DIGEST)
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+        try:
+            if self.cache is None:
+                self._download(digest, part, num_bytes)
+            elif not self._copied(digest, part):
+                with self.cache.turn(digest, wait_s=self.deadline_s):
+                    if not self._copied(digest, part):
+                        self._download(digest, part, num_bytes)
+                        self.cache.put_file(digest, part)
+            _sync(part)
+            part.rename(path)
+            _sync(path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def has(self, digests: Collection[str]) -> set[str]:
+        """Those of them that the store has."""
+        if len(digests) <= MOST_ASKED:
+            return {digest for digest in digests if self.bucket.has(self._key(digest))}
+        return set(digests) & {one.key.rpartition("/")[2] for one in self.bucket.objects(self._folder)}
+
+    def drop(self, digests: Collection[str]) -> None:
+        """Deletes those of them that are there; a cache forgets them by itself."""
+        self.bucket.delete([self._key(digest) for digest in digests])
+
+    def sweep(self, keep: Collection[str], *, older_than_s: float) -> None:
+        """Deletes what was written before that, by the store's clock, and isn't to be kept."""
+        keys = {self._key(digest) for digest in keep}
+        if others := [one for one in self.bucket.objects(self._folder) if one.key not in keys]:
+            before = self.bucket.now(self._folder) - timedelta(seconds=older_than_s)
+            self.bucket.delete([one.key for one in others if one.written_at < before])
+
+    def drop_all(self) -> None:
+        """Deletes the whole area, and with that of a run the pointers into it."""
+        folders = [self._folder, self._pointers] if self.area == "run" else [self._folder]
+        self.bucket.delete([one.key for folder in folders for one in self.bucket.objects(folder)])
+
+    def put_pointer(self, name: str, data: bytes) -> bool:
+        """Gives a name to bytes once; False where it is given already, whatever to."""
+        return self.bucket.create(self._pointer(name), data)
+
+    def pointers(self) -> list[str]:
+        """The names that are given, sorted."""
+        return sorted(one.key.removeprefix(f"{self._pointers}/") for one in self.bucket.objects(self._pointers))
+
+    def get_pointer(self, name: str) -> bytes:
+        """The bytes that a name was given to, at most a MiB; nothing says what they must be."""
+        data = bytearray()
+        self.bucket.stream(self._pointer(name), data.extend, most_bytes=1024**2)
+        return bytes(data)
+
+    @property
+    def _folder(self) -> str:
+        return f"{self.job_id}/{self.area}"
+
+    @property
+    def _pointers(self) -> str:
+        return f"{self.job_id}/pointers"
+
+    def _key(self, digest: str) -> str:
+        return f"{self._folder}/{check_name(digest, DIGEST)}"
+
+    def _pointer(self, name: str) -> str:
+        return f"{self._pointers}/{check_name(name, SEGMENT)}"
+
+    def _is_fresh(self, digest: str, num_bytes: int) -> bool:
+        try:
+            there, written_at = self.bucket.size_and_age(self._key(digest))
+        except NotFound:
+            return False
+        # The clocks of store and host may differ by some minutes.
+        return there == num_bytes and time.time() - written_at.timestamp() < REFRESHED_S
+
+    def _copied(self, digest: str, part: Path) -> bool:
+        if self.cache is not None and self.cache.copy(digest, part):
+            return True
+        part.unlink(missing_ok=True)
+        return False
+
+    def _read(self, digest: str, num_bytes: int) -> bytes:
+        data = bytearray()
+
+        def attempt() -> str:
+            data.clear()
+            came = self.bucket.stream(self._key(digest), data.extend, most_bytes=num_bytes)
+            return content_digest(memoryview(data)) if came <= num_bytes else ""
+
+        self._verified(digest, attempt)
+        return bytes(data)
+
+    def _download(self, digest: str, part: Path, num_bytes: int) -> None:
+        def attempt() -> str:
+            hasher = blake3()
+            with open(part, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+
+                def take(piece: memoryview) -> None:
+                    hasher.update(piece)
+                    file.write(piece)
+
+                came = self.bucket.stream(self._key(digest), take, most_bytes=num_bytes)
+            return hasher.hexdigest() if came <= num_bytes else ""
+
+        self._verified(digest, attempt)
+
+    def _verified(self, digest: str, attempt: Callable[[], str]) -> None:
+        """Reads until the bytes are those of the digest. What comes wrong twice alike is stored so, and is deleted;
+        what differs was spoilt on its way.
+
+        attempt: answers the digest of what came, "" where that was more than was asked for. Then it stays: the caller
+        may be wrong, and who puts it again sees that its size is another.
+        """
+        wrong: set[str] = set()
+        for _ in range(MOST_READS):
+            found = attempt()
+            if found == digest:
+                return
+            self.counts.num_wrong += 1
+            log.warning("%s came from the object store as %s", self._key(digest), found or "more bytes")
+            if not found:
+                break
+            if found in wrong:
+                self._delete_damaged(digest)
+                break
+            wrong.add(found)
+        raise NotFound("is in no layer as it was put", field=self._key(digest))
+
+    def _delete_damaged(self, digest: str) -> None:
+        try:
+            self.drop([digest])
+        except InvalidInput as error:
+            log.warning("%s is damaged and stays: %s", self._key(digest), error)
+        else:
+            self.counts.num_deleted += 1
+
+
+def open_blobs(
+    settings: StackSettings,
+    job_id: str,
+    area: Area,
+    *,
+    deadline_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Blobs:
+    """Opens an area of a job to write it.
+
+    deadline_s: the longest that each call goes on without a byte from the store. sleep: pauses meanwhile; it may raise.
+    Raises InvalidInput that names
+    ONBEAT_OBJECTS for no URL of a store, no such bucket, or one that this process may not write, and ObjectsUnavailable
+    for one that is away.
+    """
+    blobs = reading(settings, job_id, area, deadline_s=deadline_s, sleep=sleep)
+    try:
+        blobs.bucket.now(f"{job_id}/{area}")
+    except NotFound as error:
+        raise InvalidInput(
+            f"`{settings.objects[:200]}` names a bucket that isn't there",
+            field=SETTING,
+            cure="make it, or name another",
+        ) from error
+    return blobs
+
+
+def reading(
+    settings: StackSettings,
+    job_id: str,
+    area: Area,
+    *,
+    deadline_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Blobs:
+    """Opens an area of a job to read it; asks nothing of the store. Raises InvalidInput for no URL of a store."""
+    cache = open_cache(settings.cache, cache_mb=settings.cache_mb) if settings.cache else None
+    bucket = Bucket(settings.objects, deadline_s=deadline_s, sleep=sleep)
+    return Blobs(bucket=bucket, cache=cache, job_id=check_job_id(job_id), area=area, deadline_s=deadline_s)
+
+
+def _digest_of(path: Path) -> str:
+    hasher = blake3(max_threads=blake3.AUTO)
+    hasher.update_mmap(path)
+    return hasher.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,298 @@
+"""A prefix of an object store, by obstore: a request ends by itself, and is made again while the store is away.
+
+    put, stream, size_of, … ─▶ _ask ─┬─ answered ──▶ the answer
+                                     ├─ away: a pause, again, for deadline_s without a byte: ObjectsUnavailable
+                                     └─ refused, or no such bucket: InvalidInput, at once
+
+Away is a store that refuses connections, hangs, answers 5xx, or breaks off. What moves is never away, however slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from contracts.errors import ContractViolation, DeadlineExceeded, InvalidInput, NotFound, ObjectsUnavailable
+from onbeat.process.private_folders import make_missing
+from onbeat.process.waiting import Waiting
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SETTING = "ONBEAT_OBJECTS"
+FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "file")
+PART_BYTES = 8 * 1024**2
+"""Bytes of a request that writes, and of a piece that is read: a larger object goes in parts."""
+MOST_PARTS = 10_000
+"""Most parts of an object of S3."""
+PARTS_AT_ONCE = 4
+DELETED_AT_ONCE = 1000
+STILL_S = 20.0
+"""Longest that a request goes without an answer, or without a byte of it: a part is sent within it."""
+CONNECT_S = 5.0
+PAUSES_S = (0.1, 0.3, 1.0, 2.0)
+"""Pauses between requests while the store is away; the last one repeats."""
+MOST_WORDS = 300
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """What a bucket was asked for, requests that failed among them."""
+
+    num_requests: int = 0
+    num_sent_bytes: int = 0
+    num_received_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredObject:
+    """An object of a listing."""
+
+    key: str
+    num_bytes: int
+    written_at: datetime
+    """By the store's clock."""
+
+
+class Bucket:
+    """Thread-safe. Each method raises ObjectsUnavailable after `deadline_s` without a byte from the store, and
+    InvalidInput that names ONBEAT_OBJECTS where no wait helps."""
+
+    def __init__(self, url: str, *, deadline_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        """sleep: pauses while the store is away; it may raise. Asks nothing of the store.
+
+        Raises InvalidInput for what is no URL of a store, and where obstore isn't installed.
+        """
+        self._deadline_s = deadline_s
+        self._sleep = sleep
+        self._store = open_store(url, still_s=min(STILL_S, deadline_s / 2))
+        self.traffic = Traffic()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Writes an object whole, over one of that name."""
+        self.put_parts(key, lambda part_bytes: _parts_of(memoryview(data), part_bytes), num_bytes=len(data))
+
+    def put_parts(self, key: str, parts: Callable[[int], Iterator[bytes | memoryview]], *, num_bytes: int) -> None:
+        """Writes an object of several pieces, whole or not at all. parts: the bytes of each → all of them, anew."""
+        import obstore
+
+        part_bytes = max(PART_BYTES, -(-num_bytes // MOST_PARTS))
+        furthest = 0
+
+        def put(waiting: Waiting) -> None:
+            def sent() -> Iterator[bytes | memoryview]:
+                nonlocal furthest
+                for number, part in enumerate(parts(part_bytes)):
+                    # The first ones are asked for before the store has taken any; so is each again after a failure.
+                    if number > furthest:
+                        furthest = number
+                        waiting.progress()
+                    self.traffic.num_sent_bytes += len(part)
+                    yield part
+
+            is_whole = num_bytes <= part_bytes
+            data: Any = b"".join(sent()) if is_whole else sent()
+            obstore.put(
+                self._store,
+                key,
+                data,
+                use_multipart=not is_whole,
+                chunk_size=part_bytes,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+
+        self._ask(f"take {num_bytes} bytes", key, put)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Writes an object where there is none; False where there is one, which stays."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        def put(waiting: Waiting) -> bool:
+            try:
+                obstore.put(self._store, key, data, mode="create")
+            except AlreadyExistsError:
+                return False
+            self.traffic.num_sent_bytes += len(data)
+            return True
+
+        return self._ask("take a name", key, put)
+
+    def stream(self, key: str, take: Callable[[memoryview], None], *, most_bytes: int) -> int:
+        """Hands on an object's bytes in order, and answers how many came: `most_bytes` + 1 for a larger one.
+
+        A stream that breaks off goes on where it was. Raises NotFound.
+        """
+        import obstore
+
+        num_taken = 0
+
+        def read(waiting: Waiting) -> int:
+            nonlocal num_taken
+            if num_taken and num_taken >= most_bytes:
+                return num_taken
+            rest = obstore.get(self._store, key, options={"range": {"offset": num_taken}} if num_taken else None)
+            for piece in rest.stream(min_chunk_size=1024**2):
+                data = memoryview(piece)
+                self.traffic.num_received_bytes += len(data)
+                if num_taken + len(data) > most_bytes:
+                    return most_bytes + 1
+                take(data)
+                num_taken += len(data)
+                waiting.progress()
+            return num_taken
+
+        return self._ask(f"give {most_bytes} bytes", key, read)
+
+    def size_and_age(self, key: str) -> tuple[int, datetime]:
+        """Bytes of an object, and when the store says that it was written. Raises NotFound."""
+        import obstore
+
+        meta = self._ask("say what it has", key, lambda _: obstore.head(self._store, key))
+        return meta["size"], meta["last_modified"]
+
+    def has(self, key: str) -> bool:
+        try:
+            self.size_and_age(key)
+        except NotFound:
+            return False
+        return True
+
+    def objects(self, prefix: str) -> list[StoredObject]:
+        """The objects below a prefix, which ends where a name does."""
+        import obstore
+
+        furthest = 0
+
+        def listed(waiting: Waiting) -> list[StoredObject]:
+            nonlocal furthest
+            found: list[StoredObject] = []
+            for some in obstore.list(self._store, prefix=prefix):
+                found += (
+                    StoredObject(key=one["path"], num_bytes=one["size"], written_at=one["last_modified"])
+                    for one in some
+                )
+                if len(found) > furthest:
+                    furthest = len(found)
+                    waiting.progress()
+            return found
+
+        return self._ask("say what it has", prefix, listed)
+
+    def delete(self, keys: Collection[str]) -> None:
+        """Deletes those that are there."""
+        import obstore
+
+        left = list(keys)
+
+        def delete_each(waiting: Waiting) -> None:
+            while some := left[:DELETED_AT_ONCE]:
+                try:
+                    obstore.delete(self._store, some)
+                except FileNotFoundError:
+                    # A folder stops at the first one that isn't there.
+                    for key in some:
+                        with contextlib.suppress(FileNotFoundError):
+                            obstore.delete(self._store, key)
+                del left[: len(some)]
+                waiting.progress()
+
+        self._ask(f"delete {len(keys)} objects", "", delete_each)
+
+    def now(self, prefix: str) -> datetime:
+        """The store's clock, by an object that it takes below the prefix, and that goes again."""
+        key = f"{prefix}/.{uuid.uuid4().hex}"
+        self.put(key, b"onbeat")
+        try:
+            return self.size_and_age(key)[1]
+        finally:
+            self.delete([key])
+
+    def _ask(self, what: str, key: str, request: Callable[[Waiting], T]) -> T:
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+        waiting = Waiting(f"the object store to {what}", deadline_s=self._deadline_s)
+        pauses = chain(PAUSES_S, repeat(PAUSES_S[-1]))
+        while True:
+            self.traffic.num_requests += 1
+            try:
+                return request(waiting)
+            except FileNotFoundError as error:
+                raise NotFound("is not in the object store", field=key) from error
+            except (PermissionDeniedError, UnauthenticatedError) as error:
+                raise InvalidInput(
+                    f"the store refuses to {what}: {_words(error)}",
+                    field=SETTING,
+                    cure="give the process an account that may, by the provider's own variables",
+                ) from error
+            except (BaseError, OSError) as error:
+                last = error
+            try:
+                waiting.poke()
+            except DeadlineExceeded as over:
+                raise ObjectsUnavailable(f"{over.problem}: {_words(last)}", field=SETTING) from last
+            self._sleep(min(next(pauses), waiting.left_s))
+
+
+def open_store(url: str, *, still_s: float) -> ObjectStore:
+    """Opens what the URL names; credentials and an endpoint come by the provider's own variables. Raises InvalidInput.
+
+    still_s: the longest that a request waits for a byte. Nothing is repeated below this module.
+    """
+    if not url:
+        raise InvalidInput("no object store is named", field=SETTING, cure=FORMS)
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise InvalidInput("needs obstore", field=SETTING, cure='pip install "onbeat[objects]"') from error
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES or not rest.strip("/") or (scheme == "file" and rest[0] != "/"):
+        raise InvalidInput(f"`{url[:200]}` names no object store", field=SETTING, cure=FORMS)
+    try:
+        if scheme == "file":
+            make_missing(Path(unquote(urlsplit(url).path)))
+            return from_url(url, automatic_cleanup=True)
+        return from_url(
+            url,
+            client_options={
+                # An endpoint without TLS is the operator's word: its URL says so.
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=min(CONNECT_S, still_s)),
+                "read_timeout": timedelta(seconds=still_s),
+                # A day: obstore would end what is large and slow after half a minute.
+                "timeout": timedelta(days=1),
+            },
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=still_s)},
+        )
+    except (BaseError, ValueError, OSError) as error:
+        raise InvalidInput(f"`{url[:200]}` can't be opened: {_words(error)}", field=SETTING, cure=FORMS) from error
+
+
+def check_name(name: str, form: str) -> str:
+    """Returns a name that becomes a key. Raises ContractViolation. form: a regular expression."""
+    if not re.fullmatch(form, name):
+        raise ContractViolation(f"`{name[:80]!a}` is no name of an object", field="name")
+    return name
+
+
+def _parts_of(data: memoryview, part_bytes: int) -> Iterator[memoryview]:
+    for start in range(0, len(data), part_bytes):
+        yield data[start : start + part_bytes]
+
+
+def _words(error: BaseException) -> str:
+    """The first line: what follows is written for those who debug obstore."""
+    return str(error).partition("\n")[0][:MOST_WORDS]

@@ -1,0 +1,266 @@
+"""A host's cache: bytes in files that are named by their digest, bounded, hashed again each time that they are read.
+
+    folder/
+        owner.json       the host, and its boot: a folder that two hosts share is refused, for locks end at the host
+        locks/00 … ff    a lock for each first byte of a digest: of several processes that miss one, one fetches it
+        blobs/DIGEST     mode 0600; its time is that of the last use, and the oldest make room
+        blobs/.….part    being written
+
+No trouble with it is an error: a file that is damaged is deleted, and a disk that is full takes nothing; whoever asks
+goes on to the next layer, and it is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from blake3 import blake3
+
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import InvalidInput
+from onbeat.process.private_folders import make_private
+
+SETTING = "ONBEAT_CACHE"
+CURE = "give each host a folder of its own"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+POLL_S = 0.02
+OWNER_S = 10.0
+"""Longest that another process of the host takes to say whose folder it is."""
+ABANDONED_S = 3600.0
+"""Age at which a file that is being written was left by a process that was killed."""
+PIECE_BYTES = 8 * 1024**2
+PART = ".part"
+
+log = logging.getLogger(__name__)
+
+
+class Owner(Record, frozen=True, kw_only=True):
+    """Whose folder it is."""
+
+    host: str
+    boot_id: str
+    """Of the running kernel: containers of one machine share it, and locks work among them."""
+
+
+@dataclass(kw_only=True)
+class CacheCounts:
+    """What became of reads and writes."""
+
+    num_hits: int = 0
+    num_misses: int = 0
+    num_damaged: int = 0
+    """Files that were deleted, because they hold other bytes than their name says."""
+    num_not_taken: int = 0
+    """Writes that the disk refused, and what is larger than the whole cache."""
+
+
+class HostCache:
+    """Thread-safe, and shared with other processes of this host. Only `open_cache` raises."""
+
+    def __init__(self, folder: Path, *, most_bytes: int) -> None:
+        self._blobs = folder / "blobs"
+        self._locks = folder / "locks"
+        self._most_bytes = most_bytes
+        self.counts = CacheCounts()
+        for made in (self._blobs, self._locks):
+            make_private(made)
+
+    def get(self, digest: str) -> bytes | None:
+        """The bytes; None where they are not at hand, or not what their name says."""
+        path = self._blobs / digest
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            self._missed(error)
+            return None
+        return data if self._is_whole(path, content_digest(data)) else None
+
+    def copy(self, digest: str, target: Path) -> bool:
+        """Copies the bytes into a new file, and answers whether it did; else what is there of the target is to go."""
+        path = self._blobs / digest
+        hasher = blake3()
+        try:
+            with path.open("rb") as source, open(target, "xb", opener=_private) as copied:
+                while piece := source.read(PIECE_BYTES):
+                    hasher.update(piece)
+                    copied.write(piece)
+        except OSError as error:
+            self._missed(error)
+            return False
+        return self._is_whole(path, hasher.hexdigest())
+
+    def put(self, digest: str, data: bytes | memoryview) -> None:
+        """Keeps bytes whose digest this is, if there is room."""
+
+        def write(part: Path) -> None:
+            with part.open("r+b") as file:
+                file.write(data)
+
+        self._put(digest, len(data), write)
+
+    def put_file(self, digest: str, source: Path) -> None:
+        """Keeps a copy of a file whose digest this is, if there is room."""
+        self._put(digest, source.stat().st_size, lambda part: shutil.copyfile(source, part))
+
+    @contextlib.contextmanager
+    def turn(self, digest: str, *, wait_s: float) -> Iterator[None]:
+        """Inside it no other process of this host fetches the bytes; past wait_s without the lock, one might."""
+        with self._locked(digest[:2], wait_s=wait_s):
+            yield
+
+    def _missed(self, error: OSError) -> None:
+        self.counts.num_misses += 1
+        if not isinstance(error, FileNotFoundError):
+            log.warning("the cache is passed over: %s", error)
+
+    def _is_whole(self, path: Path, found: str) -> bool:
+        if found == path.name:
+            self.counts.num_hits += 1
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return True
+        self.counts.num_damaged += 1
+        log.warning("%s in the cache has other bytes than its name says, and is deleted", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return False
+
+    def _put(self, digest: str, num_bytes: int, write: Callable[[Path], object]) -> None:
+        part = self._blobs / f".{digest}.{uuid.uuid4().hex}{PART}"
+        try:
+            if not self._reserve(part, num_bytes):
+                self.counts.num_not_taken += 1
+                return
+            write(part)
+            part.rename(self._blobs / digest)
+        except OSError as error:
+            self.counts.num_not_taken += 1
+            log.warning("the cache takes nothing: %s", error)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _reserve(self, part: Path, num_bytes: int) -> bool:
+        """Makes room, and a file of that size in it, so that processes that write at once stay within the limit."""
+        if num_bytes > self._most_bytes:
+            return False
+        with self._locked("room", wait_s=OWNER_S):
+            files = sorted(self._files())
+            left = sum(size for _, size, _ in files) + num_bytes - self._most_bytes
+            abandoned_s = time.time() - ABANDONED_S
+            for used_s, size, path in files:
+                is_part = path.name.endswith(PART)
+                if (used_s < abandoned_s) if is_part else left > 0:
+                    path.unlink(missing_ok=True)
+                    left -= size
+            if left > 0:
+                return False
+            with open(part, "xb", opener=_private) as file:
+                file.truncate(num_bytes)
+        return True
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """When each file was used last, its bytes, and where it is."""
+        with os.scandir(self._blobs) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    yield found.st_mtime, found.st_size, Path(entry.path)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, wait_s: float) -> Iterator[None]:
+        try:
+            descriptor = os.open(self._locks / name, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            log.warning("the cache has no locks: %s", error)
+            yield
+            return
+        try:
+            if not _lock(descriptor, fcntl.LOCK_EX, wait_s=wait_s):
+                log.warning("another process has held %s of the cache for %.0f s", self._locks / name, wait_s)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@lru_cache(maxsize=8)
+def open_cache(folder: str, *, cache_mb: int) -> HostCache:
+    """Opens the cache of this host, one for each folder and process.
+
+    Raises InvalidInput that names ONBEAT_CACHE for a folder of another host, or one that can't be written.
+    """
+    path = Path(folder).resolve()
+    try:
+        make_private(path)
+        _claim(path)
+        return HostCache(path, most_bytes=cache_mb * 1024**2)
+    except OSError as error:
+        raise InvalidInput(f"{path} can't be used: {error}", field=SETTING, cure=CURE) from error
+
+
+def this_host() -> Owner:
+    return Owner(host=socket.gethostname(), boot_id=BOOT_ID.read_text().strip() if BOOT_ID.exists() else "")
+
+
+def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
+    """Says whose folder it is, and keeps the lock that says that a process uses it as long as this one lives.
+
+    A host that started anew takes its folder again. Raises InvalidInput where it is another host's, or where another
+    one of the same name uses it now, as far as the file system has locks over hosts.
+    """
+    path = folder / "owner.json"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        is_alone = _lock(descriptor, fcntl.LOCK_EX, wait_s=0.0)
+        if not is_alone and not _lock(descriptor, fcntl.LOCK_SH, wait_s=OWNER_S):
+            raise InvalidInput(f"{folder} is held by a process that doesn't say whose it is", field=SETTING, cure=CURE)
+        here, owner = own(), _owner_in(path)
+        if owner is not None and owner.boot_id != here.boot_id and not (is_alone and owner.host == here.host):
+            cure = f"{CURE}; remove {path} if that host is no more"
+            raise InvalidInput(
+                f"{folder} is the cache of host {owner.host}, this is {here.host}", field=SETTING, cure=cure
+            )
+        if owner != here and is_alone:
+            # Blanks cover the rest of a longer one.
+            os.pwrite(descriptor, encode_json(here).ljust(os.fstat(descriptor).st_size), 0)
+        # Shared, for others of this host; it goes with the process.
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _owner_in(path: Path) -> Owner | None:
+    """None where it isn't said yet, or not whole."""
+    try:
+        return decode_json(path.read_bytes(), Owner)
+    except InvalidInput:
+        return None
+
+
+def _lock(descriptor: int, kind: int, *, wait_s: float) -> bool:
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+        time.sleep(POLL_S)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

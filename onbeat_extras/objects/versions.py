@@ -1,0 +1,240 @@
+"""Policy versions in the object store: `weights.transport = "object"`, for processes that share no folder.
+
+    shard ─ whole ─▶ put ─▶ {prefix}/{job}/weights/{digest} ─▶ announced, then read ahead by generators
+    manifest ─▶ names each file with its digest in it      {prefix}/{job}/versions/v000003.{digest of the list}
+
+A manifest is in Redis, under the trainer's epoch: an object that no manifest names counts for nothing. The lists tell a
+trainer which objects go with a version, also with those of the trainer before.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from torch import Tensor
+
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import decode_json, encode_json
+from contracts.errors import ContractViolation, InvalidInput, NotFound, Unavailable, WeightsRejected
+from contracts.run_folder import VERSION, number_of
+from contracts.settings import StackSettings
+from contracts.versions import WeightFile, WeightTransport
+from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore
+from onbeat.weights.transports import ChunksOf, Store, StoreNeeds
+from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
+
+ABANDONED_S = 3600.0
+"""Age at which an object that no list names was left by a trainer that was killed."""
+RECEIVER_S = 60.0
+"""Longest that a generator waits for the store before it says so, and asks again; some minutes in all."""
+LAST_S = 30.0
+"""Longest that the end of a job waits for its versions to be deleted."""
+NAME = re.compile(r"(?P<stem>.+)\.(?P<digest>[0-9a-f]{64})\.(?P<kind>[a-z]+)")
+
+log = logging.getLogger(__name__)
+
+
+class BlobFile:
+    """A FileWriter in memory: its last byte sends it."""
+
+    def __init__(self, num_bytes: int, send: Callable[[memoryview], None]) -> None:
+        self._data: bytearray | None = bytearray(num_bytes)
+        self._num_missing = num_bytes
+        self._send = send
+
+    def write_at(self, data: memoryview, start: int) -> None:
+        if self._data is None:
+            raise AssertionError("a file that was closed is written to")
+        self._data[start : start + len(data)] = data
+        self._num_missing -= len(data)
+
+    def close(self) -> None:
+        data, self._data = self._data, None
+        if data is not None and not self._num_missing:
+            self._send(memoryview(data))
+
+
+class ObjectVersion:
+    """A VersionWriter."""
+
+    transport: WeightTransport = "object"
+    holds_whole = False
+
+    def __init__(self, store: ObjectVersions, plan: PlannedVersion, *, again: bool) -> None:
+        """again: this trainer has published the version before, and readers refuse it."""
+        self._store = store
+        self._directory = plan.directory
+        self._again = again
+        self._files: dict[str, WeightFile] = {}
+        """Name of a file, as it was opened → as a manifest lists it."""
+
+    def stored(self) -> Mapping[str, Tensor]:
+        """Nothing: what the store has already isn't sent again."""
+        return {}
+
+    def reserve(self, num_bytes: int) -> None:
+        """Nothing: a bucket has no size."""
+
+    def open(self, name: str, num_bytes: int) -> BlobFile:
+        def send(data: memoryview) -> None:
+            digest = self._store.send(data, again=self._again)
+            stem, _, kind = name.rpartition(".")
+            self._files[name] = WeightFile(name=f"{stem}.{digest}.{kind}", num_bytes=num_bytes)
+
+        return BlobFile(num_bytes, send)
+
+    def early_path(self, name: str) -> str:
+        """By its content a file can be read as soon as it is there, and it never moves."""
+        return f"{self._directory}/{self._files[name].name}"
+
+    def put_in_place(self) -> tuple[WeightFile, ...]:
+        files = tuple(self._files[name] for name in sorted(self._files))
+        self._store.note(self._directory, [digest_in(file.name) for file in files])
+        return files
+
+    def discard(self) -> None:
+        self._files.clear()
+        self._store.let_go()
+
+
+class ObjectVersions:
+    """A VersionStore: objects by content, and for each version a list of its own."""
+
+    def __init__(self, needs: StoreNeeds) -> None:
+        """Raises as `open_blobs`."""
+        timeouts = needs.spec.timeouts
+        self.folder = needs.folder
+        self.wait_s = timeouts.iteration_s + timeouts.dependency_s
+        """A tensor that fills a shard waits for the store, which may be away."""
+        self.bases: VersionStore = self
+        self._settings = needs.settings
+        self._blobs = open_blobs(
+            needs.settings, needs.folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=needs.pause
+        )
+        self._lists: dict[str, list[str]] | None = None
+        """Key of a list → digests; None until the lists of the trainers before were read."""
+        self._own: set[str] = set()
+        """The directories that this trainer has published."""
+        self._sent: set[str] = set()
+        """Digests of the version that is being written."""
+
+    def begin(self, plan: PlannedVersion) -> ObjectVersion:
+        return ObjectVersion(self, plan, again=plan.directory in self._own)
+
+    def send(self, data: memoryview, *, again: bool) -> str:
+        """Stores a file of the version that is being written, and answers its digest."""
+        digest = self._blobs.put(data, again=again)
+        self._sent.add(digest)
+        return digest
+
+    def note(self, directory: str, digests: list[str]) -> None:
+        """Lists the objects of a version, which is whole now."""
+        text = encode_json(digests)
+        key = f"{self._folder}/{directory.rpartition('/')[2]}.{content_digest(text)}"
+        self._blobs.bucket.put(key, text)
+        self._known()[key] = digests
+        self._own.add(directory)
+        self._sent.clear()
+
+    def let_go(self) -> None:
+        """Deletes what was sent of a version that will not be, as far as the store is there: else a sweep does."""
+        sent, self._sent = self._sent, set()
+        try:
+            self._blobs.drop(sent - self._listed())
+        except Unavailable as error:
+            log.warning("%s; what was sent of a version stays for now", error)
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        used = {directory.rpartition("/")[2] for directory in in_use}
+        self._remove(lambda version, name: version < policy_version and name not in used)
+
+    def remove_after(self, policy_version: int) -> None:
+        self._remove(lambda version, _: version > policy_version)
+
+    def clear_scratch(self) -> None:
+        """Deletes what no list names and is an hour old: no other trainer of this job writes for so long."""
+        self._blobs.sweep(self._listed(), older_than_s=ABANDONED_S)
+
+    def remove_all(self) -> None:
+        """Deletes the job's versions; a store that is away keeps them, and the job ends all the same."""
+        self._lists = None
+        blobs = reading(self._settings, self.folder.job_id, "weights", deadline_s=LAST_S)
+        try:
+            blobs.bucket.delete([one.key for one in blobs.bucket.objects(self._folder)])
+            blobs.drop_all()
+        except Unavailable as error:
+            log.warning("the versions of job %s stay in the object store: %s", self.folder.job_id, error)
+
+    @property
+    def _folder(self) -> str:
+        return f"{self.folder.job_id}/versions"
+
+    def _known(self) -> dict[str, list[str]]:
+        if self._lists is None:
+            self._lists = {one.key: self._read(one.key) for one in self._blobs.bucket.objects(self._folder)}
+        return self._lists
+
+    def _listed(self) -> set[str]:
+        return {digest for digests in self._known().values() for digest in digests}
+
+    def _read(self, key: str) -> list[str]:
+        text = bytearray()
+        self._blobs.bucket.stream(key, text.extend, most_bytes=2**24)
+        try:
+            return decode_json(bytes(text), list[str])
+        except InvalidInput as error:
+            log.warning("%s can't be read: %s", key, error)
+            return []
+
+    def _remove(self, goes: Callable[[int, str], bool]) -> None:
+        """goes: takes a version's number and its name. The base of adapters has no number, and stays."""
+        lists = self._known()
+        names = {key: key.rpartition("/")[2].partition(".")[0] for key in lists}
+        numbers = {key: number_of(name, VERSION) for key, name in names.items()}
+        going = [key for key, number in numbers.items() if number is not None and goes(number, names[key])]
+        gone = {digest for key in going for digest in lists.pop(key)}
+        # The lists go last: a trainer that is killed in between leaves its successor what to delete.
+        self._blobs.drop(gone - self._listed() - self._sent)
+        self._blobs.bucket.delete(going)
+
+
+class ObjectFiles(CopiedFiles):
+    """A VersionFiles. Raises ObjectsUnavailable for a store that is away, which says nothing about the version."""
+
+    announces_early = True
+
+    def __init__(self, settings: StackSettings) -> None:
+        super().__init__("the object store", self._bytes_of, bases=self)
+        self._blobs_of = lru_cache(maxsize=8)(lambda job_id: _reader(settings, job_id))
+
+    def _bytes_of(self, file: VersionFile) -> bytes:
+        version = f"version {file.policy_version}"
+        try:
+            return self._blobs_of(file.job_id).get(digest_in(file.name), num_bytes=file.num_bytes)
+        except ContractViolation as error:
+            raise WeightsRejected(f"{file.name} of {version} isn't in the object store: {error}") from error
+        except NotFound as error:
+            raise WeightsRejected(f"{version} is not in the object store: {error}") from error
+
+
+def digest_in(name: str) -> str:
+    """The digest that a file's name has in it. Raises ContractViolation for another store's name."""
+    if (found := NAME.fullmatch(name)) is None:
+        raise ContractViolation("has no digest in its name", field=name)
+    return found["digest"]
+
+
+def _reader(settings: StackSettings, job_id: str) -> Blobs:
+    return reading(settings, job_id, "weights", deadline_s=RECEIVER_S)
+
+
+def _receiver(root: Path, chunks: ChunksOf | None, settings: StackSettings) -> VersionFiles:
+    return ObjectFiles(settings)
+
+
+STORE = Store(trainer=ObjectVersions, receiver=_receiver)
