@@ -6,8 +6,8 @@
         blobs/DIGEST     mode 0600; its time is that of the last use, and the oldest make room
         blobs/.….part    being written
 
-No trouble with it is an error: a file that is damaged is deleted, and a disk that is full takes nothing; whoever asks
-goes on to the next layer, and it is counted.
+No trouble with it is an error: a file that is damaged is deleted, and a disk that is full takes nothing. It is counted,
+and the bytes come from the next layer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Owner(Record, frozen=True, kw_only=True):
 
     host: str
     boot_id: str
-    """Of the running kernel: containers of one machine share it, and locks work among them."""
+    """The running kernel: containers of one machine share it, and locks work among them."""
 
 
 @dataclass(kw_only=True)
