@@ -198,11 +198,16 @@ class StackSettings(Record, frozen=True, kw_only=True):
         return Path(self.weight_root).resolve() if self.weight_root else self.run_root_path
 
     @property
+    def own_folders(self) -> tuple[str, ...]:
+        """What the stack alone reads and writes: no spec leads there, and no caged process sees it."""
+        others = (self.cache, self.objects.partition("file://")[2])
+        return (str(self.run_root_path), str(self.weight_root_path), *(str(Path(one).resolve()) for one in others if one))
+
+    @property
     def spec_root(self) -> SpecRoot:
         """Roots below which a spec's model and data may lie."""
         extra = [Path(folder) for folder in self.extra_roots.split(os.pathsep) if folder]
-        kept = [Path(folder.removeprefix("file://")) for folder in (self.cache, self.objects) if folder]
-        return SpecRoot(Path(self.model_root), extra=extra, closed=(self.run_root_path, self.weight_root_path, *kept))
+        return SpecRoot(Path(self.model_root), extra=extra, closed=tuple(map(Path, self.own_folders)))
 
     def environment(self) -> dict[str, str]:
         """The variables that make another process read these settings."""

@@ -51,7 +51,7 @@ def create_app(
         warm_up_timeout_s=settings.scorer_start_s,
         memory_mb=settings.scorer_memory_mb,
         network=settings.scorer_network == "host",
-        hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
+        hidden=settings.own_folders,
         on_restart=app.state.metrics.scorer_restarts.inc,
     )
     app.state.environments = EnvironmentPool(

@@ -338,7 +338,7 @@ export interface JobSpec {
   trackers: ("mlflow" | "tensorboard" | "wandb")[];
   optimizer?: OptimizerSpec;
   trainer?: TrainerSpec;
-  weights?: (FileWeights | DeltaWeights | RedisWeights);
+  weights?: (FileWeights | DeltaWeights | RedisWeights | ObjectWeights);
   stages: (ReferenceStage | TeacherStage | RewardModelStage | LlmJudgeStage | ExternalStage)[];
   evaluation?: EvaluationSpec;
   recording?: (RecordingSpec | null);
@@ -460,6 +460,10 @@ export interface NumericReward {
   weight: number;
   on_unscorable: (("fail") | number);
   tolerance: number;
+}
+
+export interface ObjectWeights {
+  transport: ("object");
 }
 
 export interface OptimizerSpec {

@@ -97,7 +97,7 @@ class EnvironmentPool:
             "environments",
             memory_mb=settings.environment_memory_mb,
             network=settings.environment_network == "host",
-            hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
+            hidden=settings.own_folders,
         )
         self._on_restart = on_restart
         self._on_result = on_result

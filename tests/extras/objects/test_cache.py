@@ -203,8 +203,9 @@ def test_a_folder_that_cannot_be_made_is_refused() -> None:
         open_cache("/dev/null/cache", cache_mb=1)
 
 
-def test_a_folder_of_the_cache_or_of_the_store_is_closed_to_specs(tmp_path: Path) -> None:
+def test_a_folder_of_the_cache_or_of_the_store_is_closed_to_specs_and_cages(tmp_path: Path) -> None:
     for setting in ({"cache": str(tmp_path / "kept")}, {"objects": f"file://{tmp_path}/kept"}):
-        root = StackSettings(model_root=str(tmp_path), **setting).spec_root  # type: ignore[arg-type]
+        settings = StackSettings(model_root=str(tmp_path), **setting)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="leads into"):
-            root.find("kept/model", field="model.path")
+            settings.spec_root.find("kept/model", field="model.path")
+        assert settings.own_folders[2:] == (str(tmp_path / "kept"),), "caged processes see it"
