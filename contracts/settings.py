@@ -200,8 +200,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     @property
     def own_folders(self) -> tuple[str, ...]:
         """What the stack alone reads and writes: no spec leads there, and no caged process sees it."""
-        others = (self.cache, self.objects.partition("file://")[2])
-        return (str(self.run_root_path), str(self.weight_root_path), *(str(Path(one).resolve()) for one in others if one))
+        folders = (self.run_root, self.weight_root, self.cache, self.objects.partition("file://")[2])
+        return tuple(str(Path(folder).resolve()) for folder in folders if folder)
 
     @property
     def spec_root(self) -> SpecRoot:

@@ -208,4 +208,4 @@ def test_a_folder_of_the_cache_or_of_the_store_is_closed_to_specs_and_cages(tmp_
         settings = StackSettings(model_root=str(tmp_path), **setting)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="leads into"):
             settings.spec_root.find("kept/model", field="model.path")
-        assert settings.own_folders[2:] == (str(tmp_path / "kept"),), "caged processes see it"
+        assert settings.own_folders[1:] == (str(tmp_path / "kept"),), "caged processes see it"
