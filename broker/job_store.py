@@ -141,6 +141,11 @@ class JobStore:
         """Raises NotFound."""
         return decode(self._spec_bytes(job_id), JobSpec)
 
+    def files(self, job_id: str) -> bytes | None:
+        """Which objects the files of the run are, as its trainer has said last (`TrainerSide.record_files`)."""
+        with self._broker.call():
+            return self._redis.get(OpenKeys(job_id).files)
+
     def _spec_bytes(self, job_id: str) -> bytes:
         with self._broker.call():
             data = self._redis.get(OpenKeys(job_id).spec)

@@ -30,6 +30,7 @@ exists only for a job with stages.
 | onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:S:{J}:claimers | hash, who claims → its newest claim | both claims | both claims | window, at most 4,096 |
 | onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
+| onbeat:{J}:files | string, which objects the run folder is | trainer | gateway, trainer | job |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
 | onbeat:jobs | sorted set, job id → creation time | job store | gateway | until a job is removed |
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
@@ -150,6 +151,7 @@ class OpenKeys:
         self.starting = f"{tag}:starting"
         self.dispatched = f"{tag}:dispatched"
         self.ready = f"{tag}:ready"
+        self.files = f"{tag}:files"
 
 
 class JobKeys(OpenKeys):

@@ -113,6 +113,10 @@ class TrainerSide:
         """Tells generators of a file before its version is announced. Raises FencedOff."""
         self._fenced("announce_shard", encode(shard))
 
+    def record_files(self, listed: bytes) -> None:
+        """Says which objects the files of the run are (onbeat/run_files.py). Raises FencedOff."""
+        self._fenced("record_files", listed)
+
     def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
         """keep_s: after so long without another chunk all of them go. Raises FencedOff, BrokerFull."""
         field = chunk_field(policy_version, name, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -14,12 +15,18 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from contracts.encoding.names import check_job_id
 from contracts.errors import BrokerUnavailable, Unavailable
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.exposition.requests import GatewayMetrics
 from gateway.live_stream import PERIOD_S
+from onbeat.run_files import RunFiles, run_files
 
 MAX_BODY_BYTES = 1024 * 1024
+BRING_S = 5.0
+"""Longest that an answer waits for the files of another host."""
+AWAY_S = 15.0
+"""So long no other answer waits for a store that has let one wait in vain."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +52,26 @@ class Services:
 
     num_verifications: int = 0
     """The event loop's thread alone touches it."""
+
+    brought: dict[str, RunFiles] = field(default_factory=dict)
+    """Job id → the files of its run, where they come from other hosts."""
+    asks_again_s: float = 0.0
+    """When a store that was away is asked again, by the monotonic clock."""
+
+    def run_folder(self, job_id: str, *, below: str = "") -> RunFolder:
+        """The run folder; where it is another host's, that part of it is brought here first. Raises Unavailable."""
+        folder = RunFolder(self.settings.run_root_path, job_id)
+        if self.settings.objects:
+            if time.monotonic() < self.asks_again_s:
+                raise Unavailable("the object store does not answer", field="ONBEAT_OBJECTS", cure="try again later")
+            if job_id not in self.brought:
+                self.brought[job_id] = run_files(self.settings, folder, deadline_s=BRING_S)
+            try:
+                self.brought[job_id].bring(self.jobs.files(job_id), below=below)
+            except Unavailable:
+                self.asks_again_s = time.monotonic() + AWAY_S
+                raise
+        return folder
 
     @property
     def jobs(self) -> JobStore:

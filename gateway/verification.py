@@ -75,6 +75,7 @@ async def _verify(services: Services, job_id: str) -> AuditVerdict:
 
 
 def _task(services: Services, job_id: str) -> AuditTask:
+    services.run_folder(job_id)
     jobs = services.jobs
     records = jobs.audit(job_id)
     return AuditTask(

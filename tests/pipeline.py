@@ -147,10 +147,10 @@ class Pipeline:
         if exit_code != 0:
             raise AssertionError(f"the trainer ended with {exit_code}:\n{list(self.children.values())[-1].tail()}")
 
-    def train_until_death(self, job_id: str, *, crash_at: str = "", deadline_s: float = DEADLINE_S) -> int:
+    def train_until_death(self, job_id: str, *, deadline_s: float = DEADLINE_S, **changes: Any) -> int:
         """Exit code of the first trainer that gets the lease; negative: the signal that killed it."""
         while True:
-            trainer = self.start(f"consumer-{job_id}-{len(self.children)}", job_id, crash_at=crash_at)
+            trainer = self.start(f"consumer-{job_id}-{len(self.children)}", job_id, **changes)
             exit_code = wait_for_exit(trainer, deadline_s)
             if exit_code != HELD:
                 return exit_code

@@ -55,6 +55,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "put_rows": (STAGE,),
     "read_batch": (STAGE,),
     "reconcile": (TRAINER,),
+    "record_files": (TRAINER,),
     "renew_prompts": (GENERATOR,),
     "renew_rows": (STAGE,),
     "renew_trainer": (TRAINER,),
@@ -104,7 +105,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     TRAINER: (
         ("+time +info", ""),
         (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
-        ("+set", "~onbeat:persisted"),
+        ("+set", "~onbeat:persisted ~onbeat:{*}:files"),
         ("+hset +hincrby", f"~onbeat:{{*}}:fence ~{S}:{{*}}:progress ~{S}:{{*}}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),

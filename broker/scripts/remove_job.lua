@@ -18,7 +18,7 @@ redis.call('SREM', ACTIVE, JOB_ID)
 drop_reservation(a.idempotency_key)
 if tonumber(spec_bytes) then redis.call('DECRBY', SPEC_BYTES, whole(tonumber(spec_bytes))) end
 local names = {}
-for _, name in ipairs({ 'fence', 'weights', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'dispatched', 'ready' }) do
+for _, name in ipairs({ 'fence', 'weights', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'dispatched', 'ready', 'files' }) do
   names[#names + 1] = job_key(name)
 end
 for _, name in ipairs({ 'counters', 'dead', 'progress', 'buried', 'spans', 'claimers' }) do names[#names + 1] = sealed_key(name) end

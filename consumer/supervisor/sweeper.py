@@ -47,12 +47,16 @@ from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import remove_tree
+from onbeat.run_files import run_files
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import WorkerMetrics
 
 LATE_S = 600.0
 """So long a removal is looked at again: a trainer that slept through it may still write a file, or a start make one."""
+
+REMOVAL_S = 60.0
+"""The longest that a look at copies elsewhere may take."""
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +127,7 @@ class Sweeper:
             name_it(self._folder_of(job_id))
         else:
             removed = [remove_tree(root / job_id) for root in self._roots]
+            run_files(self._settings, self._folder_of(job_id), deadline_s=REMOVAL_S).remove()
             if any(removed):
                 log.info("the files of %s are removed", job_id)
             if time.time() - removal.at_s < LATE_S:

@@ -18,6 +18,7 @@ Produces:     an audit record, one more open iteration, lines of the run log; a 
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from broker.openings import Opening
@@ -32,6 +33,7 @@ from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import CheckpointWritten, TimelineSpan
 from contracts.timeline import TRAINER
 from contracts.versions import WeightManifest
+from onbeat.loop.lease_keeper import Cancelled, Stopped
 from onbeat.loop.trained_job import commit_iteration, report_evaluation
 from onbeat.process.crash_points import reach
 
@@ -90,6 +92,8 @@ class Commits:
         )
         if stepped is not None and not takes_turns:
             self._settle(stepped.made)
+        has_checkpoint = stepped is not None and held.spec.checkpoints_after(iteration.number)
+        held.run_files.keep(iteration.number, held.side, has_checkpoint=has_checkpoint)
         return following, boundary
 
     def _dispatch_evaluation(self, iteration: int) -> None:
@@ -156,6 +160,9 @@ def save(held: HeldJob) -> None:
         return
     if not held.folder.checkpoint_after(settled.policy_version - 1).exists():
         _write_checkpoint(held, settled)
+        # Copies that can't be reached don't hold up a job that is asked to end.
+        with contextlib.suppress(Cancelled, Stopped):
+            held.run_files.keep(settled.policy_version - 1, held.side, has_checkpoint=True)
 
 
 def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:

@@ -34,6 +34,7 @@ from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource, prompt_source
 from onbeat.rendering.pieces import Pieces
+from onbeat.run_files import run_files
 from onbeat.telemetry.tracing import trace_export
 from onbeat.weights.model_folder import end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
@@ -72,8 +73,12 @@ class HeldJob:
         plan = IterationPlan(job_id, spec, load_prompts(settings, spec, policy, job_id))
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
-        self.peak_flops = settings.peak_flops
         self.jobs = JobStore(broker)
+        deadline_s = spec.timeouts.dependency_s
+        self.run_files = run_files(settings, self.folder, deadline_s=deadline_s, pause=self.pause)
+        # Before a file of the folder is read, or written.
+        self.run_files.begin(self.jobs.files(job_id))
+        self.peak_flops = settings.peak_flops
         self.spans = SpanStream(broker, job_id)
         self._metrics = metrics
         self._traces = trace_export(settings)

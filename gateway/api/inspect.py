@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Request, Response
 from broker.monitor import stack_state
 from contracts.answers import AuditVerdict, LogPart, StackState
 from contracts.jobs import EvaluationScore
-from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.run_files import evaluations, trainer_log
@@ -42,7 +41,7 @@ def spec(job_id: KnownJob, services: HasServices) -> Response:
 @router.get("/jobs/{job_id}/evaluations", **SCORES)
 def held_out(job_id: KnownJob, services: HasServices) -> Response:
     """Show the mean rewards over the held-out prompts, oldest first."""
-    return json_answer({"evaluations": evaluations(RunFolder(services.settings.run_root_path, job_id))})
+    return json_answer({"evaluations": evaluations(services.run_folder(job_id, below="evaluations.jsonl"))})
 
 
 @router.get("/jobs/{job_id}/log", **openapi.answers(openapi.record(LogPart)))
@@ -53,7 +52,7 @@ def log(
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65536,
 ) -> Response:
     """Show a part of the trainer's log: what stands behind its first `after` bytes. `next` asks for what follows."""
-    folder = RunFolder(services.settings.run_root_path, job_id)
+    folder = services.run_folder(job_id, below="trainer.log")
     return json_answer(trainer_log(folder, after=after, limit=limit))
 
 

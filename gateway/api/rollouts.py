@@ -11,7 +11,6 @@ from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.recorded.batches import FoundTexts, IterationView, RecordedBatchView, RecordedIteration, RecordedList
 from contracts.recorded.files import RecordedFiles, why_not_again
 from contracts.rollouts import Purpose
-from contracts.run_folder import RunFolder
 from gateway import openapi
 from gateway.recorded import Search, batch_view
 from gateway.run_files import readable
@@ -99,7 +98,7 @@ def recorded_batch(
 
 
 def _files(services: Services, job_id: str) -> RecordedFiles:
-    return RecordedFiles(RunFolder(services.settings.run_root_path, job_id), max_bytes=MAX_SHOWN_BYTES)
+    return RecordedFiles(services.run_folder(job_id, below="rollouts/"), max_bytes=MAX_SHOWN_BYTES)
 
 
 def _index(files: RecordedFiles, iteration: int) -> RecordedIteration:

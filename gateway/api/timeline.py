@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query, Response
 
 from broker.monitor import seen_generators
 from contracts.monitor import GeneratorSeen
-from contracts.run_folder import RunFolder
 from contracts.timeline import TimelineReport
 from gateway import openapi
 from gateway.run_files import timeline_end
@@ -53,5 +52,5 @@ def _report(services: Services, job_id: str, last: int) -> TimelineReport:
     """Raises Unavailable where the run folder can't be read."""
     is_final = services.jobs.state(job_id).is_final
     ahead = 0 if is_final else services.jobs.spec(job_id).max_policy_lag
-    spans = timeline_end(RunFolder(services.settings.run_root_path, job_id), iterations=last + ahead)
+    spans = timeline_end(services.run_folder(job_id, below="timeline.jsonl"), iterations=last + ahead)
     return timeline_report(job_id, spans, last=last, left_out=ahead)

@@ -12,7 +12,6 @@ from broker.monitor import stream_report
 from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.events import AuditRecord, IterationMetrics, record_digest
 from contracts.monitor import StreamReport
-from contracts.run_folder import RunFolder
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.run_files import iteration_metrics
@@ -55,7 +54,7 @@ def job_metrics(
     job_id: KnownJob, services: HasServices, last: Annotated[int | None, Query(ge=1, le=MAX_ITERATIONS)] = None
 ) -> Response:
     """Show every trained iteration in numbers, oldest first; or the last ones."""
-    found = iteration_metrics(RunFolder(services.settings.run_root_path, job_id))
+    found = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"))
     return json_answer({"iterations": found[-last:] if last else found})
 
 

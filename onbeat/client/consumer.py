@@ -308,6 +308,7 @@ class Consumer:
             tenure, expected, made=made, metrics=metrics, opening=opening, last_link=self._last_link
         )
         tenure.recorder.commit(number)
+        tenure.run_files.keep(number, tenure.side, has_checkpoint=True)
         self._next = number + 1 if number < self.spec.last_iteration else None
 
     def _reread(self, refused: frozenset[str]) -> None:

@@ -21,9 +21,13 @@ from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
 from onbeat.audit.folder import read_audit, read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
+from onbeat.run_files import run_files
 from onbeat.stack.access import run_root_from
 from onbeat.terminal.output import tell
 from onbeat.terminal.words import short
+
+BRING_S = 60.0
+"""Longest that a look at the copies of a run's files may take."""
 
 
 def export(
@@ -79,7 +83,11 @@ def _run_of(
         if gateway is not None or not offline.path.is_dir():
             raise
         return offline, None
-    return RunFolder(Path(access.run_root), job, weight_root=weight_root), records
+    folder = RunFolder(Path(access.run_root), job, weight_root=weight_root)
+    if settings.objects and not folder.path.is_dir():
+        folder = offline
+        run_files(settings, folder, deadline_s=BRING_S).bring()
+    return folder, records
 
 
 def _table(exported: object, *, has_chain: bool) -> Table:

@@ -23,6 +23,8 @@ CRASH_POINTS = {
     "consumer.after_commit": "the iteration is committed and the next one open, a due checkpoint is not written",
     "consumer.writing_checkpoint": "a part of a checkpoint is on disk, under a hidden name",
     "consumer.after_checkpoint": "the checkpoint is complete, older ones are not yet removed",
+    "consumer.keeping_files": "what an iteration left is copied, no list in Redis says so",
+    "consumer.after_files_kept": "the list says so, its pointer is not written and older copies are not removed",
     "consumer.saving_older_versions": "older versions of the window are in a checkpoint that has no name yet",
     "consumer.publishing_older_versions": "an older version is published again, the window is not open",
     "consumer.putting_aside": "an audit chain is in its run folder under another name than the one that is looked for",

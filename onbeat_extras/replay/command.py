@@ -21,6 +21,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import engine_from
 from onbeat.commands import options
 from onbeat.process.waiting import Waiting
+from onbeat.run_files import run_files
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import describe_exit
@@ -64,7 +65,9 @@ def sample_again(plan: StackPlan, job_id: str, batch_id: str, *, timeout_s: floa
     Raises what `read_from` does, DeadlineExceeded, and Unavailable for a process that doesn't start, or dies.
     """
     settings = replace(plan.settings, run_root=str(plan.run_root), redis_url="")
-    read_from(RunFolder(plan.run_root, job_id, weight_root=settings.weight_root_path), batch_id)
+    folder = RunFolder(plan.run_root, job_id, weight_root=settings.weight_root_path)
+    run_files(settings, folder, deadline_s=timeout_s).bring()
+    read_from(folder, batch_id)
     plan = dataclasses.replace(plan, settings=settings)
     # What scores and plays; a generator's place is this program's.
     modules = {"reward_service": MODULES["reward_service"]}

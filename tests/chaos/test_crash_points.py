@@ -26,9 +26,10 @@ LAGGING_POINTS = ["consumer.saving_older_versions", "consumer.publishing_older_v
 """Only trainers of a job with a lag get there."""
 SWEEP_POINTS = ["consumer.putting_aside", "consumer.reducing_files", "consumer.removing_files"]
 """Those of the worker's sweep after ended jobs: tests/integration/test_retention.py and test_deletion.py die there."""
-TRAINER_POINTS = [
-    name for name in CRASH_POINTS if name.startswith("consumer.") and name not in (*LAGGING_POINTS, *SWEEP_POINTS)
-]
+COPY_POINTS = ["consumer.keeping_files", "consumer.after_files_kept"]
+"""Only trainers whose run folders are copied elsewhere get there: tests/chaos/test_lost_hosts.py."""
+ELSEWHERE = (*LAGGING_POINTS, *SWEEP_POINTS, *COPY_POINTS)
+TRAINER_POINTS = [name for name in CRASH_POINTS if name.startswith("consumer.") and name not in ELSEWHERE]
 LOADING, RECEIVING = "producer.loading_weights", "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
 TURN_POINTS = ["producer.after_turn", "producer.after_step"]

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
+import heapq
+import itertools
 import os
+import random
+import select
 import shutil
+import struct
 import subprocess
+import threading
+import time
 import uuid
 
 import pytest
 
 NUM_HOSTS = 3
+CLONE_NEWNET = 0x40000000
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
+"""Of linux/if_tun.h."""
 
 
 class Network:
@@ -50,6 +63,18 @@ class Network:
     def heal(self, host: str) -> None:
         self._ip("-n", self._switch, "link", "set", self._port(host), "up")
 
+    def slow_down(self, host: str, *, delay_s: float, loss: float) -> SlowCable:
+        """Takes the host's cable away and leads another one there, each way with this delay and this share of frames
+        lost. A context manager, for as long as it is used."""
+        self._ip("-n", self._switch, "link", "del", self._port(host))
+        near, far = f"{self._name}t{host.rpartition('.')[2]}", f"{self._name}u{host.rpartition('.')[2]}"
+        cable = SlowCable((self._namespace(host), near), (self._switch, far), delay_s=delay_s, loss=loss)
+        self._ip("-n", self._namespace(host), "addr", "add", f"{host}/24", "dev", near)
+        self._ip("-n", self._namespace(host), "link", "set", near, "up")
+        self._ip("-n", self._switch, "link", "set", far, "master", "bridge")
+        self._ip("-n", self._switch, "link", "set", far, "up")
+        return cable
+
     def _build(self) -> None:
         self._ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         self._ip("-n", self._switch, "link", "set", "bridge", "up")
@@ -84,3 +109,62 @@ class Network:
     @staticmethod
     def _ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class SlowCable:
+    """Frames between two namespaces, carried by a thread, since this kernel may have no netem."""
+
+    def __init__(self, *ends: tuple[str, str], delay_s: float, loss: float) -> None:
+        """ends: (namespace, name of the device that is made there) of both."""
+        self._delay_s, self._loss = delay_s, loss
+        self._luck = random.Random(7)
+        self._ends: list[int] = []
+        making = threading.Thread(target=lambda: self._ends.extend(_tap(*end) for end in ends))
+        making.start()  # a thread of its own: it leaves for other namespaces
+        making.join()
+        self._is_over = threading.Event()
+        self._carrying = threading.Thread(target=self._carry, daemon=True)
+        self.num_lost = 0
+
+    def __enter__(self) -> SlowCable:
+        self._carrying.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._carrying.join()
+        for end in self._ends:
+            os.close(end)
+
+    def _carry(self) -> None:
+        near, far = self._ends
+        other_end = {near: far, far: near}
+        under_way: list[tuple[float, int, int, bytes]] = []
+        for number in itertools.count():
+            if self._is_over.is_set():
+                return
+            wait_s = under_way[0][0] - time.monotonic() if under_way else 0.1
+            for end in select.select([near, far], [], [], min(0.1, max(0.0, wait_s)))[0]:
+                frame = os.read(end, 65536)
+                if self._luck.random() >= self._loss:
+                    heapq.heappush(under_way, (time.monotonic() + self._delay_s, number, other_end[end], frame))
+                else:
+                    self.num_lost += 1
+            while under_way and under_way[0][0] <= time.monotonic():
+                _, _, end, frame = heapq.heappop(under_way)
+                with contextlib.suppress(OSError):  # a device that is not up yet
+                    os.write(end, frame)
+
+
+def _tap(namespace: str, name: str) -> int:
+    """Opens a new network device, of Ethernet frames, in another namespace than the one of this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    try:
+        if libc.setns(there, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+        device = os.open("/dev/net/tun", os.O_RDWR)
+        fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP | IFF_NO_PI))
+    finally:
+        os.close(there)
+    return device

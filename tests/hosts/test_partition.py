@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.short_job import LAG, assert_undisturbed, sequential_digest, short_job, until
+from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequential_digest, short_job, until
 from tests.hosts.network import Network
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.redundant_redis import RedundantRedis
@@ -87,4 +87,23 @@ def test_a_job_goes_on_where_the_others_are_and_the_trainer_that_was_cut_off_end
         assert wait_for_exit(there) != 0
         network.heal(cut_off)
         redundant.until_follows(redundant.servers[0], redundant.primary())
+        assert_undisturbed(pipeline, job_id, oracle)
+
+
+@long_variant
+def test_a_trainer_behind_a_slow_link_that_loses_frames_ends_with_the_same_weights(
+    network: Network, tmp_path: Path
+) -> None:
+    redundant = redundant_over(network, tmp_path / "redis")
+    far, *_ = reversed(network.hosts)
+    spec = short_job(iterations=4, weights={"transport": "redis"}, timeouts__trainer_lease_s=4.0)
+    with Pipeline(tmp_path, redundant) as pipeline:
+        oracle = sequential_digest(pipeline, spec, tmp_path / "oracle")
+        pipeline.start_generators(1)
+        job_id, _ = pipeline.jobs.create(spec)
+        # The server there is a replica: what is confirmed goes over the link, too.
+        with network.slow_down(far, delay_s=0.02, loss=0.01) as cable:
+            trainer = pipeline.start(f"consumer-{job_id}", job_id, entering=network.entering(far))
+            assert wait_for_exit(trainer) == 0, trainer.tail()
+        assert cable.num_lost > 0
         assert_undisturbed(pipeline, job_id, oracle)

@@ -475,6 +475,7 @@ def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> Non
         late.acquire,
         lambda: job.trainer.publish_weights(manifest(1), oldest_kept=0),
         lambda: job.trainer.announce_shard(shard),
+        lambda: job.trainer.record_files(b"a list"),
         lambda: job.trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60),
         lambda: job.trainer.open_iteration(job.opening(0), {0: DIGEST}),
         lambda: job.trainer.reconcile(0, job.batches(0)),

@@ -102,6 +102,7 @@ def test_a_generator_of_a_job_with_a_lag_is_told_of_versions_and_of_the_files_af
 
 def test_a_trainer_whose_epoch_is_over_writes_no_weights(broker: Broker, job: str, trainer: TrainerSide) -> None:
     trainer.put_chunk(0, NAME, 0, b"mine", keep_s=60.0)
+    trainer.record_files(b"mine")
     trainer.release()
     TrainerSide(broker, job, owner="second", lease_s=10.0).acquire()
     shard = WeightShard(policy_version=1, path="j/weights/.v000001.0/a", name="a", num_bytes=8)
@@ -109,8 +110,10 @@ def test_a_trainer_whose_epoch_is_over_writes_no_weights(broker: Broker, job: st
         lambda: trainer.put_chunk(0, NAME, 0, b"late", keep_s=60.0),
         lambda: trainer.drop_chunks_before(1),
         lambda: trainer.announce_shard(shard),
+        lambda: trainer.record_files(b"late"),
     ):
         with pytest.raises(FencedOff):
             write()
     assert WeightChunks(broker, job).get(0, NAME, 0) == b"mine"
+    assert JobStore(broker).files(job) == b"mine"
     assert GeneratorSide(broker, job, "generator-a").wait_for_prompts(0.01) == []

@@ -26,6 +26,7 @@ from onbeat.loop.recording import Recorder
 from onbeat.loop.trained_job import watches_of
 from onbeat.loop.window import Window
 from onbeat.process.waiting import Waiting
+from onbeat.run_files import run_files
 
 LEASE_POLL_S = 0.25
 
@@ -57,6 +58,8 @@ class Tenure:
             plan=self.spec.stage_plan,
         )
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
+        deadline_s = self.spec.timeouts.dependency_s
+        self.run_files = run_files(settings, self.folder, deadline_s=deadline_s, pause=self.pause)
         self.generators, self.stages = watches_of(self.connection.broker, self.spec, side=self.side, job_id=job_id)
         self.chain_file: ChainFile
         self.recorder: Recorder
@@ -78,6 +81,7 @@ class Tenure:
         self._is_kept = True
         self._keeper.start()
         self._keeper.loaded()
+        self.run_files.begin(self.jobs.files(self.job_id))
         try:
             self.jobs.move(self.job_id, JobState.RUNNING, trainer_epoch=self.side.trainer_epoch)
         except Conflict:

@@ -1,0 +1,181 @@
+"""What waiting generators cost Redis: the server's time for an opening, a claim, a heartbeat and a publication.
+
+    onbeat bench control-plane
+
+N connections wait in XREAD for prompts, as an idle generator's does, each beside a presence; another generator claims
+and publishes the 128 batches of 45 KB of each iteration. The server's processor milliseconds are taken around each
+step, medians of the rounds: of a claim, a heartbeat (presence and lease) and a publication; of a whole opening, with
+the trainer's reading and commit before it, which wakes all N; and of the claim that each of them then makes in vain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import select
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from msgspec.structs import replace
+
+from benchmarks._batches import rollout_batch
+from benchmarks._results import REPOSITORY, write_result
+from benchmarks.broker import LEASE_S, NUM_BATCHES, FencedTrainer, publish
+from broker.connection.client import Broker, connect
+from broker.generator_side import Claim, GeneratorSide
+from broker.keys import OpenKeys
+from broker.presence import Presence
+from contracts.rollouts import RolloutBatch
+from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
+
+EXPECTED = (
+    "Before the first run: claim, heartbeat and publication at 1,000 within 1.2 of those at 1; an opening 0.07 ms a "
+    "waiting generator more with the claim in vain."
+)
+SIZE = "45 KB"
+WAITING = (1, 10, 100, 1000)
+DEADLINE_S = 60.0
+
+
+class Waiting:
+    """N connections in XREAD on the stream that says that prompts went out."""
+
+    def __init__(self, broker: Broker, url: str, job_id: str, count: int) -> None:
+        self._stream = OpenKeys(job_id).dispatched
+        parts = urlsplit(url)
+        hello = command("AUTH", parts.username or "default", unquote(parts.password or ""))
+        presence = Presence(broker)
+        self._sockets: list[socket.socket] = []
+        for number in range(count):
+            presence.beat(f"waiting-{number}", {"engine": "transformers"})
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(DEADLINE_S)
+            connection.connect(unquote(parts.path))
+            connection.sendall(hello)
+            if not connection.recv(64).startswith(b"+OK"):
+                raise RuntimeError("the server refuses a waiting connection")
+            self._sockets.append(connection)
+
+    def wait(self) -> None:
+        """Each of them waits for what goes out from now on."""
+        for connection in self._sockets:
+            connection.sendall(command("XREAD", "BLOCK", "0", "STREAMS", self._stream, "$"))
+
+    def woken(self) -> None:
+        """Returns when the server has answered all of them."""
+        left = set(self._sockets)
+        deadline_s = time.monotonic() + DEADLINE_S
+        poller = select.poll()
+        for connection in left:
+            poller.register(connection, select.POLLIN)
+        by_number = {connection.fileno(): connection for connection in left}
+        while left:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{len(left)} connections were not woken")
+            for number, _ in poller.poll(1000):
+                by_number[number].recv(1 << 16)
+                poller.unregister(number)
+                left.discard(by_number[number])
+
+    def close(self) -> None:
+        for connection in self._sockets:
+            connection.close()
+
+
+def command(*words: str) -> bytes:
+    """The words as Redis' protocol has them."""
+    data = [word.encode() for word in words]
+    return b"*%d\r\n" % len(data) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in data)
+
+
+class Server:
+    """Processor milliseconds of the server."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def cpu_ms(self, *work: Callable[[], object]) -> float:
+        """What the work takes it."""
+        before_ms = self._ms()
+        for one in work:
+            one()
+        return self._ms() - before_ms
+
+    def _ms(self) -> float:
+        info: Any = self._broker.redis.info("cpu")
+        return 1000 * (info["used_cpu_sys"] + info["used_cpu_user"])
+
+
+def measure(url: str, count: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of the server; the first round warms up."""
+    num_batches = NUM_BATCHES[SIZE]
+    with contextlib.closing(connect(StackSettings(redis_url=url), patience_s=60.0)) as broker:
+        trainer, server, presence = FencedTrainer(broker, SIZE), Server(broker), Presence(broker)
+        side = GeneratorSide(broker, trainer.source, "at work")
+        batch = replace(rollout_batch(1), generator_id="at work")
+        found: dict[str, list[float]] = {
+            what: [] for what in ("opening", "claim", "claim in vain", "heartbeat", "publication")
+        }
+        with contextlib.closing(Waiting(broker, url, trainer.source, count)) as waiting:
+            claims: list[Claim] = []
+            claim_each(side, claims)
+            for _ in range(rounds + 1):
+                found["heartbeat"].append(server.cpu_ms(partial(beat_each, side, presence, claims)) / num_batches)
+                found["publication"].append(server.cpu_ms(partial(publish_each, side, claims, batch)) / num_batches)
+                trainer.prepare()
+                waiting.wait()
+                found["opening"].append(server.cpu_ms(partial(trainer.take, num_batches), waiting.woken))
+                claims.clear()
+                found["claim"].append(server.cpu_ms(partial(claim_each, side, claims)) / num_batches)
+                found["claim in vain"].append(server.cpu_ms(partial(claim_in_vain, side)) / num_batches)
+    return {what: round(statistics.median(values[1:]), 4) for what, values in found.items()}
+
+
+def claim_each(side: GeneratorSide, claims: list[Claim]) -> None:
+    for _ in range(NUM_BATCHES[SIZE]):
+        claim = side.claim(LEASE_S)
+        if claim is None:
+            raise RuntimeError("a batch is missing")
+        claims.append(claim)
+
+
+def claim_in_vain(side: GeneratorSide) -> None:
+    for _ in range(NUM_BATCHES[SIZE]):
+        if side.claim(LEASE_S) is not None:
+            raise RuntimeError("a batch was left")
+
+
+def beat_each(side: GeneratorSide, presence: Presence, claims: list[Claim]) -> None:
+    for claim in claims:
+        presence.beat("at work", {"engine": "transformers"})
+        side.renew([claim])
+
+
+def publish_each(side: GeneratorSide, claims: list[Claim], batch: RolloutBatch) -> None:
+    for claim in claims:
+        publish(side, claim, batch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="onbeat bench control-plane", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    rows = {}
+    for count in WAITING:
+        with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as server:
+            rows[str(count)] = measure(server.url, count, arguments.rounds)
+        print(count, rows[str(count)], flush=True)
+    path = write_result("control-plane", {"expected": EXPECTED, "size": SIZE, "server_ms": rows})
+    print(f"written to {path.relative_to(REPOSITORY)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The files of a run where other hosts have no part in its folder: what copies them is an extra, found by its name.
+
+a trainer's commit ─▶ keep ─▶ copies ─▶ which they are, in Redis, under the trainer's epoch
+another host's trainer, a gateway, verify, export, replay ─▶ bring ─▶ the run folder there
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from onbeat.process.entry_points import load_entry_point
+
+if TYPE_CHECKING:
+    from broker.trainer_side import TrainerSide
+
+GROUP = "onbeat.run_files"
+
+
+class RunFiles(Protocol):
+    """One job's. Each method raises Unavailable where the copies can't be reached within the deadline."""
+
+    def begin(self, listed: bytes | None) -> None:
+        """Brings what a trainer goes on with, before it reads or writes a file; what it can't have it does without.
+
+        listed: as Redis has it; the copies themselves may know a newer list, where Redis came back older.
+        """
+        ...
+
+    def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
+        """Copies what has changed since, after the commit of an iteration, and says so. Raises FencedOff.
+
+        has_checkpoint: copies what isn't only appended to, too, and removes what is in no list any more.
+        """
+        ...
+
+    def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
+        """Makes the run folder here what the list says; what is here already stays. For who reads it alone.
+
+        listed: as Redis has it; None: the newest of which the copies know, which is one of a checkpoint. below: the
+        part of the folder that is brought, "" for all.
+        """
+        ...
+
+    def remove(self) -> None:
+        """Removes all copies of a job that was removed. Safe to repeat."""
+        ...
+
+
+class SharedFolder:
+    """The RunFiles of a stack whose processes share the run root: there is nothing to copy."""
+
+    def begin(self, listed: bytes | None) -> None: ...
+
+    def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None: ...
+
+    def bring(self, listed: bytes | None = None, *, below: str = "") -> None: ...
+
+    def remove(self) -> None: ...
+
+
+def run_files(
+    settings: StackSettings, folder: RunFolder, *, deadline_s: float, pause: Callable[[float], None] = time.sleep
+) -> RunFiles:
+    """Makes those of a job. pause: sleeps while the copies can't be reached; it may raise.
+
+    Raises InvalidInput for an ONBEAT_OBJECTS that names no store.
+    """
+    if not settings.objects:
+        return SharedFolder()
+    try:
+        make: Callable[..., RunFiles] = load_entry_point(GROUP, "objects", field="ONBEAT_OBJECTS")
+    except InvalidInput as error:
+        raise InvalidInput(error.problem, field="ONBEAT_OBJECTS", cure="pip install 'onbeat[objects]'") from error
+    return make(settings, folder, deadline_s=deadline_s, pause=pause)

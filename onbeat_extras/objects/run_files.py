@@ -1,0 +1,330 @@
+"""A run folder as objects: each file is pieces, named by their content, and a list says which.
+
+    metrics, timeline, chain, log ─ grow ─▶ pieces ─┐
+    checkpoints, records ─ whole ─▶ a piece each ───┴▶ list, an object too ─▶ its name in Redis, and in a pointer
+
+Half an upload is in no list, and a trainer that was fenced off gets none into Redis. Pointers are what a Redis that
+comes back older, or empty, is caught up from: with the newest list there comes the audit chain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path, PurePosixPath
+from tempfile import NamedTemporaryFile
+
+from blake3 import blake3
+
+from broker.trainer_side import TrainerSide
+from contracts.encoding.digests import Digest, content_digest
+from contracts.encoding.plain_files import open_plain
+from contracts.encoding.wire import Record, decode, encode
+from contracts.errors import ContractViolation, NotFound, OnbeatError
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from onbeat.process.crash_points import reach
+from onbeat.process.private_folders import make_private
+from onbeat.weights.files.tensor_folder import ASIDE
+from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
+
+log = logging.getLogger(__name__)
+
+PIECE_BYTES = 256 * 1024
+"""A piece of a growing file goes on growing up to here: each commit writes its last one again."""
+MOST_PIECE_BYTES = 16 * 1024 * 1024
+AT_ONCE = 8
+"""Objects that are put or fetched side by side."""
+UNUSED_S = 3600.0
+"""Age from which an object goes that is in no list: a list may be on its way that names it."""
+
+
+class Piece(Record, frozen=True, kw_only=True):
+    """An object."""
+
+    digest: Digest
+    num_bytes: int
+
+
+class FileList(Record, frozen=True, kw_only=True):
+    """A run folder after one commit."""
+
+    job_id: str
+    trainer_epoch: int
+    iteration: int
+    files: Mapping[str, tuple[Piece, ...]]
+    """Path below the run folder → what it consists of, in order."""
+
+
+class Listed(Record, frozen=True, kw_only=True):
+    """Where a list is: what Redis and pointers hold."""
+
+    trainer_epoch: int
+    iteration: int
+    at: Piece
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two lists the newer one has the larger: a later trainer knows more, whatever it rewound."""
+        return self.trainer_epoch, self.iteration
+
+
+class GrowingFile:
+    """A file of this host that is only appended to, and the pieces that it has become."""
+
+    def __init__(self, path: Path, pieces: tuple[Piece, ...]) -> None:
+        """pieces: of the newest list. What another host has written stays before what this one writes."""
+        self._path = path
+        self._pieces = pieces
+        self._closed = len(pieces)
+        """How many of them stay as they are."""
+        self._start = self._seen = _size(path)
+        """Where in the file the last, open piece begins; and how long it was when it was put."""
+        if begins_with(path, pieces):
+            self._seen = sum(piece.num_bytes for piece in pieces)
+            if pieces and pieces[-1].num_bytes < PIECE_BYTES:
+                self._closed -= 1
+            self._start = sum(piece.num_bytes for piece in pieces[: self._closed])
+
+    def put(self, blobs: Blobs) -> tuple[Piece, ...]:
+        """The pieces of the file as it is now. Raises OSError."""
+        size = _size(self._path)
+        if size < self._seen:  # another file has its name now: it was rotated
+            self._closed, self._start, self._seen = len(self._pieces), 0, 0
+        if size == self._seen:
+            return self._pieces
+        pieces = list(self._pieces[: self._closed])
+        with open_plain(self._path) as file:
+            file.seek(self._start)
+            left = size - self._start
+            while left > 0 and (data := file.read(min(left, MOST_PIECE_BYTES))):
+                pieces.append(Piece(digest=blobs.put(data), num_bytes=len(data)))
+                left -= len(data)
+                if len(data) >= PIECE_BYTES:
+                    self._start += len(data)
+                    self._closed = len(pieces)
+        self._pieces, self._seen = tuple(pieces), size
+        return self._pieces
+
+
+class ObjectFiles:
+    """The RunFiles of one job."""
+
+    def __init__(
+        self, settings: StackSettings, folder: RunFolder, *, deadline_s: float, pause: Callable[[float], None]
+    ) -> None:
+        """Raises InvalidInput for an ONBEAT_OBJECTS that names no store; `begin` does for one that can't be written."""
+        self._folder = folder
+        self._open = partial(open_blobs, settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
+        self._blobs = reading(settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
+        self._versions = reading(settings, folder.job_id, "weights", deadline_s=deadline_s, sleep=pause)
+        self._brought: dict[str, bytes] = {}
+        """Part of the folder → the list that it was brought by."""
+        self._growing: dict[str, GrowingFile] = {}
+        self._whole: dict[str, tuple[tuple[int, int], tuple[Piece, ...]]] = {}
+        """Path → (its size and time, the pieces that it has become)."""
+        paths = (folder.metrics, folder.timeline, folder.evaluations, folder.chain, folder.trainer_log)
+        self._appended = tuple(path.name for path in paths)
+
+    def begin(self, listed: bytes | None) -> None:
+        self._blobs = self._open()
+        files: Mapping[str, tuple[Piece, ...]] = {}
+        for newest in sorted([*_read(listed), *_read(self._newest_pointer())], key=lambda one: one.age, reverse=True):
+            try:
+                files = self._list_at(newest).files
+                break
+            except NotFound as error:
+                log.warning("the list of the files of %s is gone: %s", self._folder.job_id, error)
+        # Lines of this process go into the log meanwhile.
+        self._bring({name: pieces for name, pieces in files.items() if name != self._folder.trainer_log.name})
+        for name in self._appended:
+            self._growing[name] = GrowingFile(self._path_of(name), files.get(name, ()))
+        for name, pieces in files.items():
+            if name not in self._appended and (stamp := _stamp(self._path_of(name))) is not None:
+                self._whole[name] = (stamp, pieces)
+
+    def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
+        listed = listed or self._newest_pointer()
+        if listed is None or self._brought.get(below) == listed:
+            return
+        for newest in _read(listed):
+            files = self._list_at(newest).files
+            self._bring({name: pieces for name, pieces in files.items() if name.startswith(below)})
+        self._brought[below] = listed
+
+    def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
+        with _errors(self._folder.path):
+            files = {name: pieces for name in self._appended if (pieces := self._growing[name].put(self._blobs))}
+            files |= self._put_whole(None if has_checkpoint else self._folder.path / "rollouts")
+        listed = FileList(
+            job_id=self._folder.job_id, trainer_epoch=side.trainer_epoch, iteration=iteration, files=files
+        )
+        data = encode(listed)
+        at = Piece(digest=self._blobs.put(data), num_bytes=len(data))
+        name = encode(Listed(trainer_epoch=side.trainer_epoch, iteration=iteration, at=at))
+        reach("consumer.keeping_files")
+        side.record_files(name)
+        reach("consumer.after_files_kept")
+        if has_checkpoint:
+            self._blobs.put_pointer(f"{side.trainer_epoch:020d}-{iteration:09d}", name)
+            # What Redis holds of it is held where it counts, before anything that an older list names goes.
+            side.confirm(iteration)
+            named = {at.digest, *(piece.digest for pieces in files.values() for piece in pieces)}
+            self._blobs.sweep(named, older_than_s=UNUSED_S)
+
+    def remove(self) -> None:
+        for blobs in (self._versions, self._blobs):
+            blobs.drop_all()
+
+    def _put_whole(self, part: Path | None) -> dict[str, tuple[Piece, ...]]:
+        """Copies the files that aren't appended to, where they are new; all of them, or those in one part alone.
+
+        Others stay as they were copied last. Raises OSError.
+        """
+        found = {path.relative_to(self._folder.path).as_posix(): path for path in self._files_in(part)}
+        # A file that went while it was looked at is in no list.
+        stamps = {name: stamp for name, path in found.items() if (stamp := _stamp(path)) is not None}
+        new = [name for name, stamp in stamps.items() if self._whole.get(name, ((-1, -1), ()))[0] != stamp]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            copied = dict(zip(new, pool.map(lambda name: self._blobs.put_file(found[name]), new), strict=True))
+        known = self._whole
+        inside = None if part is None else f"{part.relative_to(self._folder.path).as_posix()}/"
+        self._whole = {name: one for name, one in known.items() if inside and not name.startswith(inside)}
+        for name, stamp in stamps.items():
+            pieces = known[name][1] if name not in copied else (_piece(*copied[name]),)
+            self._whole[name] = (stamp, pieces)
+        return {name: pieces for name, (_, pieces) in self._whole.items()}
+
+    def _files_in(self, part: Path | None) -> Iterator[Path]:
+        """The plain files of a folder but scratch, what was put aside, and versions, which have stores of their own."""
+        for folder, folders, names in os.walk(part or self._folder.path):
+            left_out = {ASIDE, *({self._folder.weights.name} if Path(folder) == self._folder.path else ())}
+            folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
+            yield from (
+                Path(folder, name)
+                for name in names
+                if name[0] != "." and not (Path(folder) == self._folder.path and name in self._appended)
+            )
+
+    def _newest_pointer(self) -> bytes | None:
+        names = self._blobs.pointers()
+        return self._blobs.get_pointer(names[-1]) if names else None
+
+    def _list_at(self, newest: Listed) -> FileList:
+        """Raises ContractViolation for a list of another job."""
+        found = decode(self._blobs.get(newest.at.digest, num_bytes=newest.at.num_bytes), FileList)
+        if found.job_id != self._folder.job_id:
+            raise ContractViolation(f"the list of its files is of {found.job_id}", field=self._folder.job_id)
+        return found
+
+    def _bring(self, files: Mapping[str, tuple[Piece, ...]]) -> None:
+        """A file that has lost a piece is left out, and said: of checkpoints the one before is gone on with."""
+
+        def bring(name: str) -> None:
+            try:
+                with _errors(path := self._path_of(name)):
+                    self._bring_file(path, files[name])
+            except NotFound as error:
+                log.warning("%s of %s is not brought: %s", name, self._folder.job_id, error)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(bring, files))
+
+    def _bring_file(self, path: Path, pieces: tuple[Piece, ...]) -> None:
+        is_ahead = path.name in self._appended and path.parent == self._folder.path
+        if begins_with(path, pieces) if is_ahead else _is_all_of(path, pieces):
+            return
+        make_private(path.parent)
+        if len(pieces) == 1:
+            self._blobs.fetch(pieces[0].digest, path, num_bytes=pieces[0].num_bytes)
+            return
+        with NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent, delete=False) as scratch:
+            try:
+                for data in self._content(path, pieces):
+                    scratch.write(data)
+                scratch.flush()
+                os.fsync(scratch.fileno())
+                Path(scratch.name).replace(path)
+            except BaseException:
+                Path(scratch.name).unlink(missing_ok=True)
+                raise
+
+    def _content(self, path: Path, pieces: Iterable[Piece]) -> Iterator[bytes]:
+        """The bytes of each piece: those that the file here has in its place already, and the copies of others."""
+        start = 0
+        for piece in pieces:
+            data = _part(path, start, piece.num_bytes)
+            is_here = content_digest(data) == piece.digest
+            yield data if is_here else self._blobs.get(piece.digest, num_bytes=piece.num_bytes)
+            start += piece.num_bytes
+
+    def _path_of(self, name: str) -> Path:
+        """Raises ContractViolation for a path out of the run folder: who can write to the bucket names them."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ContractViolation("is no path in a run folder", field=name)
+        return self._folder.path / path
+
+
+def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:
+    """Whether a file here begins with these bytes, hashed again."""
+    start = 0
+    for piece in pieces:
+        if content_digest(_part(path, start, piece.num_bytes)) != piece.digest:
+            return False
+        start += piece.num_bytes
+    return True
+
+
+def _is_all_of(path: Path, pieces: tuple[Piece, ...]) -> bool:
+    """Whether a file here is the one that was copied, hashed again where its size is the same."""
+    if len(pieces) != 1 or _size(path) != pieces[0].num_bytes:
+        return False
+    try:
+        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == pieces[0].digest
+    except OSError:
+        return False
+
+
+def _part(path: Path, start: int, num_bytes: int) -> bytes:
+    """At most so many bytes of a file; b"" where there is none, or what has its name is none."""
+    try:
+        with open_plain(path) as file:
+            file.seek(start)
+            return file.read(num_bytes)
+    except OSError:
+        return b""
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """(size, time of the last change in ns); None for what is no plain file."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+
+
+def _size(path: Path) -> int:
+    return (_stamp(path) or (0, 0))[0]
+
+
+def _piece(digest: str, num_bytes: int) -> Piece:
+    return Piece(digest=digest, num_bytes=num_bytes)
+
+
+def _read(listed: bytes | None) -> list[Listed]:
+    return [decode(listed, Listed)] if listed else []
+
+
+@contextlib.contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OnbeatError(f"cannot be copied: {error.strerror}", field=str(path), cure="make room there") from error
