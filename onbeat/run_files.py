@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.process.entry_points import load_entry_point
+from onbeat.process.entry_points import all_of
 
 if TYPE_CHECKING:
     from broker.trainer_side import TrainerSide
@@ -72,8 +72,9 @@ def run_files(
     """
     if not settings.objects:
         return SharedFolder()
-    try:
-        make: Callable[..., RunFiles] = load_entry_point(GROUP, "objects", field="ONBEAT_OBJECTS")
-    except InvalidInput as error:
-        raise InvalidInput(error.problem, field="ONBEAT_OBJECTS", cure="pip install 'onbeat[objects]'") from error
+    make: Callable[..., RunFiles] | None = all_of(GROUP).get("objects")
+    if make is None:
+        raise InvalidInput(
+            "what copies run folders isn't installed", field="ONBEAT_OBJECTS", cure="pip install 'onbeat[objects]'"
+        )
     return make(settings, folder, deadline_s=deadline_s, pause=pause)
