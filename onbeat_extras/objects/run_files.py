@@ -70,7 +70,7 @@ class Listed(Record, frozen=True, kw_only=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """Of two lists the newer one has the larger: a later trainer knows more, whatever it rewound."""
+        """The newer of two lists has the larger: a later trainer knows more, whatever it rewound."""
         return self.trainer_epoch, self.iteration
 
 
