@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from contracts.errors import ContractViolation, DeadlineExceeded, InvalidInput, NotFound, ObjectsUnavailable
-from onbeat.process.private_folders import make_missing
+from onbeat.process.folders import make_missing
 from onbeat.process.waiting import Waiting
 
 if TYPE_CHECKING:

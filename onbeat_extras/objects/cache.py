@@ -30,7 +30,7 @@ from blake3 import blake3
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
-from onbeat.process.private_folders import make_private
+from onbeat.process.folders import make_private
 
 SETTING = "ONBEAT_CACHE"
 CURE = "give each host a folder of its own"

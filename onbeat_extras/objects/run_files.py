@@ -23,13 +23,13 @@ from blake3 import blake3
 
 from broker.trainer_side import TrainerSide
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.plain_files import open_plain
+from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound, OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.process.crash_points import reach
-from onbeat.process.private_folders import make_private
+from onbeat.process.folders import make_private
 from onbeat.weights.files.tensor_folder import ASIDE
 from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
 
