@@ -67,6 +67,10 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Folder of this host where its processes keep what they read from the object store, each byte once; "": none."""
     cache_mb: Annotated[int, Meta(ge=1, le=2**30)] = 65536
     """MiB that this folder may take; what was used longest ago makes room."""
+    cache_hosts: str = ""
+    """Base URLs of other hosts that serve their caches, with commas between them: asked before the object store."""
+    cache_key: str = ""
+    """Bearer key of these services, which don't start without one."""
     model_root: str = "."
     """Folder where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
     extra_roots: str = ""

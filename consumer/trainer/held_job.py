@@ -96,8 +96,9 @@ class HeldJob:
             settings=settings,
             adapters=policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None,
         )
-        # What other hosts read is read back, and not what this one has kept.
-        stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), replace(settings, cache=""))
+        # What the store has is read back, and not what a host has kept.
+        uncached = replace(settings, cache="", cache_hosts="")
+        stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), uncached)
         self.published = PublishedVersions(self.layout, stores)
         self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))

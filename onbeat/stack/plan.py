@@ -27,8 +27,8 @@ REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "s
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"metrics_key", "reward_key", "mcp_servers"}),
     "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key"}),
-    "worker": frozenset({"metrics_key", "redis_url", "celery_url", "reward_key"}),
-    "generator": frozenset({"metrics_key", "redis_url", "reward_key"}),
+    "worker": frozenset({"metrics_key", "redis_url", "celery_url", "reward_key", "cache_key"}),
+    "generator": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
 }
 """Service → the secrets among its settings; it gets no other's."""

@@ -4,14 +4,15 @@
     {prefix}/{job}/weights/{digest}     files of versions
     {prefix}/{job}/pointers/{name}      names that are given once
 
-    get ─▶ cache ─ hashed ─▶ bytes          put ─┬─▶ bucket
-             └ not there, or damaged ─▶ bucket ─ hashed ─▶ cache, bytes
+    get ─▶ cache ─ hashed ─▶ bytes                              put ─▶ bucket, cache
+             └ not there, or damaged ─▶ hosts, bucket ─ hashed ─▶ cache, bytes
 
 Bytes never change under their name, so no reader can be told old ones, and two writers write the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -20,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from blake3 import blake3
 
@@ -30,6 +31,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
 from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
 from onbeat_extras.objects.cache import HostCache, open_cache
+from onbeat_extras.objects.hosts import CacheHosts
 
 Area = Literal["run", "weights"]
 DIGEST = "[0-9a-f]{64}"
@@ -43,12 +45,22 @@ MOST_ASKED = 16
 log = logging.getLogger(__name__)
 
 
+class Source(Protocol):
+    """A layer that is no folder of this host."""
+
+    def stream(self, key: str, take: Callable[[memoryview], None], *, most_bytes: int) -> int:
+        """As `Bucket.stream`."""
+        ...
+
+
 @dataclass(kw_only=True)
 class BlobCounts:
-    """What reads of the bucket brought."""
+    """What reads of other layers than the cache brought."""
 
     num_wrong: int = 0
     """Reads that brought other bytes than were asked for."""
+    num_from_hosts: int = 0
+    """Blobs that came from the cache of another host."""
     num_deleted: int = 0
     """Objects that were deleted because they hold others."""
 
@@ -63,6 +75,7 @@ class Blobs:
     job_id: str
     area: Area
     deadline_s: float
+    hosts: CacheHosts | None = None
     counts: BlobCounts = field(default_factory=BlobCounts)
 
     def put(self, data: bytes | memoryview, *, again: bool = False) -> str:
@@ -197,16 +210,16 @@ class Blobs:
     def _read(self, digest: str, num_bytes: int) -> bytes:
         data = bytearray()
 
-        def attempt() -> str:
+        def attempt(source: Source) -> str:
             data.clear()
-            came = self.bucket.stream(self._key(digest), data.extend, most_bytes=num_bytes)
+            came = source.stream(self._key(digest), data.extend, most_bytes=num_bytes)
             return content_digest(memoryview(data)) if came <= num_bytes else ""
 
         self._verified(digest, attempt)
         return bytes(data)
 
     def _download(self, digest: str, part: Path, num_bytes: int) -> None:
-        def attempt() -> str:
+        def attempt(source: Source) -> str:
             hasher = blake3()
             with open(part, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
 
@@ -214,21 +227,27 @@ class Blobs:
                     hasher.update(piece)
                     file.write(piece)
 
-                came = self.bucket.stream(self._key(digest), take, most_bytes=num_bytes)
+                came = source.stream(self._key(digest), take, most_bytes=num_bytes)
             return hasher.hexdigest() if came <= num_bytes else ""
 
         self._verified(digest, attempt)
 
-    def _verified(self, digest: str, attempt: Callable[[], str]) -> None:
-        """Reads until the bytes are those of the digest. What comes wrong twice alike is stored so, and is deleted;
-        what differs was spoilt on its way.
+    def _verified(self, digest: str, attempt: Callable[[Source], str]) -> None:
+        """Reads until the bytes are those of the digest, from other hosts, then from the store. What comes wrong
+        from there twice alike is stored so, and is deleted; what differs was spoilt on its way.
 
         attempt: answers the digest of what came, "" where that was more than was asked for. Then it stays: the caller
         may be wrong, and who puts it again sees that its size is another.
         """
+        for host in self.hosts or ():
+            with contextlib.suppress(NotFound):
+                if attempt(host) == digest:
+                    self.counts.num_from_hosts += 1
+                    return
+                self.counts.num_wrong += 1
         wrong: set[str] = set()
         for _ in range(MOST_READS):
-            found = attempt()
+            found = attempt(self.bucket)
             if found == digest:
                 return
             self.counts.num_wrong += 1
@@ -288,7 +307,8 @@ def reading(
     """Opens an area of a job to read it; asks nothing of the store. Raises InvalidInput for no URL of a store."""
     cache = open_cache(settings.cache, cache_mb=settings.cache_mb) if settings.cache else None
     bucket = Bucket(settings.objects, deadline_s=deadline_s, sleep=sleep)
-    return Blobs(bucket=bucket, cache=cache, job_id=check_job_id(job_id), area=area, deadline_s=deadline_s)
+    hosts = CacheHosts(settings) if settings.cache_hosts else None
+    return Blobs(bucket=bucket, cache=cache, hosts=hosts, job_id=check_job_id(job_id), area=area, deadline_s=deadline_s)
 
 
 def _digest_of(path: Path) -> str:

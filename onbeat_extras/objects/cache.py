@@ -87,6 +87,19 @@ class HostCache:
             return None
         return data if self._is_whole(path, content_digest(data)) else None
 
+    def whole_file(self, digest: str) -> Path | None:
+        """The file of the bytes, as they were a moment ago; None as for `get`."""
+        path = self._blobs / digest
+        hasher = blake3()
+        try:
+            with path.open("rb") as source:
+                while piece := source.read(PIECE_BYTES):
+                    hasher.update(piece)
+        except OSError as error:
+            self._missed(error)
+            return None
+        return path if self._is_whole(path, hasher.hexdigest()) else None
+
     def copy(self, digest: str, target: Path) -> bool:
         """Copies the bytes into a new file, and answers whether it did; else what is there of the target is to go."""
         path = self._blobs / digest

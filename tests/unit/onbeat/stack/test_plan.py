@@ -36,6 +36,8 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "objects": ("file:///tmp/chosen", {}),
     "cache": ("/tmp/chosen", {}),
     "cache_mb": (100, {}),
+    "cache_hosts": ("http://127.0.0.1:8300", {}),
+    "cache_key": ("key-of-caches", {}),
     "model_root": (str(ROOT), {}),
     "extra_roots": ("/tmp/chosen", {}),
     "allowed_hosts": ("chosen.example", {}),

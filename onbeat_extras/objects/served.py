@@ -1,0 +1,89 @@
+"""`python -m onbeat_extras.objects.served`: serves this host's cache to others until SIGTERM or SIGINT.
+
+GET /v1/blobs/DIGEST ─ key ─▶ cache ─ hashed ─▶ bytes, or 404: then the next host is asked, or the object store
+
+Exit code 2: a bad setting, or a port in use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from http import HTTPStatus
+from pathlib import Path
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import FileResponse
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from starlette.concurrency import run_in_threadpool
+
+from contracts.errors import InvalidInput
+from contracts.settings import StackSettings, settings_from
+from onbeat.http_service.access import Access, AccessRules
+from onbeat.http_service.listening import listen
+from onbeat.http_service.problems import Problem, answer_with_problems
+from onbeat.http_service.process_routes import process_routes
+from onbeat.http_service.server import server_config
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.telemetry import logs
+from onbeat_extras.objects.blobs import DIGEST
+from onbeat_extras.objects.cache import open_cache
+
+DEFAULT_PORT = 8300
+GRACE_S = 5.0
+KEY = "ONBEAT_CACHE_KEY"
+
+router = APIRouter(prefix="/v1/blobs")
+
+
+@router.get("/{digest}", response_class=Response)
+async def blob(request: Request, digest: str) -> Response:
+    """The bytes of a digest."""
+    path: Path | None = None
+    if re.fullmatch(DIGEST, digest):
+        path = await run_in_threadpool(request.app.state.cache.whole_file, digest)
+    if path is None:
+        raise Problem(HTTPStatus.NOT_FOUND, "is not in this cache", field="digest", cure="ask another layer")
+    request.app.state.served.inc()
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+def create_app(settings: StackSettings) -> FastAPI:
+    """Raises InvalidInput for settings without a key or a cache."""
+    if not settings.cache:
+        raise InvalidInput("is not set", field="ONBEAT_CACHE", cure="name the folder of this host's cache")
+    rules = AccessRules.of(settings, key=settings.cache_key, key_setting=KEY)
+    app = FastAPI(title="Onbeat cache", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.cache = open_cache(settings.cache, cache_mb=settings.cache_mb)
+    registry = CollectorRegistry()
+    app.state.served = Counter("onbeat_cache_served", "Blobs that other hosts were given.", registry=registry)
+
+    async def ready(_: Request) -> None:
+        """It needs nothing but its folder, which it has opened."""
+
+    routers = (router, process_routes(require_ready=ready, exposition=lambda _: generate_latest(registry)))
+    for one in routers:
+        app.include_router(one)
+    answer_with_problems(app, routers, service="the cache")
+    app.add_middleware(Access, rules)
+    return app
+
+
+def main() -> int:
+    try:
+        settings = settings_from(os.environ)
+        app = create_app(settings)
+        listener = listen(settings.host, settings.port or DEFAULT_PORT)
+    except InvalidInput as error:
+        sys.stderr.write(f"cache: {error}\n")
+        return 2
+    logs.configure(settings, service="cache")
+    exit_cleanly_on_signals()
+    uvicorn.Server(server_config(app, grace_s=GRACE_S)).run(sockets=[listener])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
