@@ -120,11 +120,17 @@ class Bucket:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
+        is_again = False
+
         def put(waiting: Waiting) -> bool:
+            nonlocal is_again
             try:
                 obstore.put(self._store, key, data, mode="create")
             except AlreadyExistsError:
-                return False
+                # The store may have taken the name, and only its answer was lost.
+                return is_again and bytes(obstore.get(self._store, key).bytes()) == data
+            finally:
+                is_again = True
             self.traffic.num_sent_bytes += len(data)
             return True
 

@@ -143,6 +143,9 @@ class FaultyProxy:
         answer = connection.getresponse()
         had = answer.read()
         body = self.spoil(method, path, had)
+        if body is None and not had:
+            handler.close_connection = True
+            return
         handler.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):

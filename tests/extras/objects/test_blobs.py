@@ -115,6 +115,22 @@ def test_a_pointer_is_given_once(blobs: Blobs) -> None:
         blobs.get_pointer("i000003")
 
 
+def test_a_pointer_whose_answer_was_lost_is_given_and_another_writers_is_not(
+    open_area: OpenBlobs, proxy: FaultyProxy
+) -> None:
+    blobs, lost = open_area(), [1]
+
+    def loses_an_answer(method: str, path: str, body: bytes) -> bytes | None:
+        return None if method == "PUT" and lost and lost.pop() else body
+
+    proxy.spoil = loses_an_answer
+    assert blobs.put_pointer("i000010", b"ours")
+    assert not lost
+    lost.append(1)
+    assert not blobs.put_pointer("i000010", b"another's")
+    assert blobs.get_pointer("i000010") == b"ours"
+
+
 def test_a_name_that_would_be_another_key_is_refused(blobs: Blobs, tmp_path: Path) -> None:
     for bad in ("../" * 3 + "x", "A" * 64, "ab"):
         with pytest.raises(ContractViolation, match="no name of an object"):
