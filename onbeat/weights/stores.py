@@ -125,8 +125,7 @@ class VersionWriter(Protocol):
     def open(self, name: str, num_bytes: int) -> FileWriter: ...
 
     def early_path(self, name: str) -> str | None:
-        """Where a file that was closed can be read before the version is complete, below the weight root, its name as
-        `put_in_place` will answer it; None: not."""
+        """Where a closed file can be read before its version is complete, under its last name; None: nowhere."""
         ...
 
     def put_in_place(self) -> tuple[WeightFile, ...]:

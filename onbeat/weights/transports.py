@@ -33,7 +33,6 @@ from onbeat.weights.whole import WholePublisher
 
 ChunksOf = Callable[[str], ChunkReader]
 EXTRAS = "onbeat.stores"
-"""A group of entry points: a Store each."""
 NO_ACCOUNTS = StackSettings()
 """Settings of a process that reads and writes folders, and Redis, alone."""
 

@@ -221,6 +221,9 @@ class VllmEngine(BatchingEngine):
         if not manifest.transport_kind.elsewhere:
             return {}
         files = self._stores[manifest.transport]
+        if manifest.adapter and files.bases is files:
+            problem = f"vLLM's engine core reads no base of adapters from {manifest.transport_kind.elsewhere}"
+            raise InvalidInput(problem, field="trainer.lora.publish", cure='use "merged"')
         return {file.name: files.content(file, most_bytes=file.num_bytes) for file in version_files(manifest)}
 
     def _not_done(self, problem: str) -> EngineUnavailable:

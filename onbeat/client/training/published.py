@@ -46,7 +46,6 @@ class Versions:
         model = empty_model(model_folder, dtype=getattr(torch, spec.model.dtype), device="meta")
         self._layout: Layout = layout_of(dict(weight_tensors(model)))
         settings = connection.settings
-        # What the store has is read back, and not what a host has kept.
         uncached = replace(settings, cache="", cache_hosts="")
         stores = make_stores(folder.weight_root, partial(WeightChunks, connection.broker), uncached)
         self._published = PublishedVersions(self._layout, stores)

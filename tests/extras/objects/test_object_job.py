@@ -17,7 +17,7 @@ from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequent
 from tests.extras.objects.s3_server import BUCKET, S3Server, environment
 from tests.pipeline import Pipeline, wait_for_exit
 
-ITERATIONS = 4
+ITERATIONS = 3
 
 
 class ApartPipeline(Pipeline):

@@ -28,6 +28,8 @@ from onbeat.weights.whole import WholePublisher
 from onbeat_extras.objects import blobs as blobs_module
 from onbeat_extras.objects import versions as versions_module
 from onbeat_extras.objects.versions import ObjectVersions, digest_in
+from producer.engine.vllm.engine import VllmEngine
+from producer.engine.vllm.extension import stores_of_core
 from tests.builders import job_spec
 from tests.extras.objects.s3_server import FaultyProxy
 from tests.publishing import given_by, publish
@@ -159,6 +161,22 @@ def test_adapters_travel_with_their_base_which_stays(store: Store) -> None:
         make_stores(Path("/nowhere"), None, store.settings),
     )
     assert held.load(again) == again.weights_digest
+
+
+def test_an_engine_core_is_handed_whole_versions_and_no_base_of_adapters(store: Store) -> None:
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._stores = make_stores(Path("/nowhere"), None, store.settings)
+    manifest = store.publish(1)
+    handed = engine._files_elsewhere(manifest)
+    targets = {name: torch.zeros_like(tensor) for name, tensor in version(0).items()}
+    core = WeightReceiver(targets, stores_of_core(Path("/nowhere"), lambda: handed))
+    assert core.load(manifest) == manifest.weights_digest
+    source = AdapterSource(scaling=SCALING, matrices=lambda: matrices(2), base=given_by(base))
+    adapters = publish(store.another_publisher(source), merged(2), policy_version=2)
+    with pytest.raises(
+        InvalidInput, match=r"trainer\.lora\.publish: .* reads no base of adapters from the object store"
+    ):
+        engine._files_elsewhere(adapters)
 
 
 def test_versions_that_share_bytes_keep_them_until_the_last_one_goes(store: Store) -> None:
