@@ -22,10 +22,9 @@ from starlette.concurrency import run_in_threadpool
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings, settings_from
 from onbeat.http_service.access import Access, AccessRules
-from onbeat.http_service.listening import listen
 from onbeat.http_service.problems import Problem, answer_with_problems
 from onbeat.http_service.process_routes import process_routes
-from onbeat.http_service.server import server_config
+from onbeat.http_service.server import listen, server_config
 from onbeat.process.signals import exit_cleanly_on_signals
 from onbeat.telemetry import logs
 from onbeat_extras.objects.blobs import DIGEST

@@ -22,7 +22,7 @@ import pytest
 NUM_HOSTS = 3
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
-"""Of linux/if_tun.h."""
+"""As linux/if_tun.h has them."""
 
 
 class Network:
