@@ -122,7 +122,6 @@ class ObjectFiles:
         self._folder = folder
         self._open = partial(open_blobs, settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
         self._blobs = reading(settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
-        self._versions = reading(settings, folder.job_id, "weights", deadline_s=deadline_s, sleep=pause)
         self._brought: dict[str, bytes] = {}
         """Part of the folder → the list that it was brought by."""
         self._growing: dict[str, GrowingFile] = {}
@@ -178,8 +177,9 @@ class ObjectFiles:
             self._blobs.sweep(named, older_than_s=UNUSED_S)
 
     def remove(self) -> None:
-        for blobs in (self._versions, self._blobs):
-            blobs.drop_all()
+        bucket = self._blobs.bucket
+        # Its versions are among them, where its trainer's end could not see to them.
+        bucket.delete([stored.key for stored in bucket.objects(self._folder.job_id)])
 
     def _put_whole(self, part: Path | None) -> dict[str, tuple[Piece, ...]]:
         """Copies the files that aren't appended to, where they are new; all of them, or those in one part alone.

@@ -271,9 +271,10 @@ def test_the_list_of_another_job_is_refused(host: Hosts) -> None:
 def test_all_of_a_removed_job_goes(host: Hosts) -> None:
     first, side = host("a"), Side()
     trained(first, side)
+    open_blobs(first.settings, JOB, "weights", deadline_s=10.0).put(b"a version")
     first.files.remove()
     first.files.remove()
-    assert first.blobs.pointers() == []
+    assert list(first.blobs.bucket.objects(JOB)) == []
     later = host("b")
     later.files.begin(None)
     assert later.names() == set()
