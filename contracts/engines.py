@@ -31,6 +31,9 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 
     reads_elsewhere: ClassVar[bool] = True
     """Whether it can load a version that isn't in folders (`Transport.elsewhere`)."""
+    says_kept_sets: ClassVar[bool] = False
+    """Whether its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), which a job that samples
+    so needs."""
 
     @property
     def is_reproducible(self) -> bool:
@@ -54,6 +57,8 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 
 class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_only=True):
     """Transformers' model and a decoding loop of Onbeat's own, in the generator's process."""
+
+    says_kept_sets: ClassVar[bool] = True
 
     @property
     def is_reproducible(self) -> bool:

@@ -29,6 +29,8 @@ TokenIds = bytes
 """int32[T], little-endian."""
 LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
+KeptSets = bytes
+"""The kept set of each of the S sampled tokens, one after another: onbeat/kept_sets.py writes and reads it."""
 EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
 """What an environment counts; each name is a curve, a gauge and a column of its own."""
 MAX_ENVIRONMENT_NUMBER = 1e12
@@ -49,10 +51,22 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Log-probs are renormalised over
-    what is kept, so a job that takes ratios of them (old_policy = "generator", a correction, a lag) needs 1.0."""
+    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Here, with top_k and with min_p,
+    a generator says which tokens it kept for each one that it drew, and every log-prob of the job is renormalised over
+    those: generators with ONBEAT_ENGINE=transformers say it."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
-    """Draws from so many most likely tokens; 0 keeps the whole vocabulary. Above 0 refused where top_p below 1 is."""
+    """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
+    min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
+    """Draws from the tokens whose probability is at least this share of the most likely one's; left out: from all."""
+
+    @property
+    def truncation(self) -> str:
+        """The first setting that keeps tokens out of the draw, as `top_p = 0.9`; "" where each may be drawn."""
+        if self.top_p < 1.0:
+            return f"top_p = {self.top_p:g}"
+        if self.top_k > 0:
+            return f"top_k = {self.top_k}"
+        return "" if self.min_p is UNSET else f"min_p = {self.min_p:g}"
 
 
 def check_environment_numbers(*numbers: float, field: str) -> None:
@@ -124,6 +138,11 @@ class PromptBatch(Record, frozen=True, kw_only=True):
     def num_completions(self) -> int:
         return len(self.prompts) * self.group_size
 
+    @property
+    def has_kept_sets(self) -> bool:
+        """Whether its completions say what truncated sampling kept: those that are trained do."""
+        return self.purpose == "train" and self.sampling.truncation != ""
+
     def prompt_at(self, place: int, *, num_resamples: int) -> Prompt | None:
         """The prompt at a place of the batch after so many others there; None beyond the reserves."""
         return [self.prompts, *self.reserves][num_resamples][place] if num_resamples <= len(self.reserves) else None
@@ -182,6 +201,8 @@ class Completion(Record, frozen=True, kw_only=True):
     finish_reason: FinishReason
     """Why the last turn ended."""
     trajectory: Trajectory | UnsetType = UNSET
+    kept_sets: KeptSets | UnsetType = UNSET
+    """[S] the tokens that each sampled one was drawn from, of truncated sampling (`PromptBatch.has_kept_sets`)."""
 
     def __post_init__(self) -> None:
         _check_array(self.token_ids, "token_ids", min_items=1)
@@ -189,6 +210,9 @@ class Completion(Record, frozen=True, kw_only=True):
             _check_turns(self.trajectory.turns, num_tokens=self.num_tokens)
         if len(self.generator_logprobs) != ITEM_BYTES * self.num_sampled:
             raise ContractViolation("one log-prob per token that was sampled is needed", field="generator_logprobs")
+        # A byte of 0 ends a set, and stands nowhere else.
+        if self.kept_sets is not UNSET and (self.kept_sets.count(0), self.kept_sets[-1:]) != (self.num_sampled, b"\0"):
+            raise ContractViolation("one kept set per token that was sampled is needed", field="kept_sets")
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -320,18 +344,22 @@ def turn_seed(batch: PromptBatch, prompt: Prompt, *, sample: int, turn: int) -> 
     return int.from_bytes(hashlib.blake2b(f"{first}/{turn}".encode(), digest_size=8).digest(), "little") >> 2
 
 
-def trajectory_problem(completion: Completion, prompt: Prompt, sampling: SamplingParams) -> str:
-    """Says what in a completion isn't what its prompt asks for, where one of them is an environment's; "" otherwise.
+def completion_problem(completion: Completion, prompt: Prompt, asked: PromptBatch) -> str:
+    """Says what in a completion isn't what its prompt asks for; "" otherwise.
 
-    That turns, tokens and log-probs fit each other is checked where a completion is made or decoded.
+    That turns, tokens, log-probs and kept sets fit each other is checked where a completion is made or decoded.
     """
+    if asked.has_kept_sets != (completion.kept_sets is not UNSET):
+        if not asked.has_kept_sets:
+            return "says which tokens were kept, though each could be drawn, or it is not trained"
+        return f"doesn't say which tokens {asked.sampling.truncation} kept, so that its log-probs can't be compared"
     if completion.trajectory is UNSET:
         return "" if prompt.environment is UNSET else "is no trajectory, though an environment opened the prompt"
     if prompt.environment is UNSET:
         return "is a trajectory, though no environment opened the prompt"
     longest = max(end - start for start, end in completion.spans)
-    if longest > sampling.max_new_tokens:
-        return f"has a turn of {longest} tokens, sampling ends at {sampling.max_new_tokens}"
+    if longest > asked.sampling.max_new_tokens:
+        return f"has a turn of {longest} tokens, sampling ends at {asked.sampling.max_new_tokens}"
     return ""
 
 

@@ -9,49 +9,28 @@ Not part of JobSpec: earlier releases took such specs, and their jobs must still
 from __future__ import annotations
 
 from contracts.errors import InvalidInput
-from contracts.rollouts import SamplingParams
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
+from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, ExternalStage
 
 
 def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
-    _check_support(spec)
+    _check_kept_sets(spec)
     _check_clips(spec)
 
 
-def _check_support(spec: JobSpec) -> None:
-    """Refuses log-probs over two supports in one ratio.
-
-    Generators answer those of the distribution that was sampled, renormalised over the kept tokens; the trainer's are
-    over the whole vocabulary. Of equal weights the ratio would be the kept mass, and not 1.
-    """
-    truncated, compared = _truncated(spec.rollout.sampling), _compared(spec)
-    if truncated and compared:
-        raise InvalidInput(
-            f"generators renormalise over the tokens that {truncated} keeps and the trainer doesn't, so that its "
-            f"ratios against them would be wrong, which {compared} takes",
-            field=f"rollout.sampling.{truncated.split()[0]}",
-            cure="set top_p = 1.0 and top_k = 0; or sample with the trained version, old_policy = "
-            '"trainer" and no correction',
-        )
-
-
-def _truncated(sampling: SamplingParams) -> str:
-    """The setting that keeps some tokens out of the draw; "" where each may be drawn."""
-    if sampling.top_p < 1.0:
-        return f"top_p = {sampling.top_p:g}"
-    return f"top_k = {sampling.top_k}" if sampling.top_k > 0 else ""
-
-
-def _compared(spec: JobSpec) -> str:
-    """The setting by which the trained policy is held against the one that sampled; "" where none is."""
-    algorithm = spec.algorithm
-    if algorithm.old_policy == "generator":
-        return 'algorithm.old_policy = "generator"'
-    if algorithm.correction_name != "none":
-        return f'algorithm.correction = "{algorithm.correction_name}"'
-    return f"max_policy_lag = {spec.max_policy_lag}" if spec.max_policy_lag > 0 else ""
+def _check_kept_sets(spec: JobSpec) -> None:
+    """Refuses log-probs over the whole vocabulary beside those over what truncated sampling kept."""
+    truncation = spec.rollout.sampling.truncation
+    for stage in spec.stages if truncation else ():
+        made = {REFERENCE_LOGPROBS, TEACHER_LOGPROBS}.intersection(column.name for column in stage.outputs)
+        if made and isinstance(stage, ExternalStage):
+            raise InvalidInput(
+                f"no column tells stage {stage.name} which tokens {truncation} kept, over which {made.pop()} are",
+                field=f"rollout.sampling.{truncation.split()[0]}",
+                cure='leave it out, or take a stage of type "teacher" or "reference"',
+            )
 
 
 def _check_clips(spec: JobSpec) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
+from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.jobs import ResumeRequest
@@ -101,6 +101,14 @@ def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
             field="deterministic",
             cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers, or one of vLLM with "
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",
+        )
+    silent = {generator.info.get(NO_KEPT_SETS, "") for generator in live}
+    if (truncation := spec.rollout.sampling.truncation) and silent and "" not in silent:
+        raise InvalidInput(
+            f"this stack's generators sample with {', '.join(sorted(silent))}, which doesn't say which tokens "
+            f"{truncation} keeps: log-probs couldn't be compared",
+            field=f"rollout.sampling.{truncation.split()[0]}",
+            cure="leave it out, or add a generator with ONBEAT_ENGINE=transformers",
         )
     if spec.weights.elsewhere and "openai" in engines and not spec.deterministic:
         raise InvalidInput(

@@ -73,6 +73,7 @@ def _wired(
             calls=calls,
             fingerprint=partial(wiring.fingerprint_for, engine=engine, settings=settings),
             not_reproducible=not_reproducible,
+            no_kept_sets="" if engine.says_kept_sets else engine.name,
         ),
         presence=Presence(broker),
         calls=calls,

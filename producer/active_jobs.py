@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.presence import ENGINE, LEAVES_ALONE, NOT_REPRODUCIBLE, WRONG_ENGINE
+from broker.presence import ENGINE, LEAVES_ALONE, NO_KEPT_SETS, NOT_REPRODUCIBLE, WRONG_ENGINE
 from contracts.errors import ContractViolation, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
@@ -71,18 +71,21 @@ class ActiveJobs:
         calls: BrokerCalls,
         fingerprint: Callable[[JobSpec], str],
         not_reproducible: Callable[[], str],
+        no_kept_sets: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """make_side: job id, fingerprint → the generator's side; None for a job that isn't deterministic.
 
         fingerprint: of the engine that serves a job here; it may block for seconds. not_reproducible: why this
-        generator can serve no deterministic job by now, "" while it can.
+        generator can serve no deterministic job by now, "" while it can. no_kept_sets: the engine's name where it can't
+        say what truncated sampling kept.
         """
         self._store = store
         self._make_side = make_side
         self._calls = calls
         self._fingerprint = fingerprint
         self._not_reproducible = not_reproducible
+        self._no_kept_sets = no_kept_sets
         self._clock = clock
         self._engine = ""
         self._refused: dict[str, tuple[str, float]] = {}
@@ -91,7 +94,8 @@ class ActiveJobs:
         """By the job's id; with what could not be loaded, or was to be."""
         self._turns = FairShare()
         self._jobs: dict[str, ActiveJob] = {}
-        self._left_alone: set[str] = set()
+        self._left_alone: dict[str, str] = {}
+        """Job id → why this engine can never serve it; "" of a job whose spec can't be read."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -102,19 +106,19 @@ class ActiveJobs:
     async def refresh(self) -> None:
         """Asks the broker which jobs are active. Raises BrokerUnavailable."""
         job_ids = await self._calls(self._store.active_jobs)
-        self._left_alone &= set(job_ids)
-        for job_id in set(job_ids) - self._left_alone:
+        self._left_alone = {job_id: why for job_id, why in self._left_alone.items() if job_id in job_ids}
+        for job_id in set(job_ids) - self._left_alone.keys():
             try:
                 spec = await self._calls(self._store.spec, job_id)
             except NotFound:
                 continue
             except ContractViolation as error:
                 log.warning("leaves %s alone, whose spec can't be read: %s", job_id, error)
-                self._left_alone.add(job_id)
+                self._left_alone[job_id] = ""
                 continue
-            if spec.deterministic and (reason := self._not_reproducible()):
-                log.warning("leaves %s alone: it is deterministic, %s is not", job_id, reason)
-                self._left_alone.add(job_id)
+            if reason := self._never_served(spec):
+                log.warning("leaves %s alone: %s", job_id, reason)
+                self._left_alone[job_id] = reason
                 self._jobs.pop(job_id, None)
                 continue
             # A resume may have changed it, so soon that the job was never seen to have ended.
@@ -125,6 +129,15 @@ class ActiveJobs:
         self._alone.forget_all_but(job_ids)
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
+
+    def _never_served(self, spec: JobSpec) -> str:
+        """Why the engine can serve no such job; "" where it can."""
+        if spec.deterministic and (reason := self._not_reproducible()):
+            return f"it is deterministic, {reason} is not"
+        truncation = spec.rollout.sampling.truncation
+        if truncation and self._no_kept_sets:
+            return f"{self._no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps"
+        return ""
 
     async def _engine_for(self, spec: JobSpec) -> str | None:
         if not spec.deterministic:
@@ -160,9 +173,12 @@ class ActiveJobs:
         """What an operator, and the trainers, see of the jobs that this generator can't serve."""
         return {
             NOT_REPRODUCIBLE: self._not_reproducible(),
+            NO_KEPT_SETS: self._no_kept_sets,
             ENGINE: self._engine,
             WRONG_ENGINE: " ".join(sorted(self._refused)),
-            LEAVES_ALONE: "\n".join(f"{job_id}: {why}" for job_id, why in sorted(self._alone.reasons.items())),
+            LEAVES_ALONE: "\n".join(
+                f"{job_id}: {why}" for job_id, why in sorted((self._left_alone | self._alone.reasons).items()) if why
+            ),
         }
 
     def side_of(self, job_id: str) -> GeneratorSide | None:

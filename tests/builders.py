@@ -104,6 +104,25 @@ def completion(token_ids: Sequence[int], logprobs: Sequence[float] | None = None
     )
 
 
+def kept_ids(packed: bytes) -> list[list[int]]:
+    """The sets of onbeat/kept_sets.py, read one byte after another."""
+    sets: list[list[int]] = []
+    ids: list[int] = []
+    number = shift = 0
+    for byte in packed:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte > 127:
+            continue
+        if number:
+            ids.append((ids[-1] if ids else -1) + number)
+        else:
+            sets.append(ids)
+            ids = []
+        number = shift = 0
+    return sets
+
+
 def rollout(token_ids: Sequence[int], reward: float, *, logprobs: Sequence[float] | None = None) -> Rollout:
     return Rollout(
         completion=completion(token_ids, logprobs), text="", reward=reward, reward_breakdown={"exact": reward}

@@ -29,7 +29,10 @@ from contracts.spec import JobSpec
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
-    """Returns [R, S_max] log-probs of the sampled tokens under logits / temperature; padding holds 0.0."""
+    """Returns [R, S_max] log-probs of the sampled tokens under logits / temperature; padding holds 0.0.
+
+    They are normalised over what truncated sampling kept, as those of the generator are.
+    """
     logprobs, _ = _values(model, micro_batch, temperature=temperature, entropy=False)
     return _in_rows(logprobs, micro_batch)
 
@@ -37,7 +40,7 @@ def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperatu
 def response_logprobs_and_entropy(
     model: PreTrainedModel, micro_batch: MicroBatch, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns `response_logprobs`, and [R, S_max] the entropy in nats of the distribution that each token came from."""
+    """Returns `response_logprobs`, and [R, S_max] the entropy in nats of the whole distribution at each token."""
     logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
     return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
 
@@ -73,7 +76,8 @@ def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> Non
             f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
             field="token_ids",
         )
-    used = np.concatenate((inputs.input_ids.numpy().reshape(-1), micro_batch.response_ids.numpy().reshape(-1)))
+    kept = [] if micro_batch.kept is None else [micro_batch.kept.ids]
+    used = np.concatenate([ids.numpy().reshape(-1) for ids in (inputs.input_ids, micro_batch.response_ids, *kept)])
     if used.min() < 0 or used.max() >= policy.vocabulary_size:
         raise ContractViolation(
             f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
@@ -94,6 +98,7 @@ def _values(
         logits_of,
         states,
         micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
+        kept=micro_batch.kept,
         vocabulary_size=vocabulary_size(model),
         temperature=temperature,
         entropy=entropy,

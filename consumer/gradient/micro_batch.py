@@ -23,7 +23,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumer.model.inputs import ModelInputs, of_sampled, packed_inputs, padded_inputs
+from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inputs, padded_inputs
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
@@ -55,6 +55,8 @@ class MicroBatch:
     """float32 [R, S_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
     teacher_logprobs: Tensor | None = None
     """float32 [R, S_max]; None without distillation."""
+    kept: KeptSets | None = None
+    """The kept sets of the sampled tokens, row by row; None without truncated sampling."""
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -125,6 +127,7 @@ def make_micro_batch(
         group_index=torch.tensor(group_index),
         reference_logprobs=_token_column(batch, REFERENCE_LOGPROBS, chosen),
         teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen),
+        kept=_kept_sets(completions, sampled),
     )
 
 
@@ -134,6 +137,12 @@ def _token_column(batch: RolloutBatch, name: str, rows: Sequence[int]) -> Tensor
         return None
     column = batch.columns[name]
     return _right_padded([np.frombuffer(column[row], dtype="<f4") for row in rows], np.float32)
+
+
+def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.int32]]) -> KeptSets | None:
+    """Reads the kept sets of truncated sampling, which all completions of a job have, or none has."""
+    packed = [completion.kept_sets for completion in completions if completion.kept_sets is not UNSET]
+    return KeptSets.of(packed, sampled) if packed else None
 
 
 def _sampled_places(completion: Completion) -> NDArray[np.int64]:

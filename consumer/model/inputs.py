@@ -31,6 +31,8 @@ from torch import Tensor
 
 from consumer.model.shared_prompt.attention import attention_arguments
 from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
+from contracts.errors import ContractViolation
+from onbeat.kept_sets import unpack_kept_sets
 
 Tokens = NDArray[np.int32]
 
@@ -83,6 +85,43 @@ class PackedInputs:
 
 
 ModelInputs = PaddedInputs | PackedInputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptSets:
+    """The tokens that each of N sampled ones was drawn from: its log-prob is normalised over them."""
+
+    ids: Tensor
+    """int64 [K] of all sets, one after another."""
+    counts: Tensor
+    """int64 [N] ids of each set; 0 stands for the whole vocabulary."""
+
+    @classmethod
+    def of(cls, packed: Sequence[bytes], sampled: Sequence[Tokens]) -> KeptSets:
+        """packed, sampled: of each row. Raises ContractViolation for a token that is not in its set."""
+        ids, counts = unpack_kept_sets(b"".join(packed))
+        tokens = np.concatenate(sampled)
+        if len(counts) != len(tokens):
+            raise ContractViolation(f"{len(counts)} kept sets are not of {len(tokens)} tokens", field="kept_sets")
+        owners = np.repeat(np.arange(len(tokens)), counts)
+        found = np.bincount(owners[ids == tokens[owners]], minlength=len(tokens))
+        if not ((found > 0) | (counts == 0)).all():
+            raise ContractViolation("a sampled token is not in its kept set", field="kept_sets")
+        return cls(ids=torch.from_numpy(ids), counts=torch.from_numpy(counts))
+
+    def split(self, size: int) -> list[KeptSets]:
+        """Cuts after each `size` tokens."""
+        counts = self.counts.split(size)
+        ids = self.ids.split([int(part.sum()) for part in counts])
+        return [KeptSets(ids=of_part, counts=part) for of_part, part in zip(ids, counts, strict=True)]
+
+    def left_out(self, vocabulary_size: int, device: torch.device) -> Tensor:
+        """Returns bool [N, V], True where a token was not kept."""
+        counts = self.counts.to(device)
+        owners = torch.arange(len(counts), device=device).repeat_interleave(counts)
+        left_out = (counts > 0).unsqueeze(1).repeat(1, vocabulary_size)
+        left_out[owners, self.ids.to(device)] = False
+        return left_out
 
 
 def of_sampled(inputs: ModelInputs, places: Sequence[NDArray[np.int64]]) -> ModelInputs:

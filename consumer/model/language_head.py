@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
+from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
 
 CHUNK_LOGITS = 1 << 25
@@ -116,33 +117,49 @@ def chosen_values(
     states: Tensor,
     chosen: Tensor,
     *,
+    kept: KeptSets | None = None,
     vocabulary_size: int,
     temperature: float,
     entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies in nats: [N]
     where `entropy` asks for them, else [0].
+
+    kept: what log-probs are normalised over, where that isn't the whole vocabulary; an entropy is of the whole one.
     """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)
     if chosen.numel() <= chunk:
-        return values(states, chosen)
+        return values(states, chosen, kept)
+    chosen_parts = chosen.split(chunk)
+    kept_parts = [None] * len(chosen_parts) if kept is None else kept.split(chunk)
     # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
     parts = [
         checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(states.split(chunk), chosen.split(chunk), strict=True)
+        for part in zip(states.split(chunk), chosen_parts, kept_parts, strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _chunk_values(
-    logits_of: Callable[[Tensor], Tensor], states: Tensor, chosen: Tensor, *, temperature: float, entropy: bool
+    logits_of: Callable[[Tensor], Tensor],
+    states: Tensor,
+    chosen: Tensor,
+    kept: KeptSets | None,
+    *,
+    temperature: float,
+    entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     # [chunk, V]
     logits = logits_of(states)
     if temperature != 1.0:
         logits = logits / temperature
-    distribution = logits.log_softmax(dim=-1)
+    if kept is None:
+        distribution = whole = logits.log_softmax(dim=-1)
+    else:
+        whole = logits.log_softmax(dim=-1) if entropy else logits
+        left_out = kept.left_out(logits.shape[-1], logits.device)
+        distribution = logits.masked_fill(left_out, -torch.inf).log_softmax(dim=-1)
     logprobs = distribution.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-    return logprobs, -(distribution.exp() * distribution).sum(dim=-1) if entropy else logprobs.new_empty(0)
+    return logprobs, -(whole.exp() * whole).sum(dim=-1) if entropy else logprobs.new_empty(0)

@@ -19,8 +19,8 @@ from contracts.spec import JobSpec
 from onbeat.loop.trained_job import append_lines, begin_folder
 
 LIKELY_CAUSES = (
-    "likely causes: another dtype or other kernels in the generator, top_p or top_k below the whole distribution, "
-    "a logits processor of the engine, weights that were changed after they were hashed"
+    "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "
+    "weights that were changed after they were hashed"
 )
 
 T = TypeVar("T", bound=Record)

@@ -18,11 +18,12 @@ from contracts.rollouts import (
     PromptBatch,
     SamplingParams,
     Trajectory,
+    completion_problem,
     prompt_seed,
-    trajectory_problem,
 )
 from contracts.spec_limits import MAX_BATCH_TOKENS
 from contracts.versions import WeightManifest
+from onbeat.kept_sets import pack_kept_sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,9 @@ class Sample:
     """stop: it ended by itself; length: it was cut at max_new_tokens."""
     trajectory: Trajectory | UnsetType = UNSET
     """Its turns, where an environment opened the prompt (`Prompt.environment`); each has 1 to max_new_tokens tokens."""
+    kept: Sequence[Sequence[int] | np.ndarray] | UnsetType = UNSET
+    """[S] the ids that each sampled token was drawn from, none for the whole vocabulary; where `batch.has_kept_sets`
+    says so, as it does where `sampling` truncates what is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +113,24 @@ def _completion(batch: PromptBatch, prompt: Prompt, sample: Sample, where: str) 
         raise ContractViolation(f"needs a finite log-prob for each of its {num_sampled} tokens", field=where)
     if ids.min() < 0 or ids.max() >= 2**31:
         raise ContractViolation("a token id is no id of a vocabulary", field=where)
+    sampled = np.concatenate([ids[turn.start : turn.end] for turn in turns]) if turns else ids
     completion = Completion(
         token_ids=ids.astype("<i4").tobytes(),
         generator_logprobs=logprobs.astype("<f4").tobytes(),
         finish_reason=sample.finish_reason,
         trajectory=sample.trajectory,
+        kept_sets=UNSET if sample.kept is UNSET else _kept_sets(sample.kept, sampled, where),
     )
-    if problem := trajectory_problem(completion, prompt, batch.sampling):
+    if problem := completion_problem(completion, prompt, batch):
         raise ContractViolation(problem, field=where)
     return completion
+
+
+def _kept_sets(kept: Sequence[Sequence[int] | np.ndarray], sampled: np.ndarray, where: str) -> bytes:
+    sets = [np.unique(np.asarray(ids, dtype=np.int64)) for ids in kept]
+    if len(sets) != len(sampled):
+        raise ContractViolation(f"needs the kept ids of each of its {len(sampled)} sampled tokens", field=where)
+    for ids, token in zip(sets, sampled, strict=True):
+        if len(ids) and (token not in ids or ids[0] < 0 or ids[-1] >= 2**31):
+            raise ContractViolation(f"the kept ids of token {token} are of no vocabulary, or without it", field=where)
+    return pack_kept_sets(sets)

@@ -11,7 +11,7 @@ from broker.trainer_side import Arrived
 from contracts.errors import FenceViolation
 from contracts.events import SampledBy
 from contracts.jobs import EvaluationScore
-from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, trajectory_problem
+from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
 from onbeat.loop.sampled import PlayedTrajectories
 from onbeat.loop.window import AskedIteration
 
@@ -154,7 +154,7 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
             field="groups",
         )
     for rollout in group.rollouts:
-        if problem := trajectory_problem(rollout.completion, asked, expected.sampling):
+        if problem := completion_problem(rollout.completion, asked, expected):
             raise FenceViolation(
                 f"batch {expected.batch_id} answers {group.prompt_id} with a completion that {problem}", field="groups"
             )

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-
-from contracts.rollouts import Prompt, PromptBatch
+from contracts.rollouts import Prompt, PromptBatch, SamplingParams
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.prompts.source import PromptSource
@@ -62,7 +60,7 @@ class IterationPlan:
         evaluation, batch = self._spec.evaluation, self._batch(iteration, manifest)
         samplings = [self._spec.rollout.sampling]
         if evaluation.greedy:
-            samplings.append(msgspec.structs.replace(samplings[0], temperature=0.0, top_p=1.0, top_k=0))
+            samplings.append(SamplingParams(max_new_tokens=samplings[0].max_new_tokens, temperature=0.0))
         chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
         work = [(sampling, chunk) for sampling in samplings for chunk in chunks]
         return tuple(

@@ -119,6 +119,12 @@ class StackProfile(Record, frozen=True, kw_only=True):
                 field="deterministic",
                 cure="--set deterministic=false, or a profile with transformers, or with vllm and batch_invariant",
             )
+        if (truncation := spec.rollout.sampling.truncation) and not any(k.kind.says_kept_sets for k in self.generators):
+            raise InvalidInput(
+                f"none of the profile's engines says which tokens {truncation} keeps: log-probs couldn't be compared",
+                field=f"rollout.sampling.{truncation.split()[0]}",
+                cure="leave it out, or take a profile with transformers",
+            )
         by_server = not spec.deterministic and not all(kind.kind.reads_elsewhere for kind in self.generators)
         if by_server and spec.weights.elsewhere:
             raise InvalidInput(

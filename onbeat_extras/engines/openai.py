@@ -117,7 +117,7 @@ class OpenaiEngine(BatchingEngine):
             "temperature": batch.sampling.temperature,
             "top_p": batch.sampling.top_p,
             "top_k": batch.sampling.top_k,
-            "min_p": 0.0,
+            "min_p": 0.0 if batch.sampling.min_p is msgspec.UNSET else batch.sampling.min_p,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,

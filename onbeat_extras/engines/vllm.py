@@ -25,6 +25,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from msgspec import UNSET
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
@@ -262,6 +263,7 @@ class VllmEngine(BatchingEngine):
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=0.0 if sampling.min_p is UNSET else sampling.min_p,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=self._stop_ids,
             logprobs=0,

@@ -661,6 +661,7 @@ export interface SamplingParams {
   temperature: number;
   top_p: number;
   top_k: number;
+  min_p?: number;
 }
 
 export interface SpecCheck {

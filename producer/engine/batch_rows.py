@@ -6,9 +6,11 @@ Row p·G + g is sample g of prompt p.
 from __future__ import annotations
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from contracts.rollouts import Completion, PromptBatch
+from onbeat.kept_sets import pack_kept_sets
 from producer.engine.sampling import completion_uniforms, sample
 
 FEWEST_ROWS = 8
@@ -32,6 +34,8 @@ class BatchRows:
         """[N] row numbers, ascending."""
         self._tokens = np.zeros((num_rows, max_new_tokens), dtype="<i4")
         self._logprobs = np.zeros((num_rows, max_new_tokens), dtype="<f4")
+        self._kept: list[list[NDArray[np.int32]]] = [[] for _ in range(num_rows)]
+        """[k·G] the kept set of each token of a row; none without truncated sampling."""
         self._num_tokens = np.zeros(num_rows, dtype=np.int64)
         self._stopped = np.zeros(num_rows, dtype=bool)
         self._step = 0
@@ -44,9 +48,11 @@ class BatchRows:
     def append(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
         """[N, V] logits of the held rows → [N] next input tokens. A held row that has stopped records nothing."""
         held = self._held
-        tokens, logprobs = sample(logits, self._batch.sampling, self._uniforms[held, self._step])
-        self._tokens[held, self._step] = tokens
-        self._logprobs[held, self._step] = logprobs
+        drawn = sample(logits, self._batch.sampling, self._uniforms[held, self._step])
+        self._tokens[held, self._step] = tokens = drawn.tokens
+        self._logprobs[held, self._step] = drawn.logprobs
+        for place, ids in drawn.kept.items():
+            self._kept[held[place]].append(ids)
         # Counted before rows stop: the end-of-sequence token is a row's own, and what follows it is not.
         self._num_tokens[held] += ~self._stopped[held]
         self._stopped[held] |= (tokens[:, None] == self._eos_ids).any(axis=1)
@@ -82,4 +88,5 @@ class BatchRows:
             token_ids=self._tokens[row, :num_tokens].tobytes(),
             generator_logprobs=self._logprobs[row, :num_tokens].tobytes(),
             finish_reason="stop" if self._stopped[row] else "length",
+            kept_sets=pack_kept_sets(self._kept[row][:num_tokens]) if self._batch.has_kept_sets else UNSET,
         )

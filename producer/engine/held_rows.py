@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch, SamplingParams
-from producer.engine.sampling import completion_uniforms, sample
+from onbeat.kept_sets import pack_kept_sets
+from producer.engine.sampling import Drawn, completion_uniforms, sample
 
 Places = NDArray[np.int64]
 
@@ -74,6 +76,8 @@ class HeldRows:
         """[R, T]"""
         self._tokens = np.empty((0, 0), dtype="<i4")
         self._logprobs = np.empty((0, 0), dtype="<f4")
+        self._kept = np.empty(0, dtype=object)
+        """[R] the kept set of each token, a list; its own for each row."""
 
     def __len__(self) -> int:
         return self._num_rows
@@ -96,6 +100,8 @@ class HeldRows:
         self._steps[places] = 0
         self._most[places] = batch.sampling.max_new_tokens
         self._uniforms[places, : batch.sampling.max_new_tokens] = completion_uniforms(batch)
+        for place in places:
+            self._kept[place] = []
         self._num_rows += len(places)
         return places
 
@@ -106,9 +112,12 @@ class HeldRows:
         """
         at = np.arange(self._num_rows) if places is None else places
         steps = self._steps[at]
-        tokens, logprobs = self._sample(logits, at, self._uniforms[at, steps])
-        self._tokens[at, steps] = tokens
-        self._logprobs[at, steps] = logprobs
+        drawn = self._sample(logits, at, self._uniforms[at, steps])
+        self._tokens[at, steps] = tokens = drawn.tokens
+        self._logprobs[at, steps] = drawn.logprobs
+        for row, ids in drawn.kept.items():
+            of_place: list[NDArray[np.int32]] = self._kept[int(at[row])]
+            of_place.append(ids)
         self._steps[at] = steps + 1
         stopped = (tokens[:, None] == self._eos_ids).any(axis=1)
         has_ended = stopped | (steps + 1 == self._most[at])
@@ -129,33 +138,34 @@ class HeldRows:
         target, source = np.flatnonzero(gone[:num_rows]), num_rows + np.flatnonzero(~gone[num_rows:])
         for of_places in (
             self._owners, self._rows, self._kinds, self._steps, self._most,
-            self._uniforms, self._tokens, self._logprobs,
+            self._uniforms, self._tokens, self._logprobs, self._kept,
         ):  # fmt: skip
             of_places[target] = of_places[source]
-        self._owners[num_rows : self._num_rows] = None
+        self._owners[num_rows : self._num_rows] = self._kept[num_rows : self._num_rows] = None
         self._num_rows = num_rows
         return Moves(source=source, target=target, num_rows=num_rows)
 
-    def _sample(
-        self, logits: NDArray[np.floating], at: Places, uniforms: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _sample(self, logits: NDArray[np.floating], at: Places, uniforms: NDArray[np.float64]) -> Drawn:
         kinds = self._kinds[at]
         if len(self._samplings) == 1 or (kinds == kinds[0]).all():
             first: GrowingBatch = self._owners[int(at[0])]
             return sample(logits, first.batch.sampling, uniforms)
-        tokens, logprobs = np.empty(len(at), dtype=np.int64), np.empty(len(at))
+        all_drawn = Drawn(tokens=np.empty(len(at), dtype=np.int64), logprobs=np.empty(len(at)))
         for sampling, kind in self._samplings.items():
-            of_kind = kinds == kind
-            if of_kind.any():
-                tokens[of_kind], logprobs[of_kind] = sample(logits[of_kind], sampling, uniforms[of_kind])
-        return tokens, logprobs
+            of_kind = np.flatnonzero(kinds == kind)
+            if len(of_kind):
+                drawn = sample(logits[of_kind], sampling, uniforms[of_kind])
+                all_drawn.tokens[of_kind], all_drawn.logprobs[of_kind] = drawn.tokens, drawn.logprobs
+                all_drawn.kept.update((int(of_kind[row]), ids) for row, ids in drawn.kept.items())
+        return all_drawn
 
     def _end(self, place: int, finish_reason: str) -> None:
-        num_tokens = int(self._steps[place])
-        self._owners[place].ended[int(self._rows[place])] = Completion(
+        num_tokens, growing = int(self._steps[place]), self._owners[place]
+        growing.ended[int(self._rows[place])] = Completion(
             token_ids=self._tokens[place, :num_tokens].tobytes(),
             generator_logprobs=self._logprobs[place, :num_tokens].tobytes(),
             finish_reason="stop" if finish_reason == "stop" else "length",
+            kept_sets=pack_kept_sets(self._kept[place]) if growing.batch.has_kept_sets else UNSET,
         )
 
     def _make_room(self, num_places: int, num_tokens: int) -> None:
@@ -163,7 +173,7 @@ class HeldRows:
         if num_places <= places and num_tokens <= tokens:
             return
         more = ((0, max(0, num_places - places)), (0, max(0, num_tokens - tokens)))
-        for name in ("_owners", "_rows", "_kinds", "_steps", "_most"):
+        for name in ("_owners", "_rows", "_kinds", "_steps", "_most", "_kept"):
             setattr(self, name, np.pad(getattr(self, name), more[:1]))
         for name in ("_uniforms", "_tokens", "_logprobs"):
             setattr(self, name, np.pad(getattr(self, name), more))

@@ -9,6 +9,7 @@ Arithmetic is float64: a 151,936-token cumulative sum in float32 would lose the 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import UNSET
@@ -23,30 +24,39 @@ BLOCK_ITEMS = 65_536
 """Log-probs that are worked on at a time, half a megabyte: in the core's cache they are several times as fast."""
 
 
-def sample(
-    logits: NDArray[np.floating], sampling: SamplingParams, uniforms: Floats
-) -> tuple[NDArray[np.int64], Floats]:
-    """[N, V] logits and [N] uniforms → [N] tokens and [N] log-probs of those tokens.
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A token of each of N rows."""
 
-    Raises BatchFailed for logits that are not finite.
-    """
+    tokens: NDArray[np.int64]
+    """[N]"""
+    logprobs: Floats
+    """[N] of those tokens."""
+    kept: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    """Row → the ids that it was drawn from, ascending, none for the whole vocabulary; empty without truncation."""
+
+
+def sample(logits: NDArray[np.floating], sampling: SamplingParams, uniforms: Floats) -> Drawn:
+    """Draws from [N, V] logits by [N] uniforms. Raises BatchFailed for logits that are not finite."""
     num_rows, vocab_size = logits.shape
-    tokens, token_logprobs = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
+    drawn = Drawn(tokens=np.empty(num_rows, dtype=np.int64), logprobs=np.empty(num_rows))
     # Rows are independent of each other, so how they are cut into blocks changes no number.
     block = max(1, BLOCK_ITEMS // vocab_size)
     for start in range(0, num_rows, block):
         rows = slice(start, min(start + block, num_rows))
         logprobs = log_distribution(logits[rows], sampling)
-        tokens[rows] = choose(logprobs, sampling, uniforms[rows])
-        token_logprobs[rows] = logprobs[np.arange(len(logprobs)), tokens[rows]]
-    return tokens, token_logprobs
+        drawn.tokens[rows] = choose(logprobs, sampling, uniforms[rows])
+        drawn.logprobs[rows] = logprobs[np.arange(len(logprobs)), drawn.tokens[rows]]
+        if sampling.truncation:
+            drawn.kept.update(enumerate(_kept_sets(logprobs), start=start))
+    return drawn
 
 
 def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Floats:
     """[N, V] logits → [N, V] log-probs of the distribution that tokens are drawn from; -inf where filtered out.
 
-    Temperature first, then top-k, then top-p over what is left. At temperature 0 (greedy) the log-probs are those of
-    temperature 1. Raises BatchFailed for logits that are not finite.
+    Temperature first, then top-k, then top-p over what is left, then min-p. At temperature 0 (greedy) the log-probs are
+    those of temperature 1. Raises BatchFailed for logits that are not finite.
     """
     values = logits.astype(np.float64)
     top = values.max(axis=-1, keepdims=True)
@@ -61,6 +71,9 @@ def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> 
         _keep_top_k(values, sampling.top_k)
     if sampling.top_p < 1.0:
         _keep_top_p(values, sampling.top_p)
+    if sampling.min_p is not UNSET:
+        # The most likely token stands at 0: its probability times min_p is at log(min_p).
+        values[values < np.log(sampling.min_p)] = -np.inf
     # log p = x - log sum exp x, over what is left: exp(-inf) = 0 adds nothing, and -inf stays -inf.
     values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
     return values
@@ -103,6 +116,13 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
         philox.state = at_start
         generator.random(out=row)
     return uniforms
+
+
+def _kept_sets(logprobs: Floats) -> list[NDArray[np.int32]]:
+    """The ids of each row that have a probability."""
+    rows, ids = np.nonzero(logprobs > -np.inf)
+    sets = np.split(ids.astype(np.int32), np.flatnonzero(np.diff(rows)) + 1)
+    return [of_row if len(of_row) < logprobs.shape[-1] else of_row[:0] for of_row in sets]
 
 
 def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:

@@ -45,6 +45,8 @@ class PlayedTrajectory:
     history: tuple[Played, ...] = ()
     _turns: list[Turn] = field(default_factory=list)
     _logprobs: list[bytes] = field(default_factory=list)
+    _kept_sets: list[bytes] = field(default_factory=list)
+    """One for each turn, with truncated sampling."""
     _open_turn: tuple[int, FinishReason] | None = None
     """Start of the turn that has no reply yet, and why it ended."""
     _message: Message | None = None
@@ -103,6 +105,8 @@ class PlayedTrajectory:
             self._message = replace(self._message, sampled=self._sampled(sampled))
         self._open_turn = (self._num_tokens, sampled.finish_reason)
         self._logprobs.append(sampled.generator_logprobs)
+        if sampled.kept_sets is not UNSET:
+            self._kept_sets.append(sampled.kept_sets)
         self.context += turn
 
     def reply(self, reply: Reply) -> None:
@@ -160,6 +164,7 @@ class PlayedTrajectory:
                 metrics=metrics,
                 failure=self._failure or UNSET,
             ),
+            kept_sets=b"".join(self._kept_sets) or UNSET,
         )
 
     def _sampled(self, completion: Completion) -> Sampled:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.encoding.wire import encode
@@ -29,7 +30,7 @@ from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.engine import STARTED_THREADS, TransformersEngine
 from producer.engine.transformers.shared_decoding import SharedDecoding
-from tests.builders import tiny_model_folder
+from tests.builders import kept_ids, tiny_model_folder
 from tests.contract.engine_rigs import (
     KINDS,
     MODELS,
@@ -53,6 +54,7 @@ SAMPLINGS = {
     "cool": SamplingParams(max_new_tokens=6, temperature=0.7),
     "nucleus": SamplingParams(max_new_tokens=6, top_p=0.9),
     "top 5": SamplingParams(max_new_tokens=6, top_k=5),
+    "min share": SamplingParams(max_new_tokens=6, min_p=0.05),
     "all": SamplingParams(max_new_tokens=6, temperature=0.7, top_p=0.9, top_k=5),
     "greedy": SamplingParams(max_new_tokens=6, temperature=0.0),
 }
@@ -90,6 +92,8 @@ def filtered(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         scores = TopKLogitsWarper(sampling.top_k)(ids, scores)
     if sampling.top_p < 1.0:
         scores = TopPLogitsWarper(sampling.top_p)(ids, scores)
+    if sampling.min_p is not UNSET:
+        scores = MinPLogitsWarper(sampling.min_p)(ids, scores)
     return scores[0].log_softmax(dim=-1)
 
 
@@ -109,6 +113,25 @@ def test_reported_logprobs_are_those_of_a_full_forward_pass(rig: Rig, name: str)
                 for at, token in enumerate(tokens)
             ]
             assert unpack_float32(completion.generator_logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_what_truncated_sampling_kept_is_said_of_each_token_that_is_trained(
+    folders: Path, tmp_path: Path, name: str
+) -> None:
+    sampling, rig = SAMPLINGS[name], transformers_rig("qwen3", folders, tmp_path)
+    manifest = rig.load()
+    groups = rig.generate(manifest, PROMPTS, sampling=sampling)
+    evaluated = rig.generate(manifest, PROMPTS, sampling=sampling, purpose="evaluation")
+    assert all(completion.kept_sets is UNSET for group in evaluated for completion in group)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for completion in group:
+            assert (completion.kept_sets is not UNSET) == (sampling.truncation != "")
+            tokens = tokens_of(completion)
+            for at, kept in enumerate([] if completion.kept_sets is UNSET else kept_ids(completion.kept_sets)):
+                left = filtered(rig.full_logits([*prompt, *tokens[:at]]), sampling) > -torch.inf
+                assert kept == left.nonzero()[:, 0].tolist()
+    rig.close()
 
 
 def test_a_batch_is_complete_and_ends_where_it_must(rig: Rig) -> None:

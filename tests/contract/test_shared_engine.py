@@ -56,7 +56,13 @@ def rig(threads: int, folders: Path, tmp_path: Path) -> Iterator[Rig]:
 def batches(manifest: WeightManifest) -> list[PromptBatch]:
     prompts = ([[5, 6, 7], [8]], [[4, 9, 10, 11, 12]], [[13, 5]] * 4)
     return [
-        under(manifest, some, group_size=3, sampling=SamplingParams(max_new_tokens=5 + number), iteration=number)
+        under(
+            manifest,
+            some,
+            group_size=3,
+            sampling=SamplingParams(max_new_tokens=5 + number, top_p=1.0 - number / 5),
+            iteration=number,
+        )
         for number, some in enumerate(prompts)
     ]
 

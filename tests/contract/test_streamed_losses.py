@@ -18,7 +18,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.rollouts import RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from tests.builders import job_spec, tiny_model_folder
+from tests.builders import job_spec, kept_ids, tiny_model_folder
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient, to_float64
 from tests.loss_equations import Equation, Response, iteration_loss
 
@@ -114,18 +114,27 @@ def response_of(
     response = unpack_int32(completion.token_ids)
     tokens = torch.tensor([prompt + response])
 
+    places = [place for start, end in completion.spans for place in range(start, end)]
+    kept = [] if completion.kept_sets is UNSET else kept_ids(completion.kept_sets)
+
     def distribution(policy: Policy) -> Tensor:
         return torch.log_softmax(policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
 
+    def chosen(of_policy: Tensor) -> Tensor:
+        """Log-probs of the sampled tokens, of truncated sampling less the logarithm of the mass that was kept."""
+        found = [of_policy[place, response[place]] for place in places]
+        for number, ids in enumerate(kept):
+            if ids:
+                found[number] = found[number] - of_policy[places[number], ids].exp().sum().log()
+        return torch.stack(found)
+
     of_policy = distribution(pair[0])
     with torch.no_grad():
-        of_reference = distribution(pair[1])
-    places = [place for start, end in completion.spans for place in range(start, end)]
-    chosen = (places, [response[place] for place in places])
+        of_reference = chosen(distribution(pair[1]))
     return Response(
-        logprobs=of_policy[chosen],
+        logprobs=chosen(of_policy),
         generator_logprobs=torch.tensor(unpack_float32(completion.generator_logprobs), dtype=torch.float64),
-        reference_logprobs=of_reference[chosen],
+        reference_logprobs=of_reference,
         entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
         reward=group.rollouts[index].reward,
         turns=()

@@ -21,6 +21,11 @@ LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learni
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
     "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
+    "top-p": {
+        "rollout__sampling": {"max_new_tokens": 5, "top_p": 0.9},
+        "algorithm__old_policy": "generator",
+        "algorithm__kl_coefficient": 0.01,
+    },
     "REINFORCE++": {
         "algorithm__advantage": "reinforce++",
         "algorithm__loss": "dapo",
@@ -28,7 +33,8 @@ VARIANTS: dict[str, dict[str, object]] = {
         "trackers": ["tensorboard"],
     },
 }
-STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "LoRA": ITERATIONS, "REINFORCE++": ITERATIONS}
+STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2}
+"""ITERATIONS, where a variant isn't named."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 ) -> None:
     """The trainer dies between two updates of its last iteration, where there are several."""
     job_id, _ = pipeline.jobs.create(spec(variant))
-    crash_at = f"consumer.after_step:{STEPS_BEFORE_DEATH[variant]}"
+    crash_at = f"consumer.after_step:{STEPS_BEFORE_DEATH.get(variant, ITERATIONS)}"
     assert pipeline.train_until_death(job_id, crash_at=crash_at) == -signal.SIGKILL
     pipeline.train_to_the_end(job_id)
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
@@ -100,6 +106,12 @@ def test_an_iteration_says_what_it_measured(pipeline: Pipeline, oracles: dict[st
         assert metrics.trained_tokens > metrics.num_tokens
         assert metrics.trained_tokens_per_s > 0.0
         assert metrics.mfu is None
+
+
+def test_truncated_sampling_leaves_no_gap_to_the_generator(pipeline: Pipeline, oracles: dict[str, str]) -> None:
+    for metrics in metrics_of(pipeline, oracles["top-p"]):
+        assert 0.0 < metrics.mismatch_max < 1e-4
+        assert metrics.entropy > 0.0
 
 
 def test_merged_weights_and_adapters_through_redis_are_the_same_versions(

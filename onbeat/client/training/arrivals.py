@@ -27,6 +27,7 @@ from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, 
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from onbeat.client.rows import RowKey, Rows
+from onbeat.kept_sets import unpack_kept_sets
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.gathering import WAIT_S, Gathering
 from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, numbers_of
@@ -93,6 +94,16 @@ class MicroBatch(Rows):
     """G."""
     rewards: np.ndarray = field(repr=False)
     """float64[n]: the job's rewards, with what its stages add to them."""
+    packed_kept_sets: tuple[bytes, ...] = field(default=(), repr=False)
+
+    @property
+    def kept_sets(self) -> list[list[np.ndarray]] | None:
+        """[n][S] the ids that each sampled token was drawn from, none for the whole vocabulary; None where the job
+        doesn't truncate its sampling. `generator_logprobs` are normalised over them."""
+        if not self.packed_kept_sets:
+            return None
+        unpacked = (unpack_kept_sets(packed) for packed in self.packed_kept_sets)
+        return [np.split(ids, np.cumsum(counts)[:-1]) for ids, counts in unpacked]
 
 
 class TrainingIteration:
@@ -222,6 +233,7 @@ def micro_batch(
     num_rows = batch.num_completions
     is_carried = batch.groups[0].prompt_text is not UNSET
     base = {name: column for name, column in BASE_COLUMNS.items() if is_carried or name not in CARRIED_COLUMNS}
+    kept = [rollout.completion.kept_sets for group in batch.groups for rollout in group.rollouts]
     made: dict[str, Column] = {column.name: column for column in spec.stage_plan.outputs}
     return MicroBatch(
         keys_of_rows=tuple(
@@ -231,6 +243,7 @@ def micro_batch(
         values_as_bytes={**base_values(batch, base, range(num_rows)), **columns},
         group_size=batch.group_size,
         rewards=rewards,
+        packed_kept_sets=tuple(packed for packed in kept if packed is not UNSET),
     )
 
 
@@ -241,6 +254,7 @@ def _slice(rows: MicroBatch, start: int, end: int) -> MicroBatch:
         values_as_bytes={name: values[start:end] for name, values in rows.values_as_bytes.items()},
         group_size=rows.group_size,
         rewards=rows.rewards[start:end],
+        packed_kept_sets=rows.packed_kept_sets[start:end],
     )
 
 

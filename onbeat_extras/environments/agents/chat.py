@@ -27,6 +27,7 @@ SAMPLING = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
+    "min_p": "min_p",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
 }
@@ -37,7 +38,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
-    "min_p": (0,),
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "top_logprobs": (0,),
@@ -83,6 +83,7 @@ def check_sampling(
         where = prefix + name
         if name in SAMPLING:
             said = None if sampling is None else getattr(sampling, SAMPLING[name])
+            said = 0 if said is UNSET else said
             if not _is_number(value):
                 raise Refusal(f"{where} is no number", code="invalid", param=where)
             if said is not None and value != said and not (name == "top_k" and value == -1 and said == 0):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from contracts.environments.messages import Message
+from contracts.rollouts import SamplingParams
+from onbeat_extras.environments.agents.chat import check_sampling
 from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended, New, Request
 from onbeat_extras.environments.agents.refusal import Refusal
 
@@ -97,3 +99,12 @@ def test_a_conversation_is_by_messages_or_by_tokens() -> None:
     conversation.answer(assistant("b"))
     with pytest.raises(Refusal, match="by messages before, and now by tokens"):
         conversation.ask(Request(body=b"", token_ids=[1]))
+
+
+def test_a_request_may_name_the_job_s_min_p_and_no_other() -> None:
+    plain, truncated = SamplingParams(max_new_tokens=8), SamplingParams(max_new_tokens=8, min_p=0.1)
+    check_sampling({"min_p": 0}, plain)
+    check_sampling({"min_p": 0.1}, truncated)
+    for sampling, value in ((plain, 0.1), (truncated, 0)):
+        with pytest.raises(Refusal, match=f"min_p is {value}, and the job samples with"):
+            check_sampling({"min_p": value}, sampling)

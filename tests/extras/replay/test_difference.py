@@ -30,6 +30,10 @@ def test_who_sampled_it_when_is_no_difference() -> None:
         (rollout([4, 5], 1.0), "2 tokens, recorded 3"),
         (rollout([4, 5, 6], 1.0, logprobs=[-0.5, -0.125, -1.0]), "the log-prob of sampled token 1 is -0.125"),
         (replace(ROLLOUT, completion=replace(ROLLOUT.completion, finish_reason="length")), "it ended by length"),
+        (
+            replace(ROLLOUT, completion=replace(ROLLOUT.completion, kept_sets=b"\x05\x00\x00\x00")),
+            "the tokens that truncated sampling kept",
+        ),
         (rollout([4, 5, 6], 0.5, logprobs=[-0.5, -0.25, -1.0]), "reward 0.5, recorded 1.0 (exact is 0.5, recorded"),
         (replace(ROLLOUT, text="other"), "its text"),
     ],

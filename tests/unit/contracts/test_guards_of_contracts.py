@@ -64,6 +64,13 @@ def test_each_token_has_a_log_prob() -> None:
         decode(wire, Completion)
 
 
+@pytest.mark.parametrize("kept", [b"", b"\x08\x00", b"\x08\x00\x09", b"\x08\x00\x09\x00\x09\x00"])
+def test_each_token_has_a_kept_set_where_there_are_any(kept: bytes) -> None:
+    sampled = replace(rollout([7, 8], 0.0).completion, kept_sets=b"\x08\x00\x00")
+    assert decode(encode(sampled), Completion) == sampled
+    refused(changed(sampled), "kept_sets", kept_sets=kept)
+
+
 @pytest.mark.parametrize(
     ("spans", "num_logprobs", "field"),
     [

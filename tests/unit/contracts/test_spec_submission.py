@@ -1,4 +1,4 @@
-"""A new job is refused where its ratios would be wrong or its clips could do nothing; one that stands is still read."""
+"""A new job is refused where log-probs would be wrong or clips could do nothing; one that stands is still read."""
 
 from __future__ import annotations
 
@@ -16,30 +16,41 @@ from tests.builders import job_spec
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.toml"
 LAG: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 1}
-TRUNCATED: dict[str, dict[str, Any]] = {
-    "rollout.sampling.top_p": {"rollout__sampling__top_p": 0.95},
-    "rollout.sampling.top_k": {"rollout__sampling__top_k": 50},
-}
+TRUNCATED: dict[str, dict[str, Any]] = {"top_p": {"top_p": 0.95}, "top_k": {"top_k": 50}, "min_p": {"min_p": 0.1}}
 COMPARED: dict[str, dict[str, Any]] = {
-    'algorithm.old_policy = "generator"': {"algorithm__old_policy": "generator"},
-    'algorithm.correction = "tis"': {"algorithm__correction": "tis"},
-    'algorithm.correction = "icepop"': {"algorithm__correction": "icepop"},
-    "max_policy_lag = 1": LAG | {"algorithm__correction": "none"},
-    'algorithm.correction = "decoupled_ppo"': LAG | {"algorithm__correction": "decoupled_ppo"},
+    "the generator": {"algorithm__old_policy": "generator"},
+    "tis": {"algorithm__correction": "tis"},
+    "a lag": LAG | {"algorithm__correction": "decoupled_ppo"},
+    "a reference": {"algorithm__kl_coefficient": 0.1},
+    "a teacher": {"stages": [{"type": "teacher", "model": "qwen3"}], "algorithm__distillation_coefficient": 0.1},
+}
+TAUGHT: dict[str, Any] = {
+    "algorithm__distillation_coefficient": 0.1,
+    "stages": [
+        {
+            "type": "external",
+            "name": "own",
+            "inputs": ["completion_ids"],
+            "outputs": [{"name": "teacher_logprobs", "type": "float32", "per": "token"}],
+        }
+    ],
 }
 PLUGIN = {"type": "plugin", "entry_point": "own"}
 
 
 @pytest.mark.parametrize("compared", COMPARED)
 @pytest.mark.parametrize("field", TRUNCATED)
-def test_truncated_sampling_beside_a_ratio_against_the_generator_is_refused(field: str, compared: str) -> None:
-    for allowed in (TRUNCATED[field], COMPARED[compared]):
-        check_submitted(job_spec(**allowed))
-    with pytest.raises(InvalidInput) as caught:
-        check_submitted(job_spec(**TRUNCATED[field], **COMPARED[compared]))
-    assert caught.value.field == field
-    assert compared in caught.value.problem
-    assert "top_p = 1.0 and top_k = 0" in caught.value.cure
+def test_truncated_sampling_goes_with_every_ratio(field: str, compared: str) -> None:
+    sampling = {"rollout__sampling": {"max_new_tokens": 5} | TRUNCATED[field]}
+    check_submitted(job_spec(**sampling, **COMPARED[compared]))
+
+
+@pytest.mark.parametrize("field", TRUNCATED)
+def test_log_probs_of_a_stage_of_one_s_own_are_refused_beside_it(field: str) -> None:
+    check_submitted(job_spec(**TAUGHT))
+    with pytest.raises(InvalidInput, match=f"no column tells stage own which tokens {field} = .* kept") as caught:
+        check_submitted(job_spec(**TAUGHT, rollout__sampling={"max_new_tokens": 5} | TRUNCATED[field]))
+    assert caught.value.field == f"rollout.sampling.{field}"
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"])

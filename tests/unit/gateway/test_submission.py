@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.presence import NOT_REPRODUCIBLE, GeneratorInfo
+from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
@@ -32,6 +32,20 @@ def test_a_deterministic_job_is_refused_where_no_live_generator_would_serve_it()
 @pytest.mark.parametrize("engines", [(), ("vllm", ""), ("",)])
 def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str, ...]) -> None:
     check_generators(job_spec(), generators(*engines))
+
+
+def test_truncated_sampling_is_refused_by_name_where_no_live_generator_says_what_it_kept() -> None:
+    silent, able = (
+        GeneratorInfo(generator_id=name, seen_s=0.0, info={NO_KEPT_SETS: engine})
+        for name, engine in (("g0", "vllm"), ("g1", ""))
+    )
+    spec = job_spec(rollout__sampling__top_p=0.9)
+    with pytest.raises(InvalidInput, match=r"sample with vllm, which doesn't say which tokens top_p = 0\.9") as caught:
+        check_generators(spec, [silent, silent])
+    assert (caught.value.status, caught.value.field) == (422, "rollout.sampling.top_p")
+    for live in ([], [silent, able], [able]):
+        check_generators(spec, live)
+    check_generators(job_spec(), [silent])
 
 
 def test_weights_in_redis_are_refused_where_a_live_generator_s_server_would_have_to_read_them() -> None:

@@ -53,7 +53,13 @@ class Stack:
     """A generator over fakes."""
 
     def __init__(
-        self, run_root: Path, *, stop_grace_s: float = 20.0, not_reproducible: str = "", has_to_prove: bool = False
+        self,
+        run_root: Path,
+        *,
+        stop_grace_s: float = 20.0,
+        not_reproducible: str = "",
+        no_kept_sets: str = "",
+        has_to_prove: bool = False,
     ) -> None:
         self.run_root = run_root
         self.now_s = 0.0
@@ -76,6 +82,7 @@ class Stack:
                 calls=calls,
                 fingerprint=lambda spec: f"kind a; {spec.model.dtype}",
                 not_reproducible=lambda: not_reproducible or model.not_reproducible,
+                no_kept_sets=no_kept_sets,
                 clock=self._clock,
             ),
             presence=self.jobs,
@@ -575,6 +582,20 @@ def test_an_engine_whose_bytes_depend_on_what_ran_leaves_deterministic_jobs_alon
         assert stack.jobs.infos[-1]["not_reproducible"] == "vllm"
 
     drive(tmp_path, scenario, not_reproducible="vllm")
+
+
+def test_an_engine_that_says_no_kept_sets_leaves_jobs_of_truncated_sampling_alone_and_says_why(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        truncated = stack.add_job("truncated", num_batches=1, rollout__sampling__top_p=0.9)
+        whole = stack.add_job("whole", num_batches=2)
+        async with stack.running():
+            await stack.changes.until(lambda: len(whole.published) == 2)
+        assert truncated.claimed == []
+        assert stack.jobs.infos[-1]["no_kept_sets"] == "vllm"
+        why = "truncated: vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps"
+        assert stack.jobs.infos[-1]["leaves_alone"] == why
+
+    drive(tmp_path, scenario, no_kept_sets="vllm")
 
 
 def test_a_job_whose_spec_cannot_be_read_is_left_alone_and_the_others_are_served(

@@ -14,7 +14,16 @@ from consumer.trainer.iteration import Boundary, Iteration, uncovered_s
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import FenceViolation
 from contracts.events import TimelineSpan, TrajectoryMetrics
-from contracts.rollouts import BatchTimings, Prompt, PromptBatch, PromptTask, Rollout, RolloutBatch, batch_digest
+from contracts.rollouts import (
+    BatchTimings,
+    Prompt,
+    PromptBatch,
+    PromptTask,
+    Rollout,
+    RolloutBatch,
+    SamplingParams,
+    batch_digest,
+)
 from onbeat.loop.window import AskedIteration
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 from tests.trajectories import played
@@ -103,6 +112,14 @@ def test_a_completion_that_is_not_what_its_prompt_asks_for_is_refused(
     with pytest.raises(FenceViolation, match=problem):
         expected.take(arrived)
     assert not expected.digests
+
+
+def test_a_completion_says_what_truncated_sampling_kept_or_is_refused() -> None:
+    asked = prompt_batch([[5]], sampling=SamplingParams(max_new_tokens=5, min_p=0.1))
+    silent = batch_of([([5], [rollout([7], 0.0), rollout([8], 1.0)])])
+    arrived = Arrived(batch=silent, digest=batch_digest(silent), num_bytes=0)
+    with pytest.raises(FenceViolation, match=r"doesn't say which tokens min_p = 0\.1 kept"):
+        Iteration(asked_by(0, asked), trainer_epoch=1).take(arrived)
 
 
 def test_what_was_played_is_counted_and_in_a_job_without_an_environment_there_is_no_such_number() -> None:

@@ -121,6 +121,15 @@ def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
     assert len(StackProfile().each) == 1
 
 
+def test_truncated_sampling_needs_a_generator_that_says_what_it_kept() -> None:
+    vllm, mixed = (load_profile(next(path for path in STACKS if path.stem == stem)) for stem in ("vllm", "mixed"))
+    spec = job_spec(deterministic=False, rollout__sampling__top_k=5)
+    with pytest.raises(InvalidInput, match="says which tokens top_k = 5 keeps") as caught:
+        vllm.check(spec)
+    assert caught.value.field == "rollout.sampling.top_k"
+    mixed.check(spec)
+
+
 def test_weights_in_redis_are_refused_where_a_server_would_have_to_read_them(tmp_path: Path) -> None:
     text = "[[generators]]\n\n[[generators]]\nengine = { type = 'openai', url = 'http://host:1' }"
     profile = load_profile(written(tmp_path, text))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
+from msgspec import UNSET
 
 from contracts.rollouts import Completion, SamplingParams
 from producer.engine.batch_rows import FEWEST_ROWS, BatchRows
@@ -15,9 +17,9 @@ EOS = frozenset({0})
 """A quarter of the draws ends a row, so that rows end at every step."""
 
 
-def decode(*, rows_leave: bool) -> tuple[list[list[Completion]], list[int]]:
+def decode(*, rows_leave: bool, top_k: int = 0) -> tuple[list[list[Completion]], list[int]]:
     """Completions of 64 rows whose logits are a function of row and step, and how many rows each step held."""
-    batch = prompt_batch([[5]] * 8, group_size=8, sampling=SamplingParams(max_new_tokens=24))
+    batch = prompt_batch([[5]] * 8, group_size=8, sampling=SamplingParams(max_new_tokens=24, top_k=top_k))
     rows = BatchRows(batch, EOS)
     held = np.arange(64)
     widths: list[int] = []
@@ -31,10 +33,12 @@ def decode(*, rows_leave: bool) -> tuple[list[list[Completion]], list[int]]:
     return rows.completions(), widths
 
 
-def test_rows_that_leave_change_no_completion() -> None:
-    staying, widths = decode(rows_leave=False)
-    leaving, fewer = decode(rows_leave=True)
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_rows_that_leave_change_no_completion(top_k: int) -> None:
+    staying, widths = decode(rows_leave=False, top_k=top_k)
+    leaving, fewer = decode(rows_leave=True, top_k=top_k)
     assert leaving == staying
+    assert all((one.kept_sets is not UNSET) == (top_k > 0) for group in leaving for one in group)
     assert set(widths) == {64}
     assert fewer[0] == 64
     assert fewer == sorted(fewer, reverse=True)

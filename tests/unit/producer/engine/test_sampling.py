@@ -48,6 +48,15 @@ def test_top_p_counts_the_mass_that_top_k_left() -> None:
     assert both[0, 0] == 0.0, "0.4 of the remaining 0.7 is enough"
 
 
+def test_min_p_keeps_what_has_so_large_a_share_of_the_most_likely_one_after_the_temperature() -> None:
+    logits = np.log(np.array([[0.5, 0.25, 0.15, 0.1], [0.97, 0.01, 0.01, 0.01]]))
+    kept = np.isfinite(log_distribution(logits, params(min_p=0.5))).tolist()
+    assert kept == [[True, True, False, False], [True, False, False, False]]
+    assert np.isfinite(log_distribution(logits, params(min_p=0.24, temperature=0.5))).sum(axis=-1).tolist() == [2, 1]
+    assert np.isfinite(log_distribution(logits, params(min_p=1.0))).sum(axis=-1).tolist() == [1, 1]
+    assert np.isfinite(log_distribution(logits, params(min_p=0.1, top_k=3))).sum(axis=-1).tolist() == [3, 1]
+
+
 def test_temperature_divides_the_logits_and_zero_reports_temperature_one() -> None:
     logits = np.array([[0.0, 2.0]])
     assert np.diff(log_distribution(logits, params(temperature=0.5)))[0, 0] == pytest.approx(4.0)
@@ -81,7 +90,15 @@ def test_a_block_of_rows_is_drawn_as_the_whole() -> None:
     logits = random.normal(scale=3.0, size=(50, 9000)).astype(np.float32)
     uniforms = random.random(50)
     for sampling in (params(), params(temperature=0.7, top_p=0.9), params(temperature=0.0)):
-        tokens, logprobs = sample(logits, sampling, uniforms)
+        drawn = sample(logits, sampling, uniforms)
         whole = log_distribution(logits, sampling)
-        assert np.array_equal(tokens, choose(whole, sampling, uniforms))
-        assert np.array_equal(logprobs, whole[np.arange(50), tokens])
+        assert np.array_equal(drawn.tokens, choose(whole, sampling, uniforms))
+        assert np.array_equal(drawn.logprobs, whole[np.arange(50), drawn.tokens])
+        assert bool(drawn.kept) == (sampling.top_p < 1.0)
+        for row, ids in drawn.kept.items():
+            assert ids.tolist() == np.flatnonzero(whole[row] > -np.inf).tolist()
+
+
+def test_a_draw_from_the_whole_vocabulary_keeps_an_empty_set() -> None:
+    drawn = sample(np.log(np.array([[0.5, 0.3, 0.2], [0.98, 0.01, 0.01]])), params(top_p=0.99), np.zeros(2))
+    assert {row: ids.tolist() for row, ids in drawn.kept.items()} == {0: [], 1: [0, 1]}

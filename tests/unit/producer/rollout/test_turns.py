@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
@@ -106,6 +106,8 @@ class Echo:
 class Engine:
     """Samples tokens that are a function of the context and the sample's random numbers."""
 
+    kept_sets: bytes | UnsetType = UNSET
+
     def __init__(self, *, finish_reason: FinishReason = "stop", num_tokens: int = 2) -> None:
         self.finish_reason: FinishReason = finish_reason
         self.num_tokens = num_tokens
@@ -125,6 +127,7 @@ class Engine:
             token_ids=pack_int32([*tokens, EOS if self.finish_reason == "stop" else 9]),
             generator_logprobs=pack_float32([-draw] * self.num_tokens),
             finish_reason=self.finish_reason,
+            kept_sets=self.kept_sets,
         )
 
 
@@ -154,6 +157,15 @@ def play(service: Echo, engine: Generate | None = None, asked: PromptBatch | Non
             await asyncio.gather(*player.closing)
 
     return asyncio.run(run())
+
+
+def test_the_kept_sets_of_a_trajectory_are_those_of_its_turns() -> None:
+    engine = Engine()
+    engine.kept_sets = b"\x08\x00\x00"
+    for group in play(Echo(), engine):
+        for completion in group:
+            assert completion.kept_sets == engine.kept_sets * len(completion.spans)
+    assert all(one.kept_sets is UNSET for group in play(Echo()) for one in group)
 
 
 class Writer(Echo):
