@@ -16,12 +16,15 @@ from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.trained_job import append_lines, begin_folder
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "
     "weights that were changed after they were hashed"
 )
+NOISE_SHARE = 0.01
+"""Share of tokens from which `clipped_noise` is worth a warning."""
 
 T = TypeVar("T", bound=Record)
 
@@ -84,6 +87,24 @@ def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshol
         mismatch_k3=gap.k3,
         mismatch_max=gap.largest,
         effective_sample_share=gap.effective_sample_share,
+    )
+
+
+def clipped_noise(stats: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> str:
+    """Says which share of the tokens clips have acted on for the gap between two engines; "" up to NOISE_SHARE.
+
+    stats: of every training batch before the iteration's step. Against the generator's log-probs the ratio of what the
+    trained version sampled is that gap, and nothing else.
+    """
+    own = [of_batch for of_batch in stats if of_batch.lag == 0] if algorithm.old_policy == "generator" else []
+    num_tokens = sum(of_batch.num_tokens for of_batch in own)
+    share = sum(one.num_clipped_low + one.num_clipped_high for one in own) / max(1, num_tokens)
+    if share <= NOISE_SHARE:
+        return ""
+    low, high = algorithm.clip_range
+    return (
+        f"clips of {low:g} and {high:g} act on {share:.0%} of the tokens that this version has sampled itself, for the "
+        'gap between generator and trainer alone; set old_policy = "trainer", or raise clip_low and clip_high'
     )
 
 

@@ -18,7 +18,7 @@ from consumer.gradient.optimizer import horizon_at, learning_rate_at
 from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, iteration_scaling
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.report import LIKELY_CAUSES, in_words, mismatch_alarm
+from consumer.trainer.report import LIKELY_CAUSES, clipped_noise, in_words, mismatch_alarm
 from contracts.errors import BatchFailed, TrainingDiverged
 from contracts.events import IterationMetrics
 from contracts.versions import WeightManifest
@@ -94,6 +94,8 @@ def _train_again(held: HeldJob, iteration: Iteration) -> list[MicroBatchStats]:
 
 def _check_mismatch(held: HeldJob, iteration: Iteration) -> None:
     """Raises TrainingDiverged where the spec says that an alarm fails the job."""
+    if problem := clipped_noise(iteration.stats, held.spec.algorithm):
+        log.warning("in iteration %d %s", iteration.number, problem)
     trainer = held.spec.trainer
     alarm = mismatch_alarm(iteration.stats, iteration=iteration.number, threshold=trainer.mismatch_alarm)
     if alarm is None:

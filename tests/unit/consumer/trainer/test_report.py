@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import MicroBatchStats, Mismatch
-from consumer.trainer.report import RunLog, in_words, mismatch_alarm, sampled_scores
+from consumer.trainer.report import RunLog, clipped_noise, in_words, mismatch_alarm, sampled_scores
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
+from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.expected import evaluation_score
 from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch
 
@@ -89,3 +90,16 @@ def test_a_batch_with_a_lag_is_no_witness_against_the_engines() -> None:
     alarm = mismatch_alarm([moved, stats(2.1, largest=2.5)], iteration=3, threshold=0.01)
     assert alarm is not None
     assert (alarm.mismatch_k3, alarm.mismatch_max) == (pytest.approx(0.21), 2.5)
+
+
+def test_clips_that_act_on_the_gap_of_two_engines_are_named_with_their_share() -> None:
+    algorithm = AlgorithmSpec(loss="gspo", old_policy="generator")
+    own = dataclasses.replace(stats(0.1), num_tokens=100, num_clipped_low=5, num_clipped_high=10)
+    quiet = dataclasses.replace(own, num_clipped_low=0, num_clipped_high=1)
+    moved = dataclasses.replace(own, lag=1, num_clipped_low=90)
+    assert clipped_noise([own, quiet, moved], algorithm).startswith(
+        "clips of 0.0003 and 0.0004 act on 8% of the tokens that this version has sampled itself"
+    )
+    for silent in ([quiet], [moved], [quiet, moved], []):
+        assert clipped_noise(silent, algorithm) == ""
+    assert clipped_noise([own], AlgorithmSpec(loss="gspo", updates_per_iteration=2)) == ""
