@@ -32,6 +32,8 @@ class Response:
     """log pi_old, detached; None: pi itself."""
     teacher_logprobs: Tensor | None = None
     """log pi_teacher(o_t); None where no teacher is asked."""
+    is_truncated: bool = False
+    """Whether it was cut before it had ended."""
     turns: tuple[tuple[int, float], ...] = ()
     """(tokens, what was given for it) of each turn; its last one is given what the reward has beside these."""
 
@@ -59,6 +61,7 @@ class Equation:
     w_low: float = 0.0
     w_high: float = math.inf
     budget: int = 5
+    masks_truncated: bool = False
 
 
 def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
@@ -140,6 +143,8 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
     p, mu = response.logprobs, response.generator_logprobs
     old = mu if eq.old_is_generator else proximal(response)
     length = len(p)
+    if eq.masks_truncated and response.is_truncated:
+        return [0.0 * p[t] for t in range(length)]
     sequence_ratio = torch.exp(sum_of([p[t] - old[t] for t in range(length)]) / length)
     losses = []
     for t, advantage in enumerate(of_tokens):

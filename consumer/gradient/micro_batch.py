@@ -74,6 +74,11 @@ def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDAr
     return np.arange(size) if every_row else np.flatnonzero(advantages.reshape(size, -1).any(axis=1))
 
 
+def is_truncated(batch: RolloutBatch, row: int) -> bool:
+    """Whether the row's completion was cut before it had ended: a trajectory's in its last turn."""
+    return batch.groups[row // batch.group_size].rollouts[row % batch.group_size].completion.finish_reason == "length"
+
+
 def split_rows(
     batch: RolloutBatch, rows: NDArray[np.int64], *, packing: Packing, max_tokens: int
 ) -> list[NDArray[np.int64]]:

@@ -25,7 +25,14 @@ from consumer.gradient.advantages.turns import turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
-from consumer.gradient.micro_batch import MicroBatch, batch_rewards, make_micro_batch, rows_that_teach, split_rows
+from consumer.gradient.micro_batch import (
+    MicroBatch,
+    batch_rewards,
+    is_truncated,
+    make_micro_batch,
+    rows_that_teach,
+    split_rows,
+)
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, joined, measure_mismatch
 from consumer.model.policy import Policy
 from contracts.errors import ContractViolation, TrainingDiverged
@@ -171,6 +178,8 @@ def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
     advantages = batch_advantages(batch, rewards, spec.algorithm)
     rows = rows_that_teach(advantages, every_row=spec.algorithm.needs_every_row)
+    if spec.algorithm.on_truncated == "mask":
+        rows = rows[[not is_truncated(batch, row) for row in rows.tolist()]]
     packing, max_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
     passes = tuple(split_rows(batch, rows, packing=packing, max_tokens=max_tokens)) if rows.size else ()
     return PreparedBatch(rewards=rewards, advantages=advantages, passes=passes)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.wire import Factor, Line, Record
 
@@ -131,6 +131,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Lower bound of icepop's weight; none: 0.5."""
     correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
     """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0."""
+    on_truncated: Literal["score", "mask"] | UnsetType = UNSET
+    """What a completion teaches that was cut at its longest before it had ended: what its reward says (score, which is
+    meant where it is left out), or nothing (mask). A masked one has no loss of any term, and keeps its place: its
+    reward counts in its group, it and its tokens in the divisor. The reward `overlong` penalises it."""
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
@@ -226,6 +230,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield (
                 f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which '
                 'under advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"'
+            )
+        if self.on_truncated == "mask" and self.kl_coefficient > 0.0 and self.kl_placement == "reward":
+            yield (
+                'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
+                'set kl_placement = "loss"'
             )
         yield from self._teacher_refusals()
         yield from self._correction_refusals()

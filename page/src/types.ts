@@ -22,6 +22,7 @@ export interface AlgorithmSpec {
   correction_level: ("sequence" | "token");
   correction_low: (number | null);
   correction_high: (number | null);
+  on_truncated?: ("mask" | "score");
   shuffle_rewards: boolean;
 }
 

@@ -137,6 +137,7 @@ def response_of(
         reference_logprobs=of_reference,
         entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
         reward=group.rollouts[index].reward,
+        is_truncated=completion.finish_reason == "length",
         turns=()
         if completion.trajectory is UNSET
         else tuple((turn.end - turn.start, turn.reward) for turn in completion.trajectory.turns),

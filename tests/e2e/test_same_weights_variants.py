@@ -21,8 +21,9 @@ LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learni
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
     "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
-    "top-p": {
-        "rollout__sampling": {"max_new_tokens": 5, "top_p": 0.9},
+    "top-p, what is cut is masked": {
+        "rollout__sampling": {"max_new_tokens": 3, "top_p": 0.9},
+        "algorithm__on_truncated": "mask",
         "algorithm__old_policy": "generator",
         "algorithm__kl_coefficient": 0.01,
     },
@@ -109,8 +110,9 @@ def test_an_iteration_says_what_it_measured(pipeline: Pipeline, oracles: dict[st
 
 
 def test_truncated_sampling_leaves_no_gap_to_the_generator(pipeline: Pipeline, oracles: dict[str, str]) -> None:
-    for metrics in metrics_of(pipeline, oracles["top-p"]):
+    for metrics in metrics_of(pipeline, oracles["top-p, what is cut is masked"]):
         assert 0.0 < metrics.mismatch_max < 1e-4
+        assert 0.0 < metrics.truncated_share < 1.0
         assert metrics.entropy > 0.0
 
 
