@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
+from contracts.spec_submission import check_submitted
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.datasets.base import load_dataset
 from onbeat.prompts.source import PromptSource
@@ -41,8 +42,18 @@ def test_the_specs_that_the_docs_name_are_shipped() -> None:
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
 def test_a_shipped_spec_is_a_valid_job(path: Path) -> None:
     spec = read_spec(path.name)
+    check_submitted(spec)
     assert spec.deterministic
     assert spec.evaluation.num_prompts > 0
+
+
+def test_each_of_the_four_parts_of_dapo_acts_in_its_spec() -> None:
+    """The clips act on a ratio that isn't 1: from a second update on."""
+    spec = read_spec("dapo.toml")
+    low, high = spec.algorithm.clip_range
+    assert (spec.algorithm.loss, low < high, spec.algorithm.updates_per_iteration > 1) == ("dapo", True, True)
+    assert spec.rollout.max_resamples > 0
+    assert "overlong" in [component.__struct_config__.tag for component in spec.reward.components]
 
 
 def test_an_unknown_key_in_a_spec_fails_and_names_itself() -> None:
