@@ -25,11 +25,11 @@ from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
 from onbeat.weights.transports import StoreNeeds, make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
+from onbeat_extras.engines.extension import stores_of_core
+from onbeat_extras.engines.vllm import VllmEngine
 from onbeat_extras.objects import blobs as blobs_module
 from onbeat_extras.objects import versions as versions_module
 from onbeat_extras.objects.versions import ObjectVersions, digest_in
-from onbeat_extras.engines.vllm import VllmEngine
-from onbeat_extras.engines.extension import stores_of_core
 from tests.builders import job_spec
 from tests.extras.objects.s3_server import FaultyProxy
 from tests.publishing import given_by, publish
