@@ -25,6 +25,7 @@ from onbeat.terminal.words import (
     by_reason,
     count,
     duration,
+    number,
     one_line,
     plural,
     score,
@@ -135,7 +136,7 @@ def _facts(progress: JobProgress) -> Table:
         what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
         table.add_row("unscorable", f"{what} got the score that the spec states for that")
     if latest is not None and latest.kl_to_teacher is not UNSET:
-        table.add_row("teacher", f"KL {latest.kl_to_teacher:.3g} a token")
+        table.add_row("teacher", f"KL {number(latest.kl_to_teacher)} a token")
     if latest is not None and latest.trajectories is not UNSET:
         table.add_row("environment", Text(environment_in_words(latest.trajectories)))
     table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
@@ -187,25 +188,24 @@ def environment_in_words(played: events.TrajectoryMetrics) -> str:
     }
     parts = [
         f"reward {score(played.environment_reward_mean)}",
-        f"{played.turns_mean:.3g} turns, {played.turns_max} at most",
+        f"{number(played.turns_mean)} turns, {played.turns_max} at most",
         ", ".join(f"{share(part)} {what}" for what, part in shares.items() if part),
-        f"{played.observation_tokens_mean:.3g} tokens of observations",
+        f"{number(played.observation_tokens_mean)} tokens of observations",
     ]
     if played.num_begun_again:
         parts.append(f"{played.num_begun_again} begun again")
     # A metric's name comes from an environment, which is another's code.
-    parts += [f"{shown(name)} {value:.3g}" for name, value in played.environment.items()]
+    parts += [f"{shown(name)} {number(value)}" for name, value in played.environment.items()]
     return "   ".join(parts)
 
 
 def _speed_row(latest: events.IterationMetrics | None) -> RenderableType:
     if latest is None:
         return Text(UNKNOWN, "dim")
-    wall_s = latest.wall_s or 1.0
-    waited, paused = share(latest.waiting_s / wall_s), share(latest.bubble_s / wall_s)
+    waited = share(latest.waiting_s / (latest.wall_s or 1.0))
     return Text(
         f"{count(latest.tokens_per_s)} tokens/s   {duration(latest.wall_s)} an iteration   trainer waited {waited}"
-        f"   generators paused {paused} between versions"
+        f"   no generator sampled for {duration(latest.bubble_s)} before it"
     )
 
 
@@ -230,13 +230,12 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
     if isinstance(event, events.MismatchAlarm):
         return (
             f"iteration {event.iteration}: trainer and generator log-probs differ by a mean K3 of "
-            f"{event.mismatch_k3:.3g} a token (alarm above {event.threshold:g}), at most by {event.mismatch_max:.3g}"
+            f"{number(event.mismatch_k3)} (alarm above {event.threshold:g}), at most by {number(event.mismatch_max)}"
         )
     if isinstance(event, events.Rewound):
         again = "what was in work is sampled anew"
         if event.committed >= event.iteration:
-            number = event.committed - event.iteration + 1
-            again = f"{plural(number, 'committed iteration')} {'is' if number == 1 else 'are'} done again"
+            again = f"{plural(event.committed - event.iteration + 1, 'committed iteration')} to be done again"
         return f"rewound to iteration {event.iteration}: {again} (epoch {event.trainer_epoch})"
     assert isinstance(event, events.BatchDead)
     return f"batch {event.batch_id} was given up: {event.reason}"
@@ -246,17 +245,18 @@ def iteration_line(metrics: events.IterationMetrics, progress: JobProgress) -> s
     total = progress.status.iterations
     left = f"  {duration(progress.left_s)} left" if progress.left_s else ""
     unscorable = f"  {metrics.num_unscorable} unscorable" if metrics.num_unscorable else ""
-    teacher = f"  KL to teacher {metrics.kl_to_teacher:.3g}" if metrics.kl_to_teacher is not UNSET else ""
+    teacher = f"  KL to teacher {number(metrics.kl_to_teacher)}" if metrics.kl_to_teacher is not UNSET else ""
     lag = f"  {lags_of(metrics)}  {staleness(metrics).replace('   ', '  ')}" if metrics.lag_counts else ""
     played = ""
     if metrics.trajectories is not UNSET:
-        played = f"  {metrics.trajectories.turns_mean:.3g} turns, {share(metrics.trajectories.done_share)} done"
+        played = f"  {number(metrics.trajectories.turns_mean)} turns, {share(metrics.trajectories.done_share)} done"
         again = metrics.trajectories.num_begun_again
         played += f", {again} begun again" if again else ""
     return (
-        f"iteration {metrics.iteration + 1:>{len(str(total))}}/{total}  reward {metrics.reward_mean:.3f}"
+        f"iteration {metrics.iteration:>{len(str(total - 1))}}  reward {score(metrics.reward_mean)}"
         f"  version {metrics.policy_version} → {metrics.policy_version + 1}  {metrics.num_batches} batches"
-        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{played}{teacher}{lag}{unscorable}{left}"
+        f"  {duration(metrics.wall_s)}  {count(metrics.tokens_per_s)} tokens/s{played}{teacher}{lag}{unscorable}"
+        f"  {metrics.iteration + 1} of {total}{left}"
     )
 
 
@@ -264,7 +264,7 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
     """Prints the jobs in the order given."""
     found = list(found)
     if not console.is_terminal:
-        console.width = max(console.width, WIDE + 60)
+        console.width = 4096  # beyond the longest name: a reader of lines gets each cell whole
     table = job_table(found, is_wide=console.width >= WIDE, now_s=now_s)
     table.expand = console.is_terminal
     console.print(table)
@@ -277,8 +277,11 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
 def job_table(found: Iterable[JobStatus], *, is_wide: bool, now_s: float) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, expand=True)
     columns = ["job", "state", "iterations", "held-out", "submitted", "took", "name"]
+    found = list(found)
+    least = max((len(status.job_id) for status in found), default=0)  # an id that is cut names no job
     for column in [*columns, "digest"] if is_wide else columns:
-        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column == "name" else None)
+        ratio, width = 1 if column == "name" else None, least if column == "job" else None
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=width)
     for status in found:
         latest = status.evaluation_latest
         row = [

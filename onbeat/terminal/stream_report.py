@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onbeat.terminal.window import lag_in_words
-from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, one_line, size
+from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, number, one_line, size
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
@@ -122,7 +122,7 @@ def _number(key: str, value: float) -> str:
         return duration(value / 1000)
     if key.endswith("_s") and value < 1e8:
         return duration(value)
-    return count(value) if isinstance(value, int) else f"{value:.3f}"
+    return count(value) if isinstance(value, int) else number(value)
 
 
 def _records_table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contracts.events import IterationMetrics
 from contracts.jobs import JobStatus, WindowIteration
 from contracts.schedule import LAGGING
-from onbeat.terminal.words import plural, share
+from onbeat.terminal.words import number, plural, share
 
 
 def kind_in_words(status: JobStatus) -> str:
@@ -50,7 +50,7 @@ def lags_of(metrics: IterationMetrics) -> str:
 def staleness(metrics: IterationMetrics) -> str:
     """`K3 0.0123   effective samples 93.1%   corrected 1.2%`: over the tokens that went through the trainer's model."""
     effective, corrected = share(metrics.effective_sample_share), share(metrics.corrected_share)
-    return f"K3 {metrics.mismatch_k3:.3g}   effective samples {effective}   corrected {corrected}"
+    return f"K3 {number(metrics.mismatch_k3)}   effective samples {effective}   corrected {corrected}"
 
 
 def versions_in_words(oldest: int, newest: int) -> str:

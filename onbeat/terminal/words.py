@@ -27,9 +27,11 @@ def sparkline(values: Sequence[float], *, width: int = 40) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`4.2 s`, `1 min 05 s`, `2 h 03 min`."""
+    """`42 ms`, `4.2 s`, `1 min 05 s`, `2 h 03 min`."""
     if seconds is None:
         return UNKNOWN
+    if seconds < 0.095:
+        return f"{1000 * seconds:.3g} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -72,12 +74,24 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
+def number(value: float) -> str:
+    """Three significant digits, as page/src/ui/format.ts has them: `0.812`, `12.3`, `5.2e-4`, `12 346`."""
+    size = abs(value)
+    if not math.isfinite(value) or size >= 1e15 or 0 < size < 0.0009995:
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}" if exponent else mantissa
+    if size >= 999.5 or value == int(value):
+        return count(value)
+    return f"{value:#.3g}".rstrip(".") if size >= 0.1 else f"{value:.3g}"
+
+
 def share(part: float) -> str:
-    return f"{part:.1%}"
+    """`93.1%`, `4%`, `0.02%`."""
+    return f"{float(f'{100 * part:.3g}'):g}%"
 
 
 def score(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3f}"
+    return UNKNOWN if value is None else number(value)
 
 
 def by_reason(counts: dict[str, int]) -> str:

@@ -16,6 +16,7 @@ from onbeat.terminal.words import UNKNOWN, ago, by_reason, count, duration, one_
 from onbeat_extras.top.look import Curves, Look
 
 SPARK_WIDTH = 10
+ID_WIDTH = len("job-0123456789ab")
 STALE_S = 3.0
 """A look that is older says so."""
 KEYS = "q quit   ↑ ↓ choose the job whose streams are shown"
@@ -54,15 +55,15 @@ def _head(look: Look, url: str) -> Text:
 def _table(*columns: str, stretched: str) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, expand=True)
     for column in columns:
-        is_stretched = column == stretched
-        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if is_stretched else None)
+        ratio, width = 1 if column == stretched else None, ID_WIDTH if column == "job" else None
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=width)
     return table
 
 
 def _jobs(look: Look, chosen: int) -> RenderableType:
     if not look.jobs:
         return Text("no jobs yet: onbeat submit SPEC", "dim")
-    table = _table("job", "state", "iteration", "reward", "", "held-out", "name", stretched="name")
+    table = _table("job", "state", "iterations", "reward", "", "held-out", "name", stretched="name")
     for place, job in enumerate(look.jobs):
         curves = look.curves.get(job.job_id, Curves())
         table.add_row(

@@ -43,7 +43,7 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
         <div class="row controls">
           <label class="row small quiet">
             Smoothed
-            <input type="range" min="0" max="0.98" step="0.02" value={smooth} aria-valuetext={smooth ? number(smooth, 2) : "not at all"} onInput={(event) => (localStorage.setItem(SMOOTH_AT, event.currentTarget.value), setSmooth(Number(event.currentTarget.value)))} />
+            <input type="range" min="0" max="0.98" step="0.02" value={smooth} aria-valuetext={smooth ? number(smooth) : "not at all"} onInput={(event) => (localStorage.setItem(SMOOTH_AT, event.currentTarget.value), setSmooth(Number(event.currentTarget.value)))} />
           </label>
           <Compare jobId={jobId} otherId={otherId} />
           <AddCurve names={names.filter((name) => !shown.includes(name))} onAdd={(name) => show([...shown, name])} />

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { number } from "./format";
+import { number, ticks } from "./format";
 import { walked, wordsAt } from "./walk";
 
 export interface Curve {
@@ -207,17 +207,4 @@ function room(_: uPlot, low: number | null, high: number | null): [number, numbe
   if (low === null || high === null) return [0, 1];
   const span = high - low || Math.abs(high) || 1;
   return [low >= 0 && low < span * 0.5 ? 0 : low - span * 0.06, high + span * 0.06];
-}
-
-/** Labels with as many decimals as tell two neighbours apart. */
-function ticks(splits: number[]): string[] {
-  const step = Math.abs((splits[1] ?? 1) - (splits[0] ?? 0)) || 1;
-  const largest = Math.max(...splits.map(Math.abs));
-  const decimals = Math.max(0, Math.ceil(-Math.log10(step) - 1e-9));
-  if (largest >= 1e6 || decimals > 4) {
-    const digits = Math.min(6, Math.max(0, Math.floor(Math.log10(largest || 1)) - Math.floor(Math.log10(step))));
-    return splits.map((value) => (value === 0 ? "0" : value.toExponential(digits).replace("e+", "e")));
-  }
-  if (largest >= 1e4 && step >= 1000) return splits.map((value) => (value === 0 ? "0" : `${value / 1000}k`));
-  return splits.map((value) => value.toFixed(decimals));
 }

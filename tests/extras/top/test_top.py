@@ -55,7 +55,7 @@ def test_a_look_fits_a_terminal_of_80_columns_and_24_lines(gateway: FakeGateway)
     assert "2/2" in text
     assert "0.750" in text
     assert "generating 2/train/0\\x1b[2J" in text
-    assert "! Redis holds 95.0% of 100 B: raise maxmemory, or end and delete jobs" in text
+    assert "! Redis holds 95% of 100 B: raise maxmemory, or end and delete jobs" in text
     assert "no answer" not in text
 
 

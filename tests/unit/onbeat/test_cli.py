@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -113,7 +114,7 @@ def test_watch_prints_a_line_an_iteration_and_its_exit_code_is_the_jobs(
 ) -> None:
     assert run(["watch", JOB]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "iteration 1/2  reward 0.500  version 0 → 1  1 batches  2.0 s  20 tokens/s" in lines[3]
+    assert "iteration 0  reward 0.500  version 0 → 1  1 batches  2.0 s  20 tokens/s  1 of 2" in lines[3]
     assert "held-out accuracy under version 2: sampled 0.700, greedy 0.700 (2 prompts)" in lines
     gateway.final = JobState.FAILED
     assert run(["watch", JOB]) == 1
@@ -179,7 +180,7 @@ def test_a_rewind_is_a_line_of_what_is_done_again(gateway: FakeGateway) -> None:
     with GatewayClient(gateway.url, KEY) as client:
         progress = JobProgress(client.job(JOB))
     said = event_line(Rewound(at_s=1.0, iteration=2, committed=4, trainer_epoch=7), progress)
-    assert said == "rewound to iteration 2: 3 committed iterations are done again (epoch 7)"
+    assert said == "rewound to iteration 2: 3 committed iterations to be done again (epoch 7)"
     said = event_line(Rewound(at_s=1.0, iteration=5, committed=4, trainer_epoch=8), progress)
     assert said == "rewound to iteration 5: what was in work is sampled anew (epoch 8)"
 
@@ -349,4 +350,10 @@ def test_the_live_panel_shows_what_an_onlooker_asks_for(gateway: FakeGateway) ->
         "20 tokens/s",
     ):
         assert part in text
-    assert iteration_line(metrics_of(1, 0.75), progress).startswith("iteration 2/2  reward 0.750  version 1 → 2")
+    fast = msgspec.structs.replace(metrics_of(1, 0.75), wall_s=0.0423, waiting_s=0.01, bubble_s=9.0)
+    progress.apply(IterationCommitted(at_s=9.0, metrics=fast, weights_digest=""))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(panel(progress))
+    speed = "42.3 ms an iteration   trainer waited 23.6%   no generator sampled for 9.0 s before it"
+    assert speed in console.export_text()
+    assert iteration_line(metrics_of(1, 0.75), progress).startswith("iteration 1  reward 0.750  version 1 → 2")

@@ -18,7 +18,7 @@ from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
 from onbeat.commands.look import LogLines
 from onbeat.commands.options import job_ids
-from onbeat.terminal.job_view import job_table
+from onbeat.terminal.job_view import job_table, show_jobs
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
 
 
@@ -51,6 +51,15 @@ def test_jobs_are_asked_for_by_state_and_name_and_shown_with_times_and_reasons(
     narrow = drawn(job_table([long], is_wide=False, now_s=160.0))
     assert all(len(line.rstrip()) <= 80 for line in narrow)
     assert "60 s ago" in narrow[1]
+    assert all(
+        drawn(job_table([long], is_wide=False, now_s=160.0), width=width)[1].startswith(f"{long.job_id} ")
+        for width in (40, 60, 80)
+    )
+    in_a_pipe = io.StringIO()
+    show_jobs([long], Console(file=in_a_pipe, width=80), now_s=160.0)
+    line = in_a_pipe.getvalue().splitlines()[1]
+    assert line.split()[0] == long.job_id
+    assert f" {long.name} " in line
 
 
 def test_the_last_lines_of_a_log_are_shown_as_text(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:

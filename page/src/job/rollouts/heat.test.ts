@@ -44,8 +44,8 @@ test("an observation has no shade in any mode, and what isn't known says so", ()
 
 test("the facts of a token are both numbers and their difference", () => {
   expect(tokenFacts(trajectory, 1)).toEqual([
-    ["generator", "-3 (5.0 %)"],
-    ["trainer", "-2.5000 (8.2 %)"],
+    ["generator", "-3 (4.98 %)"],
+    ["trainer", "-2.500 (8.21 %)"],
     ["difference", "0.5000"],
   ]);
   expect(tokenFacts(trajectory, 2)[0]?.[1]).toContain("not trained");

@@ -62,7 +62,7 @@ export function tokenFacts(completion: CompletionView, at: number): [string, str
 function withChance(logprob: number | null): string {
   if (logprob === null) return "not known";
   const chance = Math.exp(logprob) * 100;
-  return `${number(logprob, 4)} (${number(chance, 1)} %)`;
+  return `${number(logprob, 4)} (${number(chance)} %)`;
 }
 
 /** The mean of what is known, or null. */

@@ -135,15 +135,15 @@ def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> 
     seen = progress(PERIODIC, committed)
     words = environment_in_words(of_environment)
     assert words == (
-        "reward 0.625   2.25 turns, 8 at most   75.0% done, 25.0% at max_turns   35.5 tokens of observations"
-        "   2 begun again   calls\\x1b[2J 1.5"
+        "reward 0.625   2.25 turns, 8 at most   75% done, 25% at max_turns   35.5 tokens of observations"
+        "   2 begun again   calls\\x1b[2J 1.50"
     )
     assert "2.25 turns, 8 at most" in shown(panel(seen))
-    assert "tokens/s  2.25 turns, 75.0% done, 2 begun again  " in iteration_line(committed, seen)
+    assert "tokens/s  2.25 turns, 75% done, 2 begun again  " in iteration_line(committed, seen)
     failed = msgspec.structs.replace(of_environment, max_turns_share=0.125, failed_share=0.125, num_begun_again=0)
     assert "12.5% at max_turns, 12.5% at a failure   35.5" in environment_in_words(failed)
     stated = msgspec.structs.replace(committed, trajectories=failed, num_unscorable=3)
-    assert "75.0% done  3 unscorable" in iteration_line(stated, seen)
+    assert "75% done  3 unscorable" in iteration_line(stated, seen)
     assert "3 completions of the last iteration got the score that the spec states" in shown(
         panel(progress(PERIODIC, stated))
     )
@@ -156,7 +156,7 @@ def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> 
 def test_a_job_with_a_teacher_shows_how_far_it_is_and_no_other_does() -> None:
     taught = msgspec.structs.replace(iteration_metrics(), kl_to_teacher=0.75)
     seen = progress(PERIODIC, taught)
-    assert "KL 0.75 a token" in shown(panel(seen))
+    assert "KL 0.750 a token" in shown(panel(seen))
     assert "tokens/s  KL to teacher 0.75" in iteration_line(taught, seen)
     assert taught.numbers()["kl_to_teacher"] == 0.75
     assert "teacher" not in shown(panel(progress(PERIODIC, iteration_metrics())))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from onbeat.terminal.stream_report import cell
-from onbeat.terminal.words import by_reason, count, duration, plural, short, size, sparkline
+from onbeat.terminal.words import by_reason, count, duration, number, plural, share, short, size, sparkline
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (None, "\N{EN DASH}"),
-        (0.04, "0.0 s"),
+        (0.0, "0 ms"),
+        (0.0423, "42.3 ms"),
+        (0.46, "0.5 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),
         (59.4, "59 s"),
@@ -22,6 +24,34 @@ from onbeat.terminal.words import by_reason, count, duration, plural, short, siz
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (5.2e-4, "5.2e-4"),
+        (1e-6, "1e-6"),
+        (-5.2e-4, "-5.2e-4"),
+        (0.00123, "0.00123"),
+        (0.05, "0.05"),
+        (0.2, "0.200"),
+        (0.8123, "0.812"),
+        (1.0, "1"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (12345.6, "12\u202f346"),
+        (0.0, "0"),
+        (1e30, "1e30"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_a_number_has_three_significant_digits(value: float, text: str) -> None:
+    """The page has the same ones: page/src/ui/format.test.ts."""
+    assert number(value) == text
+
+
+def test_a_share_has_them_too() -> None:
+    assert [share(part) for part in (0.9312, 0.0002, 1.0, 0.0)] == ["93.1%", "0.02%", "100%", "0%"]
 
 
 def test_sparkline_runs_from_the_smallest_to_the_largest_value() -> None:
