@@ -9,6 +9,7 @@ from http import HTTPStatus
 from msgspec import UNSET, UnsetType
 
 from contracts.encoding.wire import Record, encode_json
+from contracts.events import JobEvent
 
 
 class SpecCheck(Record, frozen=True, kw_only=True):
@@ -29,6 +30,24 @@ class LogPart(Record, frozen=True, kw_only=True):
     """`after` of the part that follows; the same as `after` where nothing has been written since."""
     size: int
     """Bytes of the file now; 0 where no trainer has started yet."""
+
+
+class ToldEvent(Record, frozen=True, kw_only=True):
+    id: str
+    event: JobEvent
+
+
+class JobStory(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/jobs/{job_id}/story`: what a client that asks again and again has yet to see."""
+
+    after: str
+    """Id of the newest event: what the next request asks for what came after."""
+    events: tuple[ToldEvent, ...]
+    """Oldest first, without commits. After a `rewound` the next request asks for the iterations from its one on."""
+    iterations: tuple[int, ...]
+    """Committed ones, in order."""
+    columns: dict[str, tuple[float | None, ...]]
+    """Numbers of these iterations by name, to six digits; `reward: NAME` and `environment: NAME` among them."""
 
 
 class StackState(Record, frozen=True, kw_only=True):

@@ -23,9 +23,10 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.gzip import GZipMiddleware
 
 from contracts.errors import Unavailable
-from gateway.api import dead, inspect, jobs, live, rollouts, timeline, watch
+from gateway.api import dead, inspect, jobs, rollouts, timeline, watch
 from gateway.exposition.requests import Measure
 from gateway.exposition.stack_state import job_gauges, stack_state, stage_gauges
 from gateway.job_list import forget_again_and_again
@@ -57,7 +58,7 @@ def _exposition(request: Request) -> bytes:
 
 
 ROUTERS = (
-    *(jobs.router, dead.router, watch.router, live.router, timeline.router, rollouts.router, inspect.router),
+    *(jobs.router, dead.router, watch.router, timeline.router, rollouts.router, inspect.router),
     process_routes(require_ready=_require_ready, exposition=_exposition),
 )
 """Every endpoint: a new one is a file in api/ and a name here."""
@@ -83,6 +84,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(page)
     answer_with_problems(app, (*ROUTERS, page), service="the gateway")
     describe_contracts(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=4)
     app.add_middleware(Access, rules)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets
     return app

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ FIRST = "0-0"
 log = logging.getLogger(__name__)
 
 
-def resume_point(last_event_id: str | None) -> str:
+def resume_point(last_event_id: str | None, *, field: str = "Last-Event-ID") -> str:
     """Returns the entry id to go on after. Raises InvalidInput."""
     if not last_event_id:
         return FIRST
@@ -48,42 +47,35 @@ def resume_point(last_event_id: str | None) -> str:
     parts = (int(found[1]), int(found[2] or 0)) if found else (LAST_PART, LAST_PART)
     # After the very last id there is none, and the server refuses to look for one.
     if max(parts) > LAST_PART or min(parts) == LAST_PART:
-        raise InvalidInput("is not an event id of this stream", field="Last-Event-ID")
+        raise InvalidInput("is not an event id of this stream", field=field)
     return last_event_id
 
 
 @dataclass(kw_only=True)
-class LookStream(ABC):
-    """One client's stream: what comes of a look at the broker, again and again."""
+class EventStream:
+    """One client's stream. It ends after the event of the job's final state, unless the job was resumed since."""
 
-    what: str
-    """The thing that is looked at, for the log."""
+    jobs: JobStore
+    job_id: str
+    after: str
+    """The newest event that the client has."""
     closing: asyncio.Event
     """Set when the gateway ends."""
-    period_s: float = POLL_S
-    """Seconds between two looks."""
     keep_alive_s: float = KEEP_ALIVE_S
 
-    @abstractmethod
-    def look(self) -> tuple[list[bytes], float | None]:
-        """Returns events, and the seconds until the next look; None ends the stream. It blocks; raises OnbeatError."""
-
-    @abstractmethod
-    def told(self, error: OnbeatError) -> list[bytes]:
-        """Returns what a client is sent of a look that failed."""
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        broker_away = Waiting(f"the broker, for {self.what}", deadline_s=BROKER_AWAY_S)
+        broker_away = Waiting(f"the broker, for the events of {self.job_id}", deadline_s=BROKER_AWAY_S)
         said_s = time.monotonic()
         while not self.closing.is_set():
+            events, pause_s = [], POLL_S
             try:
-                events, pause_s = await run_in_threadpool(self.look)
+                events, pause_s = await run_in_threadpool(self._look)
             except Unavailable as error:
-                events, pause_s = self.told(error), self.period_s
                 if not _may_wait(broker_away, error):
                     return
             except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
-                events, pause_s = self.told(error), None
+                log.warning("the events of %s end: %s", self.job_id, error)
+                return
             else:
                 broker_away.progress()
             for event in events:
@@ -98,29 +90,17 @@ class LookStream(ABC):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.closing.wait(), timeout=pause_s)
 
+    def _look(self) -> tuple[list[bytes], float | None]:
+        """Returns events, and the seconds until the next look; None ends the stream. It blocks; raises OnbeatError.
 
-@dataclass(kw_only=True)
-class EventStream(LookStream):
-    """A job's events. It ends after the event of the job's final state, unless the job was resumed since."""
-
-    jobs: JobStore
-    job_id: str
-    after: str
-    """The newest event that the client has."""
-
-    def look(self) -> tuple[list[bytes], float | None]:
-        """Reads the state first: a job that was final before the look has no event after it."""
+        The state is read first: a job that was final before the look has no event after it.
+        """
         is_final = self.jobs.state(self.job_id).is_final
         rows = self.jobs.events_after(self.job_id, self.after, count=MAX_EVENTS)
         if not rows:
-            return [], None if is_final else self.period_s
+            return [], None if is_final else POLL_S
         self.after = rows[-1][0]
         return [encode_event(event_id, event) for event_id, event in rows], 0.0
-
-    def told(self, error: OnbeatError) -> list[bytes]:
-        if not isinstance(error, Unavailable):
-            log.warning("%s end: %s", self.what, error)
-        return []
 
 
 class CountedStream(EventSourceResponse):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import UNSET
+from msgspec.structs import astuple
 
 from contracts.answers import LogPart
 from contracts.encoding.json_lines import last_json_line, last_json_lines, open_plain, read_json_lines
 from contracts.errors import Unavailable
-from contracts.events import IterationMetrics, TimelineSpan
+from contracts.events import NOT_DRAWN, IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 
+T = TypeVar("T")
+OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
 FIRST_TAIL_BYTES = 256 * 1024
 LONGEST_TAIL_BYTES = 32 * 1024 * 1024
 """What is read of a timeline at most, however many iterations are asked for."""
@@ -25,33 +33,82 @@ def newest_metrics(folder: RunFolder) -> IterationMetrics | None:
         return last_json_line(folder.metrics, IterationMetrics)
 
 
-def iteration_metrics(folder: RunFolder) -> list[IterationMetrics]:
-    """Returns them in order; the last line of an iteration wins, since a replay writes it again.
+def iteration_metrics(folder: RunFolder, *, first: int = 0) -> list[IterationMetrics]:
+    """Returns those from the first on, in order.
 
     A line that a dying trainer tore is left out: its iteration is not committed, and is written again when it is.
     """
-    with readable():
-        found = {metrics.iteration: metrics for metrics in read_json_lines(folder.metrics, IterationMetrics)}
-    return [found[iteration] for iteration in sorted(found)]
+    if first:
+        lines = _end_of(folder.metrics, IterationMetrics, lambda found, _: bool(found) and found[0].iteration < first)
+    else:
+        with readable():
+            lines = read_json_lines(folder.metrics, IterationMetrics)
+    return [metrics for metrics in _as_they_stand(lines) if metrics.iteration >= first]
 
 
 def timeline_end(folder: RunFolder, *, iterations: int) -> list[TimelineSpan]:
     """The end of the job's timeline, which has at least the last so many iterations where the file has them."""
-    max_bytes = FIRST_TAIL_BYTES
-    while True:
-        with readable("timeline.jsonl"):
-            spans, is_whole = last_json_lines(folder.timeline, TimelineSpan, max_bytes=max_bytes)
-        # The first iteration that is found may have its first lines before what was read.
-        if is_whole or max_bytes >= LONGEST_TAIL_BYTES or len({span.iteration for span in spans}) > iterations:
-            return spans
-        max_bytes *= 4
+    # The first iteration that is found may have its first lines before what was read.
+    return _end_of(
+        folder.timeline,
+        TimelineSpan,
+        lambda found, size: size >= LONGEST_TAIL_BYTES or len({span.iteration for span in found}) > iterations,
+    )
 
 
 def evaluations(folder: RunFolder) -> list[EvaluationScore]:
-    """Returns them in order; the last line of an iteration wins, as of its metrics."""
+    """Returns them in order."""
     with readable("evaluations.jsonl"):
-        found = {score.iteration: score for score in read_json_lines(folder.evaluations, EvaluationScore)}
-    return [found[iteration] for iteration in sorted(found)]
+        return _as_they_stand(read_json_lines(folder.evaluations, EvaluationScore))
+
+
+def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None, ...]]:
+    """What a chart draws of the iterations, by name, to six digits; nan (in JSON null) where one has no such number."""
+    if not rows:
+        return {}
+    values = zip(IterationMetrics.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True)
+    columns: dict[str, Sequence[object]] = {name: of_each for name, of_each in values if name not in NOT_DRAWN}
+    if not any(row.lag_counts for row in rows):
+        columns.pop("lag_mean", None)
+    played = [{} if row.trajectories is UNSET else row.trajectories.numbers() for row in rows]
+    environment = [{} if row.trajectories is UNSET else row.trajectories.environment for row in rows]
+    for prefix, each in (
+        ("", played),
+        ("environment: ", environment),
+        ("reward: ", [row.reward_components for row in rows]),
+    ):
+        for name in dict.fromkeys(name for one in each for name in one):
+            columns[prefix + name] = [one.get(name) for one in each]
+    drawn = {name: column for name, column in columns.items() if any(isinstance(one, int | float) for one in column)}
+    return {name: _short(column) for name, column in drawn.items()} | {
+        "started_s": tuple(row.started_s for row in rows)
+    }
+
+
+def _short(column: Sequence[object]) -> tuple[float | None, ...]:
+    numbers = tuple(one if isinstance(one, int | float) else math.nan for one in column)
+    return tuple(map(float, ("%.6g " * len(numbers) % numbers).split()))
+
+
+def _as_they_stand(lines: Iterable[OfIteration]) -> list[OfIteration]:
+    """The last line of each iteration; a line takes back those of later iterations, which stood before a rewind."""
+    kept: list[OfIteration] = []
+    for line in lines:
+        while kept and kept[-1].iteration >= line.iteration:
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+def _end_of(path: Path, kind: type[T], is_enough: Callable[[list[T], int], bool]) -> list[T]:
+    """Reads more of a file's end until it is enough; is_enough: of the records, and how many bytes were read."""
+    max_bytes = FIRST_TAIL_BYTES
+    while True:
+        with readable(path.name):
+            records, is_whole = last_json_lines(path, kind, max_bytes=max_bytes)
+        if is_whole or is_enough(records, max_bytes):
+            return records
+        max_bytes *= 4
 
 
 def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:

@@ -19,7 +19,6 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.exposition.requests import GatewayMetrics
-from gateway.live_stream import PERIOD_S
 from onbeat.run_files import RunFiles, run_files
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -43,8 +42,6 @@ class Services:
     """Set when the process was asked to end: event streams end, so that its end waits for none of them."""
     max_body_bytes: int = MAX_BODY_BYTES
     keep_alive_s: float = KEEP_ALIVE_S
-    live_period_s: float = PERIOD_S
-    """How often a live stream looks."""
     max_event_streams: int = 100
     """Each looks into Redis four times a second."""
     num_event_streams: int = 0

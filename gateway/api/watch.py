@@ -8,16 +8,19 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec import to_builtins
 
+from broker.fence import read_fence
 from broker.monitor import stream_report
+from contracts.answers import JobStory, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
-from contracts.events import AuditRecord, IterationMetrics, record_digest
+from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, record_digest
 from contracts.monitor import StreamReport
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
-from gateway.run_files import iteration_metrics
+from gateway.run_files import columns_of, iteration_metrics
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
 
+EVENTS_READ = 1000
 DIGEST: dict[str, Any] = {"type": "object", "properties": {"digest": {"type": "string"}}}
 LINK: dict[str, Any] = {"allOf": [openapi.record(AuditRecord), DIGEST]}
 METRICS = openapi.answers(openapi.list_of("IterationList", "iterations", openapi.record(IterationMetrics)))
@@ -39,7 +42,6 @@ async def events(
     after = resume_point(last_event_id)
     services.check_event_streams(cure="end some, or poll the job")
     stream = EventStream(
-        what=f"the events of {job_id}",
         jobs=services.jobs,
         job_id=job_id,
         after=after,
@@ -56,6 +58,27 @@ def job_metrics(
     """Show every trained iteration in numbers, oldest first; or the last ones."""
     found = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"))
     return json_answer({"iterations": found[-last:] if last else found})
+
+
+@router.get("/story", **openapi.answers(openapi.record(JobStory)))
+def story(
+    job_id: KnownJob,
+    services: HasServices,
+    after: Annotated[str, Query(max_length=64)] = "",
+    iteration: Annotated[int, Query(ge=0, le=MAX_ITERATIONS)] = 0,
+) -> Response:
+    """Show what is new: the events after one, and the numbers of the committed iterations from one on, by column."""
+    told, newest = [], resume_point(after, field="after")
+    while rows := services.jobs.events_after(job_id, newest, count=EVENTS_READ):
+        newest = rows[-1][0]
+        told += [ToldEvent(id=one, event=event) for one, event in rows if not isinstance(event, IterationCommitted)]
+    committed = read_fence(services.broker, services.broker.job_keys(job_id)).committed
+    found: list[IterationMetrics] = []
+    if iteration <= committed:  # else nothing is read, nor brought from another host
+        lines = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"), first=iteration)
+        found = [metrics for metrics in lines if metrics.iteration <= committed]
+    numbers = tuple(metrics.iteration for metrics in found)
+    return json_answer(JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns_of(found)))
 
 
 @router.get("/streams", **openapi.answers(openapi.record(StreamReport)))

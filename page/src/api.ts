@@ -8,6 +8,7 @@ import { Store } from "./store";
 
 const KEY_AT = "onbeat.key";
 const DEADLINE_MS = 15_000;
+const LATE_MS = 3_000;
 const PROBLEM = "application/problem+json";
 
 /** The gateway answered, and refused: what is wrong, in which field, and the cure. */
@@ -47,6 +48,8 @@ function keyRefused(): void {
 
 /** Since when the gateway does not answer, in ms of Date.now(); null while it does. */
 export const awaySince = new Store<number | null>(null);
+/** Since when an answer is waited for that should have come, in ms of Date.now(); null while none is late. */
+export const lateSince = new Store<number | null>(null);
 /** What the gateway itself can't reach, while it says so. */
 export const backendProblem = new Store<ProblemDetails | null>(null);
 
@@ -80,22 +83,43 @@ export const get = <T>(path: string, asked?: Asked): Promise<T> => ask<T>("GET",
 export const post = <T>(path: string, body?: unknown, asked?: Asked): Promise<T> =>
   ask<T>("POST", path, { ...asked, body });
 
-/** Answers the response of a stream or of JSON. Throws Refused or Away, and the abort of the caller's own signal. */
+/** Answers the response. Throws Refused or Away, and the abort of the caller's own signal. */
 export async function send(method: string, path: string, asked: Asked = {}): Promise<Response> {
   const deadline = AbortSignal.timeout(asked.deadlineMs ?? DEADLINE_MS);
   const signal = asked.signal ? AbortSignal.any([asked.signal, deadline]) : deadline;
   const headers = keyed(asked.headers);
   if (asked.body !== undefined) headers["Content-Type"] = "application/json";
   const body = asked.body === undefined ? undefined : JSON.stringify(asked.body);
-  return checked(await reach(path, { method, headers, body, signal }, asked.signal));
+  const done = asked.deadlineMs ? () => {} : sayWhenLate();
+  try {
+    return await checked(await reach(path, { method, headers, body, signal }, asked.signal));
+  } finally {
+    done();
+  }
 }
 
-export function keyed(headers: Record<string, string> = {}): Record<string, string> {
+let numLate = 0;
+
+/** Says that an answer is late until the returned function is called; a request with a deadline of its own may be long. */
+function sayWhenLate(): () => void {
+  const started = Date.now();
+  let isLate = false;
+  const timer = setTimeout(() => {
+    isLate = true;
+    if (numLate++ === 0) lateSince.set(started);
+  }, LATE_MS);
+  return () => {
+    clearTimeout(timer);
+    if (isLate && --numLate === 0) lateSince.set(null);
+  };
+}
+
+function keyed(headers: Record<string, string> = {}): Record<string, string> {
   return key.value ? { ...headers, Authorization: `Bearer ${key.value}` } : { ...headers };
 }
 
 /** A fetch whose failures are Away. own: the signal whose abort is the caller's, and goes to it as it is. */
-export async function reach(path: string, init: RequestInit, own?: AbortSignal): Promise<Response> {
+async function reach(path: string, init: RequestInit, own?: AbortSignal): Promise<Response> {
   try {
     return await fetch(path, { ...init, cache: "no-store", redirect: "error", credentials: "omit" });
   } catch (error) {

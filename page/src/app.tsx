@@ -1,7 +1,7 @@
 // The frame of every screen: where one is, whether the gateway answers, and its key where it asks for one.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { awaySince, backendProblem, keyProblem, useKey } from "./api";
+import { awaySince, backendProblem, keyProblem, lateSince, useKey } from "./api";
 import { JobPage } from "./job/page";
 import { JobsPage } from "./jobs/page";
 import { link, usePlace } from "./router";
@@ -58,6 +58,7 @@ export function App(): JSX.Element {
 function Banner(): JSX.Element | null {
   const since = useStore(awaySince);
   const backend = useStore(backendProblem);
+  const late = useStore(lateSince);
   if (since !== null)
     return (
       <div class="banner" role="status">
@@ -69,6 +70,12 @@ function Banner(): JSX.Element | null {
       <div class="banner" role="status">
         {backend.detail}
         {backend.cure ? ` — ${backend.cure}` : ""}. What you see is from before.
+      </div>
+    );
+  if (late !== null)
+    return (
+      <div class="banner" role="status">
+        Waiting for an answer of the gateway since {clock(late / 1000)}. What you see is from before.
       </div>
     );
   return null;

@@ -1,9 +1,8 @@
-// Hooks over api.ts and sse.ts: what a component shows follows the gateway, and stays as it was while it is away.
+// Hooks over api.ts and asking.ts: what a component shows follows the gateway, and stays as it was while it is away.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { backendProblem, get, key, Refused, words } from "./api";
-import { follow } from "./sse";
+import { get, key, words } from "./api";
+import { asking, type Asking } from "./asking";
 import { useStore } from "./store";
-import type { JobList, JobStatus, ProblemDetails, StreamReport } from "./types";
 
 export interface Resource<T> {
   /** The newest answer, also while a later one is waited for or failed. */
@@ -14,28 +13,47 @@ export interface Resource<T> {
   reload: () => void;
 }
 
-/** GETs a path, again at every change of `again` and every `everyMs`. A null path asks for nothing. */
+/** GETs a path, again at every change of `again` and `everyMs` after each answer. A null path asks for nothing. */
 export function useResource<T>(path: string | null, options: { everyMs?: number; again?: unknown } = {}): Resource<T> {
   const [value, setValue] = useState<{ path: string; answer: T } | null>(null);
   const [error, setError] = useState<unknown>(null);
   const [loading, setLoading] = useState(false);
-  const [turn, setTurn] = useState(0);
   const bearer = useStore(key);
+  const restMs = useRef(Infinity);
+  restMs.current = options.everyMs ?? Infinity;
+  const now = useRef<Asking | null>(null);
+  const reload = useCallback(() => now.current?.wake(), []);
   useEffect(() => {
     if (path === null || !bearer) return;
-    const stop = new AbortController();
-    setLoading(true);
-    get<T>(path, { signal: stop.signal })
-      .then((answer) => (setValue({ path, answer }), setError(null)))
-      .catch((failed) => stop.signal.aborted || setError(failed))
-      .finally(() => stop.signal.aborted || setLoading(false));
-    const timer = options.everyMs ? setTimeout(() => setTurn((now) => now + 1), options.everyMs) : undefined;
+    const started = asking(async (stop) => {
+      setLoading(true);
+      try {
+        const answer = await get<T>(path, { signal: stop });
+        if (stop.aborted) return Infinity;
+        setValue({ path, answer });
+        setError(null);
+        return restMs.current;
+      } catch (failed) {
+        if (!stop.aborted) setError(failed);
+        throw failed;
+      } finally {
+        if (!stop.aborted) setLoading(false);
+      }
+    });
+    now.current = started;
     return () => {
-      stop.abort();
-      clearTimeout(timer);
+      started.stop();
+      now.current = null;
+      setError(null);
     };
-  }, [path, bearer, turn, options.everyMs, options.again]);
-  const reload = useCallback(() => setTurn((now) => now + 1), []);
+  }, [path, bearer]);
+  // The first look is under way when these are first seen, and a later one is not broken off: it is followed by another.
+  const seen = useRef({ path, again: options.again, everyMs: options.everyMs });
+  useEffect(() => {
+    const before = seen.current;
+    seen.current = { path, again: options.again, everyMs: options.everyMs };
+    if (before.path === path && (before.again !== options.again || before.everyMs !== options.everyMs)) reload();
+  }, [path, options.again, options.everyMs]);
   return {
     value: value && value.path === path ? value.answer : null,
     error,
@@ -43,59 +61,6 @@ export function useResource<T>(path: string | null, options: { everyMs?: number;
     loading,
     reload,
   };
-}
-
-/** Follows a live stream of whole records; `take` gets each by its event's name. */
-export function useLive(path: string | null, take: (name: string, record: unknown) => void): Refused | null {
-  const [refused, setRefused] = useState<Refused | null>(null);
-  const bearer = useStore(key);
-  const taker = useRef(take);
-  taker.current = take;
-  useEffect(() => {
-    setRefused(null);
-    if (path === null || !bearer) return;
-    const stop = follow(path, {
-      onEvent: (event) => {
-        const record: unknown = JSON.parse(event.data);
-        if (event.name === "problem") {
-          const problem = record as ProblemDetails;
-          if (problem.status >= 500) backendProblem.set(problem);
-          else setRefused(new Refused(problem));
-          return;
-        }
-        backendProblem.set(null);
-        taker.current(event.name, record);
-      },
-      onRefused: setRefused,
-    });
-    return () => {
-      stop();
-      backendProblem.set(null);
-    };
-  }, [path, bearer]);
-  return refused;
-}
-
-export function useJobs(): JobStatus[] | null {
-  const [jobs, setJobs] = useState<JobStatus[] | null>(null);
-  useLive("/v1/live", (name, record) => name === "jobs" && setJobs((record as JobList).jobs));
-  return jobs;
-}
-
-export interface LiveJob {
-  status: JobStatus | null;
-  streams: StreamReport | null;
-  refused: Refused | null;
-}
-
-export function useJob(jobId: string): LiveJob {
-  const [status, setStatus] = useState<JobStatus | null>(null);
-  const [streams, setStreams] = useState<StreamReport | null>(null);
-  const refused = useLive(`/v1/jobs/${encodeURIComponent(jobId)}/live`, (name, record) => {
-    if (name === "status") setStatus(record as JobStatus);
-    if (name === "streams") setStreams(record as StreamReport);
-  });
-  return { status: status?.job_id === jobId ? status : null, streams: streams?.job_id === jobId ? streams : null, refused };
 }
 
 /** The present in seconds, again every so often, for ages. */

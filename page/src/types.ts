@@ -380,6 +380,13 @@ export interface JobStatus {
   evaluation_latest: (EvaluationScore | null);
 }
 
+export interface JobStory {
+  after: string;
+  events: ToldEvent[];
+  iterations: number[];
+  columns: Record<string, (number | null)[]>;
+}
+
 export interface JsonlDataset {
   type: ("jsonl");
   train_path: string;
@@ -790,6 +797,11 @@ export interface TimeoutSpec {
   dependency_s: number;
   ranks_s: number;
   max_trainer_starts: number;
+}
+
+export interface ToldEvent {
+  id: string;
+  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | MismatchAlarm | Rewound);
 }
 
 export interface TrainerSpec {

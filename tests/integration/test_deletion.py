@@ -236,7 +236,7 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
     jobs = JobStore(gateway)
 
     async def watch() -> list[bytes]:
-        stream = EventStream(what="events", jobs=jobs, job_id=job.job_id, after="0-0", closing=asyncio.Event())
+        stream = EventStream(jobs=jobs, job_id=job.job_id, after="0-0", closing=asyncio.Event())
         seen: list[bytes] = []
         async for event in stream:
             seen.append(event)

@@ -13,11 +13,12 @@ import httpx
 import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from broker.trainer_side import TrainerSide
-from contracts.answers import AuditVerdict, LogPart
+from contracts.answers import AuditVerdict, JobStory, LogPart
 from contracts.encoding.wire import convert, encode_json
-from contracts.events import record_digest
+from contracts.events import BatchDead, IterationCommitted, StateChanged, record_digest
 from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -89,6 +90,81 @@ def test_evaluations_are_the_last_score_of_each_iteration(ask: Ask, services: Se
     folder_of(services, job_id).evaluations.write_bytes(b"".join(encode_json(score) + b"\n" for score in scores))
     found = ask("GET", f"/v1/jobs/{job_id}/evaluations").json()["evaluations"]
     assert convert(found, list[EvaluationScore]) == [scores[0], scores[2]]
+
+
+def commit_up_to(services: Services, job_id: str, iteration: int) -> None:
+    """As a fence has it whose last commit was of this iteration."""
+    services.broker.redis.hset(services.broker.job_keys(job_id).fence, "committed", iteration)
+
+
+def test_a_story_is_told_once_and_goes_on_after_what_was_seen(ask: Ask, services: Services) -> None:
+    job_id = rig.submit(ask)
+
+    def story(after: str = "", iteration: int = 0) -> JobStory:
+        answer = ask("GET", f"/v1/jobs/{job_id}/story", params={"after": after, "iteration": iteration})
+        assert answer.status_code == 200, answer.text
+        return convert(answer.json(), JobStory)
+
+    first = story()
+    assert [told.event.state for told in first.events if isinstance(told.event, StateChanged)] == [JobState.QUEUED]
+    assert (first.iterations, first.columns) == ((), {})
+    folder = folder_of(services, job_id)
+    folder.metrics.write_bytes(b"\n".join(rig.metrics_line(number, number / 3) for number in range(3)))
+    commit_up_to(services, job_id, 1)
+    metrics = replace(rig.iteration_metrics(), iteration=1)
+    services.jobs.tell(job_id, IterationCommitted(at_s=1.0, metrics=metrics, weights_digest="a" * 64))
+    services.jobs.tell(job_id, BatchDead(at_s=2.0, batch_id="2/train/0", reason="the scorer raised"))
+    second = story(first.after)
+    assert [told.event for told in second.events] == [
+        BatchDead(at_s=2.0, batch_id="2/train/0", reason="the scorer raised")
+    ]
+    assert second.iterations == (0, 1)
+    assert second.columns["reward_mean"] == (0.0, 0.333333)
+    assert second.columns["reward: exact"] == (0.5, 0.5)
+    assert second.columns["started_s"] == (metrics.started_s,) * 2
+    assert "iteration" not in second.columns
+    third = story(second.after, 2)
+    assert (third.after, third.events, third.iterations) == (second.after, (), ())
+    commit_up_to(services, job_id, 2)
+    assert story(second.after, 2).columns["reward_mean"] == (0.666667,)
+    answer = ask("GET", f"/v1/jobs/{job_id}/story?after=yesterday")
+    assert (answer.status_code, answer.json()["field"]) == (422, "after")
+
+
+def test_a_story_has_no_iteration_that_a_rewind_took_back(ask: Ask, services: Services) -> None:
+    job_id = rig.submit(ask)
+    folder = folder_of(services, job_id)
+    lines = [rig.metrics_line(number, 0.25) for number in range(2000)]
+    lines += [rig.metrics_line(number, 0.75) for number in range(1990, 1995)]
+    folder.metrics.write_bytes(b"\n".join(lines) + b"\n")
+    commit_up_to(services, job_id, 1994)
+
+    def rewards(iteration: int) -> tuple[float | None, ...]:
+        answer = ask("GET", f"/v1/jobs/{job_id}/story?iteration={iteration}")
+        return convert(answer.json(), JobStory).columns.get("reward_mean", ())
+
+    assert rewards(1988) == (0.25, 0.25, 0.75, 0.75, 0.75, 0.75, 0.75)
+    assert len(rewards(0)) == len(rewards(1)) + 1 == 1995
+    assert rewards(1995) == ()
+    commit_up_to(services, job_id, 1991)
+    assert rewards(1989) == (0.25, 0.75, 0.75)
+
+
+def test_a_long_answer_is_compressed_where_the_client_takes_it_and_an_event_stream_never_is(
+    ask: Ask, services: Services
+) -> None:
+    job_id = rig.submit(ask)
+    folder = folder_of(services, job_id)
+    folder.metrics.write_bytes(b"\n".join(rig.metrics_line(number, number / 7) for number in range(200)))
+    path = f"/v1/jobs/{job_id}/metrics"
+    plain = ask("GET", path, headers={"Accept-Encoding": "identity"})
+    packed = ask("GET", path, headers={"Accept-Encoding": "gzip"})
+    assert packed.json() == plain.json()
+    assert (packed.headers["Content-Encoding"], packed.headers["Vary"]) == ("gzip", "Accept-Encoding")
+    assert int(packed.headers["Content-Length"]) * 10 < int(plain.headers["Content-Length"])
+    services.jobs.move(job_id, JobState.CANCELLED)
+    stream = ask("GET", f"/v1/jobs/{job_id}/events", headers={"Accept-Encoding": "gzip"})
+    assert "Content-Encoding" not in stream.headers
 
 
 def test_a_log_is_read_in_parts_that_make_the_whole_of_it(ask: Ask, services: Services) -> None:

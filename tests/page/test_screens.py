@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,15 @@ from msgspec.structs import replace
 from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.job_store import JobStore
+from contracts.encoding.json_lines import append_json_lines
 from contracts.events import IterationCommitted, MismatchAlarm
 from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.http_service.server import server_config
-from onbeat.process.waiting import Waiting
+from onbeat.stack.access import page_address
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
@@ -32,7 +33,7 @@ from tests.contract.golden_files import iteration_metrics
 from tests.page.browsing import PHONE, chromium, opened
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page, expect
+    from playwright.sync_api import Browser, Locator, Page, Route, expect
 else:
     expect = pytest.importorskip("playwright.sync_api").expect
 
@@ -55,16 +56,13 @@ class Gateway:
         self.url = f"http://127.0.0.1:{self.port}"
         self.jobs = JobStore(connect(settings))
         self._stop: Callable[[], None] | None = None
-        self.num_streams: Callable[[], int] = lambda: 0
 
     def start(self) -> None:
         services = Services(
             settings=self.settings,
             broker=connect(self.settings),
             requests=TrainerRequests(self.settings),
-            live_period_s=0.05,
         )
-        self.num_streams = lambda: services.num_event_streams
         listener = socket.create_server(("127.0.0.1", self.port))
         server = uvicorn.Server(server_config(create_app(services), grace_s=2.0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -84,10 +82,15 @@ class Gateway:
         self._stop = None
 
     def trained(self, job_id: str, iterations: range, *, rise: float = 0.1) -> None:
-        """Tells what a trainer would of these iterations."""
-        for number in iterations:
-            metrics = replace(iteration_metrics(), iteration=number, reward_mean=rise * number)
-            self.jobs.tell(job_id, IterationCommitted(at_s=1.0 + number, metrics=metrics, weights_digest="a" * 64))
+        """Writes and tells what a trainer would of these iterations."""
+        folder = RunFolder(self.settings.run_root_path, job_id)
+        folder.path.mkdir(exist_ok=True)
+        rows = [replace(iteration_metrics(), iteration=number, reward_mean=rise * number) for number in iterations]
+        append_json_lines(folder.metrics, rows)
+        broker = connect(self.settings)
+        broker.redis.hset(broker.job_keys(job_id).fence, "committed", iterations[-1])
+        for row in rows:
+            self.jobs.tell(job_id, IterationCommitted(at_s=1.0, metrics=row, weights_digest="a" * 64))
 
 
 @pytest.fixture(scope="module")
@@ -294,19 +297,64 @@ def test_a_gateway_that_dies_and_comes_back_costs_nothing_that_was_seen_or_typed
     gateway.jobs.move(made, JobState.CANCELLED)
 
 
-def test_a_tab_that_is_not_looked_at_holds_no_stream_and_catches_up_when_it_is(
-    gateway: Gateway, browser: Browser
-) -> None:
+def test_a_tab_that_is_not_looked_at_asks_nothing_and_catches_up_when_it_is(gateway: Gateway, browser: Browser) -> None:
     job_id, _ = gateway.jobs.create(job_spec(name="out of sight"))
+    asked: list[str] = []
     with at(browser, gateway, f"jobs/{job_id}") as page:
+        page.on("request", lambda request: asked.append(request.url))
         page.get_by_role("heading", name="out of sight").wait_for()
-        until(lambda: gateway.num_streams() == 2)
         look(page, hidden=True)
-        until(lambda: gateway.num_streams() == 0)
+        page.wait_for_timeout(1500)  # what was under way is over
+        asked.clear()
         gateway.jobs.move(job_id, JobState.CANCELLED)
+        page.wait_for_timeout(2500)  # more than two of its looks
+        assert asked == []
         look(page, hidden=False)
         expect(page.locator(".job-head .badge")).to_have_text("cancelled")
         expect(page.get_by_text(BANNER)).to_have_count(0)
+
+
+def test_seven_windows_show_a_running_job_and_the_last_one_cancels_it(gateway: Gateway, browser: Browser) -> None:
+    """A browser has six connections to a host for all its windows: none may be held while one only looks."""
+    job_id, _ = gateway.jobs.create(job_spec(name="in seven windows"))
+    gateway.jobs.move(job_id, JobState.RUNNING)
+    gateway.trained(job_id, range(3))
+    with at(browser, gateway, f"jobs/{job_id}") as first:
+        windows = [first, *(first.context.new_page() for _ in range(6))]
+        for window in windows[1:]:
+            window.goto(page_address(gateway.url, gateway.settings.api_key, job_id=job_id))
+        for window in windows:
+            expect(window.get_by_role("slider", name=re.compile("^Reward.* at 2$"))).to_be_visible()
+        gateway.trained(job_id, range(3, 5))
+        for window in windows:
+            expect(window.get_by_role("slider", name=re.compile("^Reward.* at 4$"))).to_be_visible()
+        last = windows[-1]
+        last.get_by_role("button", name="Cancel in seven windows").click()
+        last.get_by_role("button", name="Cancel the job").click()
+        for window in windows:
+            expect(window.locator(".job-head .badge")).to_have_text("cancelling")
+            expect(window.get_by_text("Waiting for")).to_have_count(0)
+    assert gateway.jobs.state(job_id) is JobState.CANCELLING
+    gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
+def test_an_answer_that_is_late_is_waited_for_in_words(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="late"))
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        page.get_by_role("heading", name="late").wait_for()
+        held: list[Route] = []
+        answers_late = True
+        page.route("**/v1/**", lambda route: held.append(route) if answers_late else route.continue_())
+        page.get_by_role("button", name="Cancel late").click()
+        page.get_by_role("button", name="Cancel the job").click()
+        expect(page.get_by_role("dialog").get_by_text("Waiting for the gateway…")).to_be_visible()
+        page.get_by_text("Waiting for an answer of the gateway since").wait_for()
+        answers_late = False
+        for route in held:
+            route.continue_()
+        expect(page.locator(".job-head .badge")).to_have_text("cancelled")
+        expect(page.get_by_text("Waiting for")).to_have_count(0)
+    assert gateway.jobs.state(job_id) is JobState.CANCELLED
 
 
 def look(page: Page, *, hidden: bool) -> None:
@@ -315,13 +363,6 @@ def look(page: Page, *, hidden: bool) -> None:
         " document.dispatchEvent(new Event('visibilitychange')); }",
         hidden,
     )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    waiting = Waiting("the streams of the page", deadline_s=60.0)
-    while not condition():
-        waiting.poke()
-        time.sleep(0.02)
 
 
 def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: Gateway, browser: Browser) -> None:

@@ -10,17 +10,18 @@ import { Verify } from "./audit/verify";
 import "./audit/audit.css";
 import { Absent, isAbsent, Table } from "./parts";
 import { Plain } from "./plain";
-import type { AuditChain } from "../types";
+import type { AuditChain, StreamReport } from "../types";
 import type { TabProps } from "./tab";
 
 const SHOWN_AT_ONCE = 20;
 const BATCHES_SHOWN = 64;
 
-export function Audit({ jobId, status, streams }: TabProps): JSX.Element {
+export function Audit({ jobId, status }: TabProps): JSX.Element {
   const [shown, setShown] = useState(SHOWN_AT_ONCE);
   const path = `/v1/jobs/${encodeURIComponent(jobId)}/audit?last=${shown}`;
   const again = `${status.iterations_committed} ${status.trainer_epoch}`;
   const chain = useResource<AuditChain>(path, { again });
+  const streams = useResource<StreamReport>(`/v1/jobs/${encodeURIComponent(jobId)}/streams`, { again }).value;
   const seen = useRef<ChainLink[]>([]);
   if (isAbsent(chain.error)) return <Absent what="audit chain" />;
   if (chain.value) seen.current = newestFirst(chain.value.records);

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { clock, date, number, spoken } from "../ui/format";
-import type { Told } from "./series";
+import { restarts, type Told } from "./series";
 
 const FIRST_SHOWN = 12;
 const ALARMS: Record<string, string> = { mismatch_alarm: "warn", batch_dead: "bad", rewound: "warn" };
@@ -10,6 +10,8 @@ const ALARMS: Record<string, string> = { mismatch_alarm: "warn", batch_dead: "ba
 export function Events({ events }: { events: Told[] }): JSX.Element {
   const [all, setAll] = useState(false);
   const [alarmsOnly, setAlarmsOnly] = useState(false);
+  const later = restarts(events);
+  const tone = (event: Told): string => (later.has(event.id) ? "warn" : toneOf(event));
   const chosen = events.filter((event) => !alarmsOnly || tone(event)).reverse();
   const numAlarms = events.filter(tone).length;
   const shown = all ? chosen : chosen.slice(0, FIRST_SHOWN);
@@ -32,7 +34,7 @@ export function Events({ events }: { events: Told[] }): JSX.Element {
               {clock(event.at_s)}
             </time>
             <span class={`badge ${tone(event)}`}>{spoken(event.type)}</span>
-            <span class="quiet">{told(event)}</span>
+            <span class="quiet">{told(event, later.has(event.id))}</span>
           </li>
         ))}
       </ol>
@@ -45,20 +47,26 @@ export function Events({ events }: { events: Told[] }): JSX.Element {
   );
 }
 
-function tone(event: Told): string {
+function toneOf(event: Told): string {
   if (event.type === "state_changed" && event.state === "failed") return "bad";
   return ALARMS[event.type] ?? "";
 }
 
 /** The event's fields as a sentence; of one that is not known here, its fields as they are. */
-function told(event: Told): string {
+function told(event: Told, isLater: boolean): string {
   const text = (name: string): string => String(event[name] ?? "");
   const value = (name: string): string => number(Number(event[name]));
   switch (event.type) {
     case "state_changed":
       return `${text("state")}${event.reason ? `: ${text("reason")}` : ""}`;
     case "trainer_started":
-      return `epoch ${text("trainer_epoch")}, ${event.resumed ? "resumed" : "begins"} at iteration ${text("next_iteration")}`;
+      return isLater
+        ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed (epoch ${text("trainer_epoch")})`
+        : `begins at iteration ${text("next_iteration")} (epoch ${text("trainer_epoch")})`;
+    case "rewound":
+      return Number(event.committed) >= Number(event.iteration)
+        ? `to iteration ${text("iteration")}: what was trained up to ${text("committed")} is done again (epoch ${text("trainer_epoch")})`
+        : `to iteration ${text("iteration")}: what was in work is sampled anew (epoch ${text("trainer_epoch")})`;
     case "checkpoint_written":
       return `after iteration ${text("iteration")}`;
     case "batch_dead":

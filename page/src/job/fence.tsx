@@ -1,14 +1,20 @@
 // What is stuck and why: the fence, its streams, the generators, and what was given up.
 import type { JSX } from "preact";
-import { Empty } from "../ui/parts";
+import { useResource } from "../live";
+import type { StreamReport } from "../types";
+import { Empty, Failure } from "../ui/parts";
 import { DeadLetters } from "./fence/dead";
 import { Generators } from "./fence/generators";
 import { Counted, FenceFacts, Leases, Stages, Streams, Window } from "./fence/streams";
 import "./fence/fence.css";
 import type { TabProps } from "./tab";
 
-export function Fence({ jobId, status, streams }: TabProps): JSX.Element {
-  if (!streams) return <Empty title="…" />;
+const EVERY_MS = 1000;
+
+export function Fence({ jobId, status }: TabProps): JSX.Element {
+  const asked = useResource<StreamReport>(`/v1/jobs/${encodeURIComponent(jobId)}/streams`, { everyMs: EVERY_MS });
+  const streams = asked.value;
+  if (!streams) return asked.error ? <Failure error={asked.error} /> : <Empty title="Waiting for the gateway" />;
   return (
     <div class="stack fence">
       <section class="card" aria-labelledby="fence-title">

@@ -1,10 +1,10 @@
 // One job: its head, and a tab at a time. A tab is a file beside this one.
 import type { ComponentChildren, JSX } from "preact";
-import { words } from "../api";
-import { useJob } from "../live";
+import { useEffect, useState } from "preact/hooks";
+import { Refused, words } from "../api";
 import { JobActions } from "../jobs/actions";
 import { HeldOut, Left } from "../jobs/page";
-import { useNow } from "../live";
+import { useNow, useResource } from "../live";
 import { go, link } from "../router";
 import type { JobStatus } from "../types";
 import { date, duration } from "../ui/format";
@@ -13,9 +13,16 @@ import { Digest, Empty, Progress, StateBadge } from "../ui/parts";
 import { Audit } from "./audit";
 import { Fence } from "./fence";
 import { Lanes } from "./lanes";
+import { Log } from "./log";
 import { Overview } from "./overview";
 import { Rollouts } from "./rollouts";
+import { isFinal } from "./series";
+import { Spec } from "./spec";
 import type { TabProps } from "./tab";
+
+const EVERY_MS = 1000;
+/** It may be resumed. */
+const ENDED_EVERY_MS = 5000;
 
 const TABS: Record<string, { title: string; view: (props: TabProps) => JSX.Element }> = {
   overview: { title: "Overview", view: Overview },
@@ -23,21 +30,28 @@ const TABS: Record<string, { title: string; view: (props: TabProps) => JSX.Eleme
   fence: { title: "Fence", view: Fence },
   rollouts: { title: "Rollouts", view: Rollouts },
   audit: { title: "Audit", view: Audit },
+  spec: { title: "Spec", view: Spec },
+  log: { title: "Log", view: Log },
 };
 
 export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; query: URLSearchParams }): JSX.Element {
-  const { status, streams, refused } = useJob(jobId);
+  const [everyMs, setEveryMs] = useState(EVERY_MS);
+  const job = useResource<JobStatus>(`/v1/jobs/${encodeURIComponent(jobId)}`, { everyMs });
+  const status = job.value;
+  const isEnded = status !== null && isFinal(status.state);
+  useEffect(() => setEveryMs(isEnded ? ENDED_EVERY_MS : EVERY_MS), [isEnded]);
   const shown = Object.hasOwn(TABS, tab) ? TABS[tab] : undefined;
-  if (refused && refused.problem.status !== 401)
+  const { error } = job;
+  if (error instanceof Refused && error.problem.status !== 401 && error.problem.status < 500)
     return (
       <Empty title="This job can’t be shown">
-        <p>{words(refused)}</p>
+        <p>{words(error)}</p>
       </Empty>
     );
-  if (!status) return <Empty title="…" />;
+  if (!status) return <Empty title="Waiting for the gateway" />;
   return (
     <>
-      <Head status={status} />
+      <Head status={status} onDone={job.reload} />
       <nav class="tabs" aria-label="Parts of the job">
         {Object.entries(TABS).map(([name, { title }]) => (
           <a key={name} href={link(["jobs", jobId, name])} aria-current={name === tab ? "page" : undefined}>
@@ -47,7 +61,7 @@ export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; que
       </nav>
       {shown ? (
         <Guard key={tab} name={shown.title}>
-          <shown.view jobId={jobId} status={status} streams={streams} query={query} />
+          <shown.view jobId={jobId} status={status} query={query} />
         </Guard>
       ) : (
         <Empty title="There is no such part of a job" />
@@ -56,7 +70,7 @@ export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; que
   );
 }
 
-function Head({ status }: { status: JobStatus }): JSX.Element {
+function Head({ status, onDone }: { status: JobStatus; onDone: () => void }): JSX.Element {
   return (
     <>
       <div class="head job-head">
@@ -72,7 +86,7 @@ function Head({ status }: { status: JobStatus }): JSX.Element {
             <Digest value={status.job_id} length={40} />
           </p>
         </div>
-        <JobActions job={status} onDeleted={() => go(["jobs"])} />
+        <JobActions job={status} onDone={onDone} onDeleted={() => go(["jobs"])} />
       </div>
       {status.reason && <p class={`note ${status.state === "failed" ? "bad" : ""}`}>{status.reason}</p>}
       <dl class="facts job-facts">

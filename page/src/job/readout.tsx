@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import type { JobStatus } from "../types";
 import { date, number, spoken } from "../ui/format";
-import { numbers, type Story } from "./series";
+import { numbersAt, type Story } from "./series";
 
 export interface ReadoutProps {
   iteration: number;
@@ -12,23 +12,23 @@ export interface ReadoutProps {
 
 export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Element {
   const columns = told.map(({ story }) => {
-    const metrics = story.iterations.get(iteration);
-    const score = story.evaluations.get(iteration);
+    const place = story.iterations.indexOf(iteration);
+    const score = story.evaluations.find((one) => one.iteration === iteration);
     const found = new Map<string, number>();
     if (score) found.set("held-out, sampled", score.sampled);
     if (score?.greedy != null) found.set("held-out, greedy", score.greedy);
-    if (metrics) for (const [name, value] of numbers(metrics)) found.set(name, value);
-    return { metrics, found };
+    for (const [name, value] of numbersAt(story, place)) found.set(name, value);
+    return { started: story.columns.get("started_s")?.[place], found };
   });
   const names = [...new Set(columns.flatMap(({ found }) => [...found.keys()]))];
-  const started = columns[0]?.metrics?.started_s;
+  const started = columns[0]?.started;
   return (
     <aside class="card readout" aria-label="Numbers of one iteration">
       <div class="card-head">
         <h2>{iteration < 0 ? "No iteration yet" : `Iteration ${iteration}`}</h2>
         <span class="small faint">{isHovered ? "under the cursor" : "the newest"}</span>
       </div>
-      {started !== undefined && <p class="small quiet when">{date(started)}</p>}
+      {started != null && <p class="small quiet when">{date(started)}</p>}
       <div class="scroll">
         <table class="small">
           {told.length > 1 && (
@@ -37,8 +37,8 @@ export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Eleme
                 <th />
                 {told.map(({ status }, index) => (
                   <th key={status.job_id} class="num">
-                    <span class={`key-of c${index + 1}`} title={status.name}>
-                      {index ? "other" : "this"}
+                    <span class={`key-of c${(index % 6) + 1}`} title={status.name}>
+                      {index ? (told.length > 2 ? index : "other") : "this"}
                     </span>
                   </th>
                 ))}

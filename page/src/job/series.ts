@@ -1,10 +1,11 @@
-// What a job has told so far: its iterations in numbers, its evaluations, its events; and how they become curves.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { key } from "../api";
-import { useResource } from "../live";
-import { follow } from "../sse";
+// What a job has told so far: its iterations in numbers, its evaluations, its events; and how they become points.
+//
+// Each event and each iteration comes once: a look asks for what came after the last one (`/story`).
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { get, key } from "../api";
+import { asking } from "../asking";
 import { useStore } from "../store";
-import type { EvaluationScore, IterationCommitted, IterationList, IterationMetrics } from "../types";
+import type { EvaluationList, EvaluationScore, JobStory } from "../types";
 import { FINAL } from "../ui/parts";
 
 /** An event of the job as it came; a type that this page does not know is shown by its name and fields. */
@@ -15,95 +16,117 @@ export interface Told {
   [field: string]: unknown;
 }
 
+type Column = (number | null)[];
+
 export interface Story {
-  /** By iteration; of one that was trained again, the newest. */
-  iterations: Map<number, IterationMetrics>;
-  evaluations: Map<number, EvaluationScore>;
+  /** Id of the newest event that was seen. */
+  after: string;
+  /** Ascending; of one that was trained again, the newest. */
+  iterations: number[];
+  /** By name, a value for each iteration. */
+  columns: Map<string, Column>;
+  evaluations: EvaluationScore[];
   /** Oldest first, without commits. */
   events: Told[];
 }
 
-const NOTHING: Story = { iterations: new Map(), evaluations: new Map(), events: [] };
+export const NOTHING: Story = { after: "", iterations: [], columns: new Map(), evaluations: [], events: [] };
 const MAX_EVENTS = 1000;
+const EVERY_MS = 1000;
+const ENDED_EVERY_MS = 10_000;
 
-/** Which fields of IterationMetrics say when it was, or hold no single number. */
-const NOT_DRAWN = new Set(["iteration", "policy_version", "trainer_epoch", "started_s"]);
+/** Which columns say when it was. */
+const NOT_DRAWN = new Set(["started_s"]);
 
-/** Every number of an iteration, by the name of its field; components of the reward as `reward: NAME`. */
-export function numbers(metrics: IterationMetrics): Map<string, number> {
+export function columnNames(story: Story): string[] {
+  return [...story.columns.keys()].filter((name) => !NOT_DRAWN.has(name));
+}
+
+/** Every number of the iteration at this place, by name. */
+export function numbersAt(story: Story, place: number): Map<string, number> {
   const found = new Map<string, number>();
-  for (const [name, value] of Object.entries(metrics)) {
-    if (typeof value === "number" && !NOT_DRAWN.has(name)) found.set(name, value);
+  for (const name of columnNames(story)) {
+    const value = story.columns.get(name)?.[place];
+    if (value != null) found.set(name, value);
   }
-  for (const [name, value] of Object.entries(metrics.reward_components)) found.set(`reward: ${name}`, value);
-  const { trajectories } = metrics;
-  if (!trajectories) return found;
-  for (const [name, value] of Object.entries(trajectories)) if (typeof value === "number") found.set(name, value);
-  for (const [name, value] of Object.entries(trajectories.environment)) found.set(`environment: ${name}`, value);
   return found;
 }
 
-/** Follows the job's events from its first; where those were trimmed away, the run folder has the numbers. */
-export function useStory(jobId: string | null, ended: boolean): Story {
-  const [story, setStory] = useState<Story>(NOTHING);
+/** The stories of some jobs, each followed from its first event. ended: whether a job's state is final. */
+export function useStories(jobIds: readonly string[], ended: (jobId: string) => boolean): Map<string, Story> {
+  const [stories, setStories] = useState<Map<string, Story>>(new Map());
   const bearer = useStore(key);
-  const after = useRef("");
-  const kept = useResource<IterationList>(jobId && `/v1/jobs/${encodeURIComponent(jobId)}/metrics`);
+  const isEnded = useRef(ended);
+  isEnded.current = ended;
+  const wanted = jobIds.join(" ");
   useEffect(() => {
-    after.current = "";
-    setStory(NOTHING);
-  }, [jobId]);
-  useEffect(() => {
-    if (!jobId || !bearer) return;
-    let waiting: Told[] = [];
-    let frame = 0;
-    // Thousands of events come at once at first: they are taken together, once a frame.
-    const take = (): void => {
-      frame = 0;
-      const told = waiting;
-      waiting = [];
-      setStory((before) => told.reduce(withEvent, { ...before, iterations: new Map(before.iterations), evaluations: new Map(before.evaluations) }));
-    };
-    const stop = follow(`/v1/jobs/${encodeURIComponent(jobId)}/events`, {
-      after: after.current,
-      again: () => !ended,
-      onEvent: ({ id, data }) => {
-        after.current = id;
-        waiting.push({ ...(JSON.parse(data) as Omit<Told, "id">), id } as Told);
-        frame ||= requestAnimationFrame(take);
-      },
+    if (!bearer) return;
+    setStories((before) => new Map([...before].filter(([jobId]) => jobIds.includes(jobId))));
+    const all = jobIds.map((jobId) => {
+      let story = NOTHING;
+      return asking(async (stop) => {
+        const path = `/v1/jobs/${encodeURIComponent(jobId)}`;
+        const asked = new URLSearchParams({ after: story.after, iteration: String(nextIteration(story)) });
+        const answer = await get<JobStory>(`${path}/story?${asked}`, { signal: stop });
+        const isFirst = !story.after;
+        const { now, isRewound } = told(story, answer);
+        const isScored = isFirst || isRewound || answer.events.some(({ event }) => event.type === "evaluation_finished");
+        const scores = isScored ? await get<EvaluationList>(`${path}/evaluations`, { signal: stop }) : null;
+        if (stop.aborted) return Infinity;
+        if (now !== story || scores) {
+          story = scores ? { ...now, evaluations: scores.evaluations } : now;
+          const newest = story;
+          setStories((before) => new Map(before).set(jobId, newest));
+        }
+        if (isRewound) return 0;
+        return isEnded.current(jobId) ? ENDED_EVERY_MS : EVERY_MS;
+      });
     });
-    return () => {
-      stop();
-      cancelAnimationFrame(frame);
-      if (waiting.length) take();
-    };
-  }, [jobId, bearer, ended]);
-  const first = story.iterations.size ? Math.min(...story.iterations.keys()) : Infinity;
-  const older = kept.value?.iterations.filter(({ iteration }) => iteration < first) ?? [];
-  if (!older.length) return story;
-  return { ...story, iterations: new Map([...older.map((one) => [one.iteration, one] as const), ...story.iterations]) };
+    return () => all.forEach((one) => one.stop());
+  }, [wanted, bearer]);
+  return useMemo(() => stories, [stories]);
 }
 
-/** Changes `story`, which is the caller's own. */
-function withEvent(story: Story, event: Told): Story {
-  if (event.type === "iteration_committed") {
-    const { metrics } = event as unknown as IterationCommitted;
-    story.iterations.set(metrics.iteration, metrics);
-    return story;
-  }
-  if (event.type === "evaluation_finished") {
-    const score = event.score as EvaluationScore;
-    story.evaluations.set(score.iteration, score);
-  }
-  if (event.type === "rewound") forget(story, event.iteration as number);
-  return { ...story, events: [...story.events, event].slice(-MAX_EVENTS) };
+function nextIteration(story: Story): number {
+  return (story.iterations.at(-1) ?? -1) + 1;
 }
 
-/** What a rewind took back is trained again. */
-function forget(story: Story, iteration: number): void {
-  for (const one of [...story.iterations.keys()]) if (one >= iteration) story.iterations.delete(one);
-  for (const one of [...story.evaluations.keys()]) if (one > iteration) story.evaluations.delete(one);
+/** The story with an answer behind it. After a rewind what it took back is asked for again, and the rows that came with
+ * it, which begin behind that, are left out. */
+export function told(story: Story, answer: JobStory): { now: Story; isRewound: boolean } {
+  const events = answer.events.map(({ id, event }) => ({ ...event, id }) as unknown as Told);
+  const back = Math.min(...events.filter(({ type }) => type === "rewound").map(({ iteration }) => iteration as number));
+  const isRewound = back < nextIteration(story);
+  if (!events.length && !answer.iterations.length) return { now: story, isRewound };
+  const all = { ...story, after: answer.after, events: [...story.events, ...events].slice(-MAX_EVENTS) };
+  return { now: isRewound ? upTo(all, back) : longer(all, answer), isRewound };
+}
+
+/** What was before an iteration. */
+function upTo(story: Story, iteration: number): Story {
+  const iterations = story.iterations.filter((one) => one < iteration);
+  const columns = new Map([...story.columns].map(([name, column]) => [name, column.slice(0, iterations.length)]));
+  return { ...story, iterations, columns };
+}
+
+function longer(story: Story, answer: JobStory): Story {
+  if (!answer.iterations.length) return story;
+  const columns = new Map<string, Column>();
+  for (const name of new Set([...story.columns.keys(), ...Object.keys(answer.columns)])) {
+    const before = story.columns.get(name) ?? blank(story.iterations.length);
+    columns.set(name, before.concat(answer.columns[name] ?? blank(answer.iterations.length)));
+  }
+  return { ...story, iterations: story.iterations.concat(answer.iterations), columns };
+}
+
+function blank(length: number): Column {
+  return new Array<null>(length).fill(null);
+}
+
+/** Ids of the events of trainers that came after another one: that one ended, was killed, or lost its lease. */
+export function restarts(events: readonly Told[]): Set<string> {
+  const [first, ...others] = events.filter(({ type }) => type === "trainer_started");
+  return new Set([...(first?.resumed ? [first] : []), ...others].map(({ id }) => id));
 }
 
 export function isFinal(state: string): boolean {
@@ -112,22 +135,20 @@ export function isFinal(state: string): boolean {
 
 export type Points = [x: number, y: number][];
 
-export function metricPoints(story: Story, name: string): Points {
+export function metricPoints(story: Story, name: string, xs: readonly number[] = story.iterations): Points {
   const points: Points = [];
-  for (const [iteration, metrics] of story.iterations) {
-    const value = numbers(metrics).get(name);
-    if (value !== undefined && Number.isFinite(value)) points.push([iteration, value]);
-  }
-  return points.sort(([a], [b]) => a - b);
+  const column = story.columns.get(name);
+  if (column) xs.forEach((x, place) => column[place] != null && points.push([x, column[place] as number]));
+  return points;
 }
 
 export function evaluationPoints(story: Story, which: "sampled" | "greedy"): Points {
   const points: Points = [];
-  for (const [iteration, score] of story.evaluations) {
+  for (const score of story.evaluations) {
     const value = score[which];
-    if (value !== null) points.push([iteration, value]);
+    if (value !== null) points.push([score.iteration, value]);
   }
-  return points.sort(([a], [b]) => a - b);
+  return points;
 }
 
 /** An exponential mean without the pull to its start (as Adam corrects its own): 0 is raw, 0.98 follows slowly. */

@@ -1,12 +1,10 @@
-import type { JobStatus, StreamReport } from "../types";
+import type { JobStatus } from "../types";
 
 /** What every tab of a job's page gets. The page waits for the first status before it shows a tab. */
 export interface TabProps {
   jobId: string;
   /** Live; it stays as it was while the gateway is away. */
   status: JobStatus;
-  /** Live, like the status; null until the first report. */
-  streams: StreamReport | null;
   /** What stands behind `?` in the address: `link(["jobs", jobId, TAB], {…})` of router.ts changes it. */
   query: URLSearchParams;
 }

@@ -9,11 +9,14 @@ import { FINAL } from "../ui/parts";
 
 type Question = "cancel" | "resume" | "delete" | null;
 
-export function JobActions({ job, little, onDeleted }: { job: JobStatus; little?: boolean; onDeleted?: () => void }): JSX.Element {
+export function JobActions({ job, little, onDone, onDeleted }: { job: JobStatus; little?: boolean; onDone: () => void; onDeleted?: () => void }): JSX.Element {
   const [question, setQuestion] = useState<Question>(null);
   const ended = FINAL.includes(job.state);
   const look = `button ${little ? "plain little" : ""}`;
-  const close = (): void => setQuestion(null);
+  const close = (): void => {
+    setQuestion(null);
+    onDone();
+  };
   return (
     <span class="row actions">
       {!ended && job.state !== "cancelling" && (

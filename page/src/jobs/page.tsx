@@ -1,7 +1,7 @@
 // All jobs, the newest first, as they change. The filter stands in the address, so that it can be sent and reloaded.
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { useJobs, useNow, useResource } from "../live";
+import { useNow, useResource } from "../live";
 import { go, link } from "../router";
 import type { EvaluationScore, JobList, JobState, JobStatus } from "../types";
 import { number, plural, roughly } from "../ui/format";
@@ -9,19 +9,21 @@ import { Age, Digest, Empty, Failure, Progress, StateBadge } from "../ui/parts";
 import { JobActions } from "./actions";
 
 const STATES: readonly JobState[] = ["running", "queued", "cancelling", "succeeded", "failed", "cancelled"];
-const NUM_LIVE = 100;
+const NUM_NEWEST = 100;
+const EVERY_MS = 1500;
 const MAX_LISTED = 1000;
 
 export function JobsPage({ query }: { query: URLSearchParams }): JSX.Element {
-  const live = useJobs();
+  const newest = useResource<JobList>(`/v1/jobs?limit=${NUM_NEWEST}`, { everyMs: EVERY_MS });
+  const live = newest.value?.jobs;
   const [gone, setGone] = useState<string[]>([]);
   const name = query.get("name") ?? "";
   const states = (query.get("state") ?? "").split(",").filter((state): state is JobState => STATES.includes(state as JobState));
   const filter = (next: { name?: string; states?: JobState[] }): void =>
     go(["jobs"], { name: next.name ?? name, state: (next.states ?? states).join(",") });
-  // The stream has the newest hundred; of more, the gateway itself looks through the rest.
+  // The newest hundred are asked for often; of more, the gateway itself looks through the rest.
   const asked = new URLSearchParams([["limit", String(MAX_LISTED)], ...states.map((state) => ["state", state]), ...(name ? [["name", name]] : [])]);
-  const more = (live?.length ?? 0) >= NUM_LIVE && (states.length > 0 || name !== "");
+  const more = (live?.length ?? 0) >= NUM_NEWEST && (states.length > 0 || name !== "");
   const older = useResource<JobList>(more ? `/v1/jobs?${asked}` : null, { everyMs: 5000 });
   const known = new Set(live?.map((job) => job.job_id));
   const all = [...(live ?? []), ...(older.value?.jobs.filter((job) => !known.has(job.job_id)) ?? [])];
@@ -40,7 +42,7 @@ export function JobsPage({ query }: { query: URLSearchParams }): JSX.Element {
         <Empty title="Waiting for the gateway" />
       ) : shown.length ? (
         <section class="card jobs">
-          <JobTable jobs={shown} onDeleted={(jobId) => setGone((before) => [...before, jobId])} />
+          <JobTable jobs={shown} onDone={newest.reload} onDeleted={(jobId) => setGone((before) => [...before, jobId])} />
         </section>
       ) : all.length ? (
         <Empty title="No job matches">
@@ -92,7 +94,7 @@ function Filter(props: { name: string; states: readonly JobState[]; counts: Map<
   );
 }
 
-function JobTable({ jobs, onDeleted }: { jobs: JobStatus[]; onDeleted: (jobId: string) => void }): JSX.Element {
+function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () => void; onDeleted: (jobId: string) => void }): JSX.Element {
   return (
     <table>
       <thead>
@@ -132,7 +134,7 @@ function JobTable({ jobs, onDeleted }: { jobs: JobStatus[]; onDeleted: (jobId: s
               <Age at={job.created_s} />
             </td>
             <td class="of-actions">
-              <JobActions job={job} little onDeleted={() => onDeleted(job.job_id)} />
+              <JobActions job={job} little onDone={onDone} onDeleted={() => onDeleted(job.job_id)} />
             </td>
           </tr>
         ))}

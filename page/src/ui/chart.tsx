@@ -17,9 +17,28 @@ export interface Curve {
   dots?: boolean;
 }
 
+/** A vertical line. */
+export interface Mark {
+  x: number;
+}
+
+export interface AxisOfX {
+  name: string;
+  /** Distances that two labels may have. */
+  steps: number[];
+  label: (x: number, step: number) => string;
+  /** Where one stands: "iteration 12". */
+  words: (x: number) => string;
+}
+
 export interface ChartProps {
   title: string;
   curves: Curve[];
+  x: AxisOfX;
+  isLog?: boolean;
+  marks?: Mark[];
+  /** Gets the plot, to be saved as a picture. */
+  plot: { current: uPlot | null };
   height?: number;
   /** The last x that the axis shows, also where these curves have no point. */
   lastX?: number;
@@ -28,13 +47,14 @@ export interface ChartProps {
   onHover?: (x: number | null) => void;
 }
 
-export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }: ChartProps): JSX.Element {
+export function Chart({ title, curves, x, isLog = false, marks = [], plot, height = 190, lastX = 0, group, onHover }: ChartProps): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
   const hover = useRef(onHover);
   hover.current = onHover;
   const shape = JSON.stringify(curves.map(({ label, colour, dashed, raw, dots }) => [label, colour, dashed, raw, dots]));
-  const data = useMemo(() => table(curves), [curves]);
+  const data = useMemo(() => table(curves, isLog), [curves, isLog]);
+  const marked = useRef(marks);
+  marked.current = marks;
   const end = useRef(lastX);
   end.current = lastX;
   const latest = useRef(data);
@@ -44,10 +64,10 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
   stood.current = at;
   const tells = useRef(false);
   // The group's other charts have their points elsewhere: the one with the mouse or the keys tells where one stands.
-  const tell = (x: number | null): void => {
-    if (x === null ? !tells.current : stood.current === null && !box.current?.matches(":hover")) return;
-    tells.current = x !== null;
-    hover.current?.(x);
+  const tell = (at: number | null): void => {
+    if (at === null ? !tells.current : stood.current === null && !box.current?.matches(":hover")) return;
+    tells.current = at !== null;
+    hover.current?.(at);
   };
   useEffect(() => {
     const element = box.current;
@@ -55,7 +75,17 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     const make = (): void => {
       plot.current?.destroy();
-      const options = optionsOf(curves, { width: element.clientWidth, height, group, lastX: () => end.current, onHover: tell, onReady: (made) => stood.current !== null && pointed(made, stood.current) });
+      const options = optionsOf(curves, {
+        width: element.clientWidth,
+        height,
+        group,
+        x,
+        isLog,
+        lastX: () => end.current,
+        marks: () => marked.current,
+        onHover: tell,
+        onReady: (made) => stood.current !== null && pointed(made, stood.current),
+      });
       plot.current = new uPlot(options, latest.current, element);
     };
     make();
@@ -68,17 +98,17 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
       plot.current?.destroy();
       plot.current = null;
     };
-  }, [shape, height, group]);
+  }, [shape, height, group, x.name, isLog]);
   useEffect(() => {
     // At once: what the keys chose stays under the cursor where the axis has grown.
     plot.current?.batch((now: uPlot) => now.setData(data));
     if (stood.current !== null) pointed(plot.current, stood.current);
-  }, [data, lastX]);
+  }, [data, lastX, marks]);
 
-  const stand = (x: number | null): void => {
-    stood.current = x;
-    setAt(x);
-    pointed(plot.current, x);
+  const stand = (next: number | null): void => {
+    stood.current = next;
+    setAt(next);
+    pointed(plot.current, next);
   };
   const step = (event: KeyboardEvent): void => {
     const now = plot.current;
@@ -89,7 +119,7 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
     stand(next);
   };
   const xs = data[0];
-  if (!xs.length) return <div class="chart" ref={box} role="img" aria-label={spoken(title, curves)} />;
+  if (!xs.length) return <div class="chart" ref={box} role="img" aria-label={spoken(title, curves, x)} />;
   const shown = at ?? (xs[xs.length - 1] as number);
   return (
     <div
@@ -97,11 +127,11 @@ export function Chart({ title, curves, height = 190, lastX = 0, group, onHover }
       ref={box}
       role="slider"
       tabIndex={0}
-      aria-label={spoken(title, curves)}
+      aria-label={spoken(title, curves, x)}
       aria-valuemin={xs[0]}
       aria-valuemax={xs[xs.length - 1]}
       aria-valuenow={shown}
-      aria-valuetext={wordsAt(curves, shown)}
+      aria-valuetext={wordsAt(curves, shown, x.words)}
       onKeyDown={step}
       onBlur={() => at !== null && stand(null)}
       onPointerMove={() => at !== null && setAt(null)}
@@ -128,36 +158,51 @@ function under(plot: uPlot): number | null {
   return plot.cursor.idx == null ? null : (plot.data[0][plot.cursor.idx] ?? null);
 }
 
-function spoken(title: string, curves: Curve[]): string {
+function spoken(title: string, curves: Curve[], x: AxisOfX): string {
+  const at = (place: number): string => (x.name === "iterations" ? String(place) : x.words(place));
   const ends = curves
     .filter((curve) => !curve.raw && curve.points.length)
     .map(({ label, points }) => {
       const [first, last] = [points[0]!, points[points.length - 1]!];
-      return `${label}: ${number(first[1])} at ${first[0]}, ${number(last[1])} at ${last[0]}`;
+      return `${label}: ${number(first[1])} at ${at(first[0])}, ${number(last[1])} at ${at(last[0])}`;
     });
   return `${title}. ${ends.join("; ") || "nothing yet"}`;
 }
 
-/** One row of x for all curves; a curve has null where it has no point. */
-function table(curves: Curve[]): uPlot.AlignedData {
-  const xs = [...new Set(curves.flatMap((curve) => curve.points.map(([x]) => x)))].sort((a, b) => a - b);
+/** One row of x for all curves; a curve has null where it has no point, and no logarithm. */
+function table(curves: Curve[], isLog: boolean): uPlot.AlignedData {
+  const drawn = (y: number | null): number | null => (isLog && y !== null && y <= 0 ? null : y);
+  const xs = sharedXs(curves);
+  if (xs) return [xs, ...curves.map((curve) => curve.points.map(([, y]) => drawn(y)))] as uPlot.AlignedData;
+  const all = [...new Set(curves.flatMap((curve) => curve.points.map(([x]) => x)))].sort((a, b) => a - b);
   const ys = curves.map((curve) => {
     const at = new Map(curve.points);
-    return xs.map((x) => at.get(x) ?? null);
+    return all.map((x) => drawn(at.get(x) ?? null));
   });
-  return [xs, ...ys] as uPlot.AlignedData;
+  return [all, ...ys] as uPlot.AlignedData;
+}
+
+/** The xs of all curves, where they are the same: of one job they mostly are, and it may be long. */
+function sharedXs(curves: Curve[]): number[] | null {
+  const [first, ...others] = curves;
+  if (!first) return [];
+  const isShared = others.every(({ points }) => points.length === first.points.length && points.every(([x], place) => x === first.points[place]![0]));
+  return isShared ? first.points.map(([x]) => x) : null;
 }
 
 interface Given {
   width: number;
   height: number;
   group: string;
+  x: AxisOfX;
+  isLog: boolean;
   lastX: () => number;
+  marks: () => readonly Mark[];
   onHover: (x: number | null) => void;
   onReady: (plot: uPlot) => unknown;
 }
 
-function optionsOf(curves: Curve[], { width, height, group, lastX, onHover, onReady }: Given): uPlot.Options {
+function optionsOf(curves: Curve[], { width, height, group, x, isLog, lastX, marks, onHover, onReady }: Given): uPlot.Options {
   const style = getComputedStyle(document.documentElement);
   const token = (name: string): string => style.getPropertyValue(name).trim();
   const axis: uPlot.Axis = {
@@ -178,17 +223,34 @@ function optionsOf(curves: Curve[], { width, height, group, lastX, onHover, onRe
       points: { size: 7 },
       sync: { key: group, setSeries: false },
     },
-    scales: { x: { time: false, range: (_, low, high) => [low ?? 0, Math.max(high ?? 1, lastX(), (low ?? 0) + 1)] }, y: { range: room } },
+    scales: { x: { time: false, range: (_, low, high) => [low ?? 0, Math.max(high ?? 1, lastX(), (low ?? 0) + 1)] }, y: isLog ? { distr: 3, log: 10 } : { range: room } },
     axes: [
-      { ...axis, grid: { show: false }, size: 26, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 100_000] },
-      { ...axis, size: (_, values) => 14 + 6.4 * Math.max(3, ...(values ?? []).map((value) => value.length)), space: 34, values: (_, splits) => ticks(splits) },
+      { ...axis, grid: { show: false }, size: 26, space: 60, incrs: x.steps, values: (_, splits) => splits.map((at) => x.label(at, Math.abs((splits[1] ?? at) - (splits[0] ?? 0)))) },
+      { ...axis, size: (_, values) => 14 + 6.4 * Math.max(3, ...(values ?? []).map((value) => value.length)), space: 34, values: (_, splits) => (isLog ? splits.map((at) => (at === null ? "" : number(at))) : ticks(splits)) },
     ],
     series: [{}, ...curves.map((curve) => seriesOf(curve, token(curve.colour)))],
     hooks: {
       setCursor: [(self) => onHover(under(self))],
       ready: [onReady],
+      drawAxes: [(self) => marks().forEach((mark) => line(self, mark.x, token("--warn")))],
     },
   };
+}
+
+/** A dotted line from the top to the bottom, beneath the curves. */
+function line(plot: uPlot, x: number, colour: string): void {
+  const { ctx, bbox } = plot;
+  const at = Math.round(plot.valToPos(x, "x", true));
+  if (at < bbox.left || at > bbox.left + bbox.width) return;
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = devicePixelRatio || 1;
+  ctx.setLineDash([2 * ctx.lineWidth, 3 * ctx.lineWidth]);
+  ctx.beginPath();
+  ctx.moveTo(at, bbox.top);
+  ctx.lineTo(at, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.restore();
 }
 
 function seriesOf(curve: Curve, colour: string): uPlot.Series {

@@ -35,7 +35,7 @@ export function Dialog({ title, action, danger, disabled, onDo, onClose, childre
       <form onSubmit={(event) => void run(event)}>
         <h2 id="dialog-title">{title}</h2>
         {children}
-        <Failure error={error} />
+        {busy ? <p class="quiet small" role="status">Waiting for the gateway…</p> : <Failure error={error} />}
         <div class="row end">
           <button type="button" class="button" onClick={onClose}>
             Keep as it is

@@ -44,6 +44,6 @@ test("the words of a place name the curves that have a point there", () => {
     { label: "this", points: [[3, 0.5]] as [number, number][] },
     { label: "<b>other</b>", points: [[3, 0.25], [4, 1]] as [number, number][] },
   ]; // prettier-ignore
-  expect(wordsAt(curves, 3)).toBe("iteration 3; this: 0.500; <b>other</b>: 0.250");
-  expect(wordsAt(curves, 4)).toBe("iteration 4; <b>other</b>: 1");
+  expect(wordsAt(curves, 3, (at) => `iteration ${at}`)).toBe("iteration 3; this: 0.500; <b>other</b>: 0.250");
+  expect(wordsAt(curves, 4, (at) => `iteration ${at}`)).toBe("iteration 4; <b>other</b>: 1");
 });

@@ -1,0 +1,182 @@
+// A card for each curve: of one job or of several, with what it takes to read and to keep it.
+import type { JSX } from "preact";
+import { useMemo, useRef } from "preact/hooks";
+import type uPlot from "uplot";
+import { Chart, type Curve, type Mark } from "../ui/chart";
+import { number, spoken } from "../ui/format";
+import { csvOf, picture, save } from "../ui/saving";
+import type { JobStatus } from "../types";
+import { AXIS_NAMES, evaluationPoints, inWords, shortly, STEPS, xsOf, type Axis } from "./axes";
+import { metricPoints, restarts, smoothed, type Points, type Story } from "./series";
+
+export interface Shown {
+  status: JobStatus;
+  story: Story;
+}
+
+/** How all curves of the screen are drawn. */
+export interface View {
+  axis: Axis;
+  isLog: boolean;
+  smooth: number;
+}
+
+interface CardProps {
+  told: Shown[];
+  view: View;
+  onHover: (x: number | null) => void;
+}
+
+const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"] as const;
+
+export function colourOf(index: number): string {
+  return COLOURS[index % COLOURS.length]!;
+}
+
+export function CurveCard(props: CardProps & { title: string; name: string; onRemove?: () => void }): JSX.Element {
+  const { title, name, told, view, onHover, onRemove } = props;
+  const curves = useMemo(
+    () =>
+      told.flatMap(({ status, story }, index) =>
+        drawn(metricPoints(story, name, xsOf(story, view.axis)), { label: told.length > 1 ? status.name : title, index, smooth: view.smooth }),
+      ),
+    [...told.map((one) => one.story), told.length, name, view.axis, view.smooth],
+  );
+  const column = told[0]?.story.columns.get(name);
+  const last = column?.findLast((value) => value !== null);
+  return (
+    <CardOf title={title} curves={curves} told={told} view={view} onHover={onHover} onRemove={onRemove}>
+      {last != null && <span class="latest">{number(last)}</span>}
+    </CardOf>
+  );
+}
+
+export function HeldOutCard({ told, view, onHover }: CardProps): JSX.Element | null {
+  const curves = useMemo(
+    () =>
+      told.flatMap(({ status, story }, index): Curve[] => {
+        const label = told.length > 1 ? `${status.name}, ` : "";
+        const colour = colourOf(index);
+        return [
+          { label: `${label}sampled`, colour, points: evaluationPoints(story, "sampled", view.axis), dots: true },
+          { label: `${label}greedy`, colour, points: evaluationPoints(story, "greedy", view.axis), dashed: true, dots: true },
+        ];
+      }),
+    [...told.map((one) => one.story), told.length, view.axis],
+  );
+  if (!curves.some((curve) => curve.points.length)) return null;
+  const last = told[0]?.story.evaluations.at(-1);
+  return (
+    <CardOf title="Held-out" spokenTitle="Held-out reward" curves={curves} told={told} view={view} onHover={onHover}>
+      <span class="row small quiet">
+        <span class="key-line" /> sampled <span class="key-line dashed" /> greedy
+      </span>
+      {last && <span class="latest">{number(last.sampled)}</span>}
+    </CardOf>
+  );
+}
+
+interface CardOfProps extends CardProps {
+  title: string;
+  spokenTitle?: string;
+  curves: Curve[];
+  onRemove?: (() => void) | undefined;
+  children?: JSX.Element | null | false | (JSX.Element | null | undefined | false)[];
+}
+
+function CardOf({ title, spokenTitle, curves, told, view, onHover, onRemove, children }: CardOfProps): JSX.Element {
+  const plot = useRef<uPlot | null>(null);
+  const { axis } = view;
+  const file = `${told[0]?.status.job_id ?? "job"}-${title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}`;
+  const keepCsv = (): void => save(`${file}.csv`, new Blob([csvOf(axis === "time" ? "seconds" : axis, curves)], { type: "text/csv" }));
+  const keepPng = async (): Promise<void> => {
+    if (plot.current) save(`${file}.png`, await picture(plot.current.ctx.canvas, title, curves));
+  };
+  const marks = useMemo(() => (told[0] ? marksOf(told[0].story, axis) : []), [told[0]?.story, axis]);
+  return (
+    <section class="card">
+      <div class="card-head">
+        <h2 class="metric">{title}</h2>
+        <span class="row card-tools">
+          {children}
+          <button type="button" class="button plain little" title="Save the points as CSV" aria-label={`Save ${title} as CSV`} onClick={keepCsv}>
+            CSV
+          </button>
+          <button type="button" class="button plain little" title="Save the picture as PNG" aria-label={`Save ${title} as PNG`} onClick={() => void keepPng()}>
+            PNG
+          </button>
+          {onRemove && (
+            <button type="button" class="button plain little" aria-label={`Remove the curve ${title}`} onClick={onRemove}>
+              ×
+            </button>
+          )}
+        </span>
+      </div>
+      <Legend told={told} />
+      <Chart
+        title={spokenTitle ?? title}
+        curves={curves}
+        group="job"
+        isLog={view.isLog}
+        lastX={lastX(told, axis)}
+        marks={marks}
+        onHover={onHover}
+        plot={plot}
+        x={{ steps: STEPS[axis], label: (at, step) => shortly(axis, at, step), words: (at) => inWords(axis, at), name: AXIS_NAMES[axis] }}
+      />
+    </section>
+  );
+}
+
+/** All charts of the screen end at the same x. */
+function lastX(told: Shown[], axis: Axis): number {
+  return Math.max(1, ...told.map(({ story }) => Math.max(xsOf(story, axis).at(-1) ?? 0, axis === "iteration" ? (story.evaluations.at(-1)?.iteration ?? 0) : 0)));
+}
+
+/** Where a trainer had to go on from another's checkpoint: killed processes and lost leases are seen here. */
+function marksOf(story: Story, axis: Axis): Mark[] {
+  const xs = xsOf(story, axis);
+  const later = restarts(story.events);
+  return story.events
+    .filter(({ id, type }) => type === "rewound" || later.has(id))
+    .map(({ next_iteration, iteration }) => Number(next_iteration ?? iteration))
+    .flatMap((iteration) => {
+      const place = story.iterations.findIndex((one) => one >= iteration);
+      return place < 0 ? [] : [{ x: xs[place]! }];
+    });
+}
+
+function drawn(points: Points, { label, index, smooth }: { label: string; index: number; smooth: number }): Curve[] {
+  const look = { colour: colourOf(index), dashed: index >= COLOURS.length, dots: points.length < 3 };
+  if (!smooth) return [{ label, points, ...look }];
+  return [
+    { label: `${label}, raw`, points, raw: true, ...look },
+    { label, points: smoothed(points, smooth), ...look },
+  ];
+}
+
+function Legend({ told }: { told: Shown[] }): JSX.Element | null {
+  if (told.length < 2) return null;
+  return (
+    <p class="row small quiet legend">
+      {told.map(({ status }, index) => (
+        <span key={status.job_id} class={`key-of c${(index % COLOURS.length) + 1}`} title={status.job_id}>
+          {status.name}
+        </span>
+      ))}
+    </p>
+  );
+}
+
+export function AddCurve({ names, onAdd }: { names: string[]; onAdd: (name: string) => void }): JSX.Element {
+  return (
+    <select aria-label="Add a curve" value="" disabled={!names.length} onChange={(event) => event.currentTarget.value && onAdd(event.currentTarget.value)}>
+      <option value="">Add a curve…</option>
+      {names.map((name) => (
+        <option key={name} value={name}>
+          {spoken(name)}
+        </option>
+      ))}
+    </select>
+  );
+}
