@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.job_store import JobStore
-from contracts.encoding.json_lines import append_json_lines
-from contracts.events import IterationCommitted, MismatchAlarm
+from contracts.encoding.json_lines import append_json_lines, read_json_lines
+from contracts.events import IterationCommitted, IterationMetrics, MismatchAlarm
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -91,6 +91,10 @@ class Gateway:
         broker.redis.hset(broker.job_keys(job_id).fence, "committed", iterations[-1])
         for row in rows:
             self.jobs.tell(job_id, IterationCommitted(at_s=1.0, metrics=row, weights_digest="a" * 64))
+
+    def tokens_of(self, job_id: str) -> list[int]:
+        folder = RunFolder(self.settings.run_root_path, job_id)
+        return [row.num_tokens for row in read_json_lines(folder.metrics, IterationMetrics)]
 
 
 @pytest.fixture(scope="module")

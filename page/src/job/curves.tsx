@@ -67,10 +67,7 @@ export function HeldOutCard({ told, view, onHover }: CardProps): JSX.Element | n
   if (!curves.some((curve) => curve.points.length)) return null;
   const last = told[0]?.story.evaluations.at(-1);
   return (
-    <CardOf title="Held-out" spokenTitle="Held-out reward" curves={curves} told={told} view={view} onHover={onHover}>
-      <span class="row small quiet">
-        <span class="key-line" /> sampled <span class="key-line dashed" /> greedy
-      </span>
+    <CardOf title="Held-out" spokenTitle="Held-out reward" hasTwoLines curves={curves} told={told} view={view} onHover={onHover}>
       {last && <span class="latest">{number(last.sampled)}</span>}
     </CardOf>
   );
@@ -79,12 +76,13 @@ export function HeldOutCard({ told, view, onHover }: CardProps): JSX.Element | n
 interface CardOfProps extends CardProps {
   title: string;
   spokenTitle?: string;
+  hasTwoLines?: boolean;
   curves: Curve[];
   onRemove?: (() => void) | undefined;
   children?: JSX.Element | null | false | (JSX.Element | null | undefined | false)[];
 }
 
-function CardOf({ title, spokenTitle, curves, told, view, onHover, onRemove, children }: CardOfProps): JSX.Element {
+function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, onRemove, children }: CardOfProps): JSX.Element {
   const plot = useRef<uPlot | null>(null);
   const { axis } = view;
   const file = `${told[0]?.status.job_id ?? "job"}-${title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}`;
@@ -112,6 +110,11 @@ function CardOf({ title, spokenTitle, curves, told, view, onHover, onRemove, chi
           )}
         </span>
       </div>
+      {hasTwoLines && (
+        <p class="row small quiet">
+          <span class="key-line" /> sampled <span class="key-line dashed" /> greedy
+        </p>
+      )}
       <Legend told={told} />
       <Chart
         title={spokenTitle ?? title}

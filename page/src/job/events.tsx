@@ -16,7 +16,7 @@ export function Events({ events }: { events: Told[] }): JSX.Element {
   const numAlarms = events.filter(tone).length;
   const shown = all ? chosen : chosen.slice(0, FIRST_SHOWN);
   return (
-    <section class="card">
+    <section class="card of-events">
       <div class="card-head">
         <h2>Events</h2>
         {numAlarms > 0 && (

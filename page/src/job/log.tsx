@@ -62,7 +62,7 @@ export function Log({ jobId, status }: TabProps): JSX.Element {
     if (atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [seen]);
   return (
-    <section class="card stack" aria-labelledby="log-title">
+    <section class="card" aria-labelledby="log-title">
       <div class="card-head">
         <h2 id="log-title">The trainers’ log</h2>
         {seen && <span class="quiet small">the end of {bytes(seen.size)}; whole: <code>onbeat logs {jobId} -n 100000</code></span>}

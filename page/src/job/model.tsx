@@ -7,8 +7,10 @@ export function Model({ status }: { status: JobStatus }): JSX.Element | null {
   if (!status.iterations_committed) return null;
   const command = `onbeat export ${status.job_id} my-model`;
   return (
-    <section class="card stack model" aria-labelledby="model-title">
-      <h2 id="model-title">The trained model</h2>
+    <section class="card model" aria-labelledby="model-title">
+      <div class="card-head">
+        <h2 id="model-title">The trained model</h2>
+      </div>
       <p>
         Version {status.policy_version}, digest <Digest value={status.weights_digest} length={12} />. This writes it as a
         Hugging Face folder, after its hash was checked:

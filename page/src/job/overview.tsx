@@ -40,7 +40,8 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
     setShown(next);
   };
   const xs = xsOf(story, view.axis);
-  const place = hovered === null ? story.iterations.length - 1 : placeAt(xs, hovered);
+  const shared = Math.min(...told.map((one) => one.story.iterations.at(-1) ?? Infinity));
+  const place = hovered === null ? story.iterations.findLastIndex((one) => one <= shared) : placeAt(xs, hovered);
   const hasCurves = told.some((one) => one.story.iterations.length || one.story.evaluations.length);
   return (
     <div class="overview">

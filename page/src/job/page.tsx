@@ -72,7 +72,7 @@ export function JobPage({ jobId, tab, query }: { jobId: string; tab: string; que
 
 function Head({ status, onDone }: { status: JobStatus; onDone: () => void }): JSX.Element {
   return (
-    <>
+    <div class="job-top">
       <div class="head job-head">
         <div>
           <p class="small">
@@ -109,7 +109,7 @@ function Head({ status, onDone }: { status: JobStatus; onDone: () => void }): JS
           <Took status={status} />
         </Fact>
       </dl>
-    </>
+    </div>
   );
 }
 

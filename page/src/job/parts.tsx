@@ -1,5 +1,6 @@
 // What all parts of a job's inside share.
 import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused } from "../api";
 import { Empty } from "../ui/parts";
 import "./parts.css";
@@ -24,10 +25,22 @@ export interface TableProps {
   children: ComponentChildren;
 }
 
-/** A table that scrolls by itself where the screen is narrow. */
+/** A table that scrolls by itself where the screen is narrow, and says so. */
 export function Table({ caption, heads, children }: TableProps): JSX.Element {
+  const box = useRef<HTMLDivElement>(null);
+  const [isCut, setIsCut] = useState(false);
+  useEffect(() => {
+    const element = box.current;
+    if (!element) return;
+    const sized = new ResizeObserver(() => setIsCut(element.scrollWidth > element.clientWidth + 1));
+    sized.observe(element);
+    for (const inner of element.children) sized.observe(inner);
+    return () => sized.disconnect();
+  }, []);
   return (
-    <div class="table-box" tabIndex={0} role="group" aria-label={caption}>
+    <>
+    {isCut && <p class="small faint">The table goes on to the right: scroll it sideways →</p>}
+    <div class="table-box" ref={box} tabIndex={0} role="group" aria-label={caption}>
       <table>
         <caption class="unseen">{caption}</caption>
         <thead>
@@ -40,6 +53,7 @@ export function Table({ caption, heads, children }: TableProps): JSX.Element {
         <tbody>{children}</tbody>
       </table>
     </div>
+    </>
   );
 }
 

@@ -14,7 +14,7 @@ export function Spec({ jobId, status }: TabProps): JSX.Element {
   if (isAbsent(spec.error)) return <Absent what="spec" />;
   const text = spec.value && JSON.stringify(spec.value, null, 2);
   return (
-    <section class="card stack" aria-labelledby="spec-title">
+    <section class="card" aria-labelledby="spec-title">
       <div class="card-head">
         <h2 id="spec-title">Spec</h2>
         {text && (

@@ -115,6 +115,9 @@ function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () =
           <tr key={job.job_id}>
             <td class="of-name">
               <a href={link(["jobs", job.job_id])}>{job.name}</a>
+              <p class="small job-id">
+                <Digest value={job.job_id} length={40} />
+              </p>
               {job.reason && <p class={`reason small ${job.state === "failed" ? "bad" : "quiet"}`}>{job.reason}</p>}
             </td>
             <td class="of-state">
