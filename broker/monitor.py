@@ -95,6 +95,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     return JobStatus(
         job_id=job_id,
         name=spec.name,
+        tags=spec.tags,
         state=state,
         reason=reason,
         schedule=spec.schedule,

@@ -138,6 +138,7 @@ class JobStatus(Record, frozen=True, kw_only=True):
 
     job_id: str
     name: str
+    tags: tuple[str, ...] = ()
     state: JobState
     reason: str = ""
     """Why a job failed, what a running one waits for, or what a cancelled one could not save."""

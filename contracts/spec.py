@@ -101,11 +101,16 @@ class LimitSpec(Record, frozen=True, kw_only=True):
     stages have caught up. One batch always goes."""
 
 
+Tag = Annotated[str, Meta(min_length=1, max_length=40, pattern=NO_CONTROL_CHARACTERS)]
+
+
 class JobSpec(Record, frozen=True, kw_only=True):
     """A job, as TOML in a file and as JSON over HTTP."""
 
     name: Annotated[str, Meta(min_length=1, max_length=120, pattern=NO_CONTROL_CHARACTERS)]
     """For people."""
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=8)] = ()
+    """For people: what groups jobs on the page, as the seeds of one setting. Nothing that is trained reads them."""
     iterations: Iterations
     """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration optimizer steps."""
     model: ModelSpec
@@ -168,8 +173,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
-        if len(set(self.trackers)) < len(self.trackers):
-            raise ValueError("trackers names one twice; name each once")
+        for key in ("trackers", "tags"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise ValueError(f"{key} names one twice; name each once")
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
         if self.trainer.external and (problem := external_problem(tables, self.trackers, self.schedule)):
             raise ValueError(problem)

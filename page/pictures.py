@@ -32,8 +32,8 @@ POLL_S = 0.25
 DEADLINE_S = 900.0
 RECORDED = "recording.keep_iterations=5"
 ENDED = (
-    ('name="half the learning rate"', "iterations=50", "optimizer.learning_rate=4.5e-4"),
-    ('name="two-digit addition"', "iterations=110", RECORDED),
+    ('name="half the learning rate"', "iterations=50", "optimizer.learning_rate=4.5e-4", 'tags=["learning rate"]'),
+    ('name="two-digit addition"', "iterations=110", RECORDED, 'tags=["learning rate"]'),
     ('name="prompts that are too long"', "iterations=20", "rollout.max_prompt_tokens=1"),
 )
 RUNNING = ('name="two-digit addition, from another seed"', "iterations=400", "seed=7", RECORDED)
@@ -120,6 +120,8 @@ def take_all(camera: Camera, job_id: str, other_id: str) -> None:
     camera.take("fence-dark", f"{job}/fence", scheme="dark")
     camera.take("rollouts", f"{job}/rollouts", pose=first_batch)
     camera.take("audit", f"{job}/audit")
+    camera.take("spec-dark", f"{job}/spec", scheme="dark")
+    camera.take("log", f"{job}/log", ready="[role=log]")
 
 
 def main() -> None:

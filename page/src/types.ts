@@ -325,6 +325,7 @@ export interface JobList {
 
 export interface JobSpec {
   name: string;
+  tags: string[];
   iterations: number;
   model: ModelSpec;
   dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset);
@@ -353,6 +354,7 @@ export type JobState = ("cancelled" | "cancelling" | "failed" | "queued" | "runn
 export interface JobStatus {
   job_id: string;
   name: string;
+  tags: string[];
   state: JobState;
   reason: string;
   schedule: string;

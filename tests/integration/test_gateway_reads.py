@@ -61,6 +61,12 @@ def test_jobs_are_found_by_state_and_by_a_part_of_their_name(ask: Ask, services:
     assert (answer.status_code, answer.json()["field"]) == (422, "state")
 
 
+def test_a_job_shows_the_tags_of_its_spec(ask: Ask) -> None:
+    rig.submit(ask, name="tagged", tags=["lr 5e-4", "seeds"])
+    (job,) = ask("GET", "/v1/jobs?name=tagged").json()["jobs"]
+    assert (job["tags"], ask("GET", f"/v1/jobs/{job['job_id']}").json()["tags"]) == (["lr 5e-4", "seeds"],) * 2
+
+
 def test_a_spec_that_is_read_back_makes_the_same_job_again(ask: Ask) -> None:
     job_id = rig.submit(ask, name="cloned", seed=7)
     answer = ask("GET", f"/v1/jobs/{job_id}/spec")

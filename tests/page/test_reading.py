@@ -80,6 +80,28 @@ def test_several_jobs_lie_over_one_another_and_each_can_go(gateway: Gateway, bro
         gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
+def test_runs_of_one_tag_are_found_and_drawn_as_their_mean(gateway: Gateway, browser: Browser) -> None:  # noqa: F811
+    tagged = [gateway.jobs.create(job_spec(name=f"run {number}", tags=["a sweep"]))[0] for number in range(3)]
+    other, _ = gateway.jobs.create(job_spec(name="run without a tag"))
+    for number, job_id in enumerate(tagged):
+        gateway.trained(job_id, range(4), rise=0.1 * (1 + number))
+    with at(browser, gateway, "jobs?name=run") as page:
+        row(page, "run without a tag").wait_for()
+        row(page, "run 0").get_by_role("link", name="a sweep").click()
+        expect(page.locator("tbody tr")).to_have_count(3)
+        page.get_by_role("button", name="Show others than those tagged a sweep").click()
+        row(page, "run without a tag").wait_for()
+        row(page, "run 0").get_by_role("link", name="run 0", exact=True).click()
+        page.get_by_label("Compare with another job").select_option("tagged a sweep")
+        reward = page.get_by_role("slider", name=re.compile("^Reward"))
+        expect(reward).to_have_attribute("aria-label", re.compile("run 0: [^;]*; run 2: [^;]*; run 1: [^;]*$"))
+        page.get_by_label("Mean by tags").check()
+        expect(reward).to_have_attribute("aria-label", "Reward. a sweep (mean of 3): 0 at 0, 0.600 at 3")
+        expect(page.get_by_text("a sweep (mean of 3)").first).to_be_visible()
+    for job_id in (*tagged, other):
+        gateway.jobs.move(job_id, JobState.CANCELLED)
+
+
 def test_a_killed_trainer_is_an_event_that_stands_out(gateway: Gateway, browser: Browser) -> None:  # noqa: F811
     job_id, _ = gateway.jobs.create(job_spec(name="killed"))
     started = TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False)

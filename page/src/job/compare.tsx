@@ -32,6 +32,15 @@ export function useStatuses(jobIds: readonly string[]): Map<string, JobStatus> {
   return statuses;
 }
 
+/** What stands before a tag where a job's id may stand. */
+const TAGGED = "tagged ";
+
+function tagsOf(jobs: readonly JobStatus[]): [tag: string, many: number][] {
+  const counts = new Map<string, number>();
+  for (const tag of jobs.flatMap(({ tags }) => tags)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
+  return [...counts].sort(([a], [b]) => (a < b ? -1 : 1));
+}
+
 export interface CompareProps {
   jobId: string;
   otherIds: readonly string[];
@@ -45,12 +54,20 @@ export function Compare({ jobId, otherIds, names, onCompare }: CompareProps): JS
   const others = jobs.filter((job) => job.job_id !== jobId && !otherIds.includes(job.job_id));
   const add = (chosen: string): void => {
     if (box.current) box.current.value = "";
-    if (chosen) onCompare([...otherIds, chosen].slice(0, MOST_COMPARED));
+    if (!chosen) return;
+    const tag = chosen.startsWith(TAGGED) ? chosen.slice(TAGGED.length) : null;
+    const more = tag === null ? [chosen] : others.filter(({ tags }) => tags.includes(tag)).map(({ job_id }) => job_id);
+    onCompare([...otherIds, ...more].slice(0, MOST_COMPARED));
   };
   return (
     <>
       <select ref={box} aria-label="Compare with another job" value="" disabled={otherIds.length >= MOST_COMPARED} onChange={(event) => add(event.currentTarget.value)}>
         <option value="">Compare with…</option>
+        {tagsOf(others).map(([tag, many]) => (
+          <option key={tag} value={`${TAGGED}${tag}`}>
+            all tagged “{tag}” ({many})
+          </option>
+        ))}
         {others.map((job) => (
           <option key={job.job_id} value={job.job_id}>
             {job.name} · {job.job_id}

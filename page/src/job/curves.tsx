@@ -5,24 +5,21 @@ import type uPlot from "uplot";
 import { Chart, type Curve, type Mark } from "../ui/chart";
 import { number, spoken } from "../ui/format";
 import { csvOf, picture, save } from "../ui/saving";
-import type { JobStatus } from "../types";
 import { AXIS_NAMES, evaluationPoints, inWords, shortly, STEPS, xsOf, type Axis } from "./axes";
+import type { Run } from "./groups";
 import { metricPoints, restarts, smoothed, type Points, type Story } from "./series";
-
-export interface Shown {
-  status: JobStatus;
-  story: Story;
-}
 
 /** How all curves of the screen are drawn. */
 export interface View {
   axis: Axis;
   isLog: boolean;
   smooth: number;
+  /** Whether runs with the same tags are drawn as their mean. */
+  isGrouped: boolean;
 }
 
 interface CardProps {
-  told: Shown[];
+  told: Run[];
   view: View;
   onHover: (x: number | null) => void;
 }
@@ -38,7 +35,7 @@ export function CurveCard(props: CardProps & { title: string; name: string; onRe
   const curves = useMemo(
     () =>
       told.flatMap(({ status, story }, index) =>
-        drawn(metricPoints(story, name, xsOf(story, view.axis)), { label: told.length > 1 ? status.name : title, index, smooth: view.smooth }),
+        drawn(metricPoints(story, name, xsOf(story, view.axis)), { label: isNamed(told) ? status.name : title, index, smooth: view.smooth }),
       ),
     [...told.map((one) => one.story), told.length, name, view.axis, view.smooth],
   );
@@ -55,7 +52,7 @@ export function HeldOutCard({ told, view, onHover }: CardProps): JSX.Element | n
   const curves = useMemo(
     () =>
       told.flatMap(({ status, story }, index): Curve[] => {
-        const label = told.length > 1 ? `${status.name}, ` : "";
+        const label = isNamed(told) ? `${status.name}, ` : "";
         const colour = colourOf(index);
         return [
           { label: `${label}sampled`, colour, points: evaluationPoints(story, "sampled", view.axis), dots: true },
@@ -131,8 +128,13 @@ function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, 
   );
 }
 
+/** Whether a curve needs to say whose it is. */
+function isNamed(told: readonly Run[]): boolean {
+  return told.length > 1 || told[0]?.numRuns !== undefined;
+}
+
 /** All charts of the screen end at the same x. */
-function lastX(told: Shown[], axis: Axis): number {
+function lastX(told: Run[], axis: Axis): number {
   return Math.max(1, ...told.map(({ story }) => Math.max(xsOf(story, axis).at(-1) ?? 0, axis === "iteration" ? (story.evaluations.at(-1)?.iteration ?? 0) : 0)));
 }
 
@@ -158,8 +160,8 @@ function drawn(points: Points, { label, index, smooth }: { label: string; index:
   ];
 }
 
-function Legend({ told }: { told: Shown[] }): JSX.Element | null {
-  if (told.length < 2) return null;
+function Legend({ told }: { told: Run[] }): JSX.Element | null {
+  if (!isNamed(told)) return null;
   return (
     <p class="row small quiet legend">
       {told.map(({ status }, index) => (

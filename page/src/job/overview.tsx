@@ -6,8 +6,9 @@ import { number, spoken } from "../ui/format";
 import { Empty } from "../ui/parts";
 import { AXES, AXIS_NAMES, placeAt, xsOf, type Axis } from "./axes";
 import { Compare, MOST_COMPARED, useStatuses } from "./compare";
-import { AddCurve, CurveCard, HeldOutCard, type Shown, type View } from "./curves";
+import { AddCurve, CurveCard, HeldOutCard, type View } from "./curves";
 import { Events } from "./events";
+import { byTags, type Run } from "./groups";
 import { Model } from "./model";
 import { Readout } from "./readout";
 import { columnNames, isFinal, NOTHING, useStories, type Story } from "./series";
@@ -16,7 +17,7 @@ import type { TabProps } from "./tab";
 const FIRST_SHOWN = ["entropy", "response_tokens_mean", "grad_norm", "mismatch_k3"];
 const SHOWN_AT = "onbeat.curves";
 const VIEW_AT = "onbeat.view";
-const FIRST_VIEW: View = { axis: "iteration", isLog: false, smooth: 0 };
+const FIRST_VIEW: View = { axis: "iteration", isLog: false, smooth: 0, isGrouped: false };
 
 export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   const otherIds = [...new Set((query.get("compare") ?? "").split(",").filter((one) => one && one !== jobId))].slice(0, MOST_COMPARED);
@@ -25,10 +26,12 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   const [view, setView] = useState<View>(() => ({ ...FIRST_VIEW, ...(JSON.parse(localStorage.getItem(VIEW_AT) ?? "{}") as Partial<View>) }));
   const [shown, setShown] = useState<string[]>(() => (JSON.parse(localStorage.getItem(SHOWN_AT) ?? "null") as string[] | null) ?? FIRST_SHOWN);
   const [hovered, setHovered] = useState<number | null>(null);
-  const told: Shown[] = [
-    { status, story: stories.get(jobId) ?? NOTHING },
-    ...otherIds.flatMap((one) => (others.has(one) ? [{ status: others.get(one)!, story: stories.get(one) ?? NOTHING }] : [])),
-  ];
+  const own = stories.get(jobId) ?? NOTHING;
+  const told = useMemo(() => {
+    const runs: Run[] = [{ status, story: own }];
+    for (const one of otherIds) if (others.has(one)) runs.push({ status: others.get(one)!, story: stories.get(one) ?? NOTHING });
+    return view.isGrouped && otherIds.length ? byTags(runs) : runs;
+  }, [status, stories, others, otherIds.join(), view.isGrouped]);
   const { story } = told[0]!;
   const names = useMemo(() => metricNames([...stories.values()]), [stories]);
   const look = (next: Partial<View>): void => {
@@ -62,6 +65,12 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
             <input type="range" min="0" max="0.98" step="0.02" value={view.smooth} aria-valuetext={view.smooth ? number(view.smooth) : "not at all"} onInput={(event) => look({ smooth: Number(event.currentTarget.value) })} />
           </label>
           <Compare jobId={jobId} otherIds={otherIds} names={(one) => others.get(one)?.name ?? one} onCompare={(next) => go(["jobs", jobId], { compare: next.join(",") })} />
+          {otherIds.length > 0 && (
+            <label class="row small quiet">
+              <input type="checkbox" checked={view.isGrouped} onChange={(event) => look({ isGrouped: event.currentTarget.checked })} />
+              Mean by tags
+            </label>
+          )}
           <AddCurve names={names.filter((name) => !shown.includes(name))} onAdd={(name) => show([...shown, name])} />
         </div>
         {hasCurves ? (
@@ -84,7 +93,7 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
           </section>
         )}
         <Model status={status} />
-        <Events events={story.events} />
+        <Events events={own.events} />
       </div>
       <Readout iteration={story.iterations[place] ?? -1} told={told} isHovered={hovered !== null} />
     </div>

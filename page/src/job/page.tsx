@@ -84,6 +84,11 @@ function Head({ status, onDone }: { status: JobStatus; onDone: () => void }): JS
           <p class="row small quiet">
             <StateBadge state={status.state} />
             <Digest value={status.job_id} length={40} />
+            {status.tags.map((tag) => (
+              <a key={tag} class="tag" href={link(["jobs"], { tag })}>
+                {tag}
+              </a>
+            ))}
           </p>
         </div>
         <JobActions job={status} onDone={onDone} onDeleted={() => go(["jobs"])} />

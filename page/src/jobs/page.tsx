@@ -13,21 +13,28 @@ const NUM_NEWEST = 100;
 const EVERY_MS = 1500;
 const MAX_LISTED = 1000;
 
+interface Chosen {
+  name?: string;
+  states?: JobState[];
+  tag?: string;
+}
+
 export function JobsPage({ query }: { query: URLSearchParams }): JSX.Element {
   const newest = useResource<JobList>(`/v1/jobs?limit=${NUM_NEWEST}`, { everyMs: EVERY_MS });
   const live = newest.value?.jobs;
   const [gone, setGone] = useState<string[]>([]);
   const name = query.get("name") ?? "";
+  const tag = query.get("tag") ?? "";
   const states = (query.get("state") ?? "").split(",").filter((state): state is JobState => STATES.includes(state as JobState));
-  const filter = (next: { name?: string; states?: JobState[] }): void =>
-    go(["jobs"], { name: next.name ?? name, state: (next.states ?? states).join(",") });
+  const filter = (next: Chosen): void =>
+    go(["jobs"], { name: next.name ?? name, state: (next.states ?? states).join(","), tag: next.tag ?? tag });
   // The newest hundred are asked for often; of more, the gateway itself looks through the rest.
   const asked = new URLSearchParams([["limit", String(MAX_LISTED)], ...states.map((state) => ["state", state]), ...(name ? [["name", name]] : [])]);
-  const more = (live?.length ?? 0) >= NUM_NEWEST && (states.length > 0 || name !== "");
+  const more = (live?.length ?? 0) >= NUM_NEWEST && (states.length > 0 || name !== "" || tag !== "");
   const older = useResource<JobList>(more ? `/v1/jobs?${asked}` : null, { everyMs: 5000 });
   const known = new Set(live?.map((job) => job.job_id));
   const all = [...(live ?? []), ...(older.value?.jobs.filter((job) => !known.has(job.job_id)) ?? [])];
-  const shown = all.filter((job) => !gone.includes(job.job_id) && matches(job, name, states));
+  const shown = all.filter((job) => !gone.includes(job.job_id) && matches(job, name, states) && (!tag || job.tags.includes(tag)));
   return (
     <>
       <div class="head">
@@ -36,7 +43,7 @@ export function JobsPage({ query }: { query: URLSearchParams }): JSX.Element {
           New job
         </a>
       </div>
-      <Filter name={name} states={states} counts={counted(all)} onFilter={filter} />
+      <Filter name={name} states={states} tag={tag} counts={counted(all)} onFilter={filter} />
       <Failure error={older.error} />
       {!live ? (
         <Empty title="Waiting for the gateway" />
@@ -69,8 +76,8 @@ function counted(jobs: readonly JobStatus[]): Map<JobState, number> {
   return counts;
 }
 
-function Filter(props: { name: string; states: readonly JobState[]; counts: Map<JobState, number>; onFilter: (next: { name?: string; states?: JobState[] }) => void }): JSX.Element {
-  const { name, states, counts, onFilter } = props;
+function Filter(props: { name: string; states: readonly JobState[]; counts: Map<JobState, number>; tag: string; onFilter: (next: Chosen) => void }): JSX.Element {
+  const { name, states, tag, counts, onFilter } = props;
   const [typed, setTyped] = useState(name);
   useEffect(() => setTyped(name), [name]);
   useEffect(() => {
@@ -89,6 +96,11 @@ function Filter(props: { name: string; states: readonly JobState[]; counts: Map<
             {state} <span class="faint">{counts.get(state) ?? 0}</span>
           </button>
         ))}
+        {tag && (
+          <button type="button" class="chip" aria-pressed={true} aria-label={`Show others than those tagged ${tag}`} onClick={() => onFilter({ tag: "" })}>
+            {tag} ×
+          </button>
+        )}
       </div>
     </div>
   );
@@ -117,6 +129,11 @@ function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () =
               <a href={link(["jobs", job.job_id])}>{job.name}</a>
               <p class="small job-id">
                 <Digest value={job.job_id} length={40} />
+                {job.tags.map((tag) => (
+                  <a key={tag} class="tag" href={link(["jobs"], { tag })}>
+                    {tag}
+                  </a>
+                ))}
               </p>
               {job.reason && <p class={`reason small ${job.state === "failed" ? "bad" : "quiet"}`}>{job.reason}</p>}
             </td>

@@ -46,6 +46,7 @@ def refused(**fields: Any) -> str:
         ),
         ({"rollout__sampling__temperature": 0.0}, "temperature must be above 0"),
         ({"trackers": ["wandb", "wandb"]}, "trackers names one twice"),
+        ({"tags": ["seeds", "seeds"]}, "tags names one twice"),
         ({"rollout__group_size": 1}, 'leaves algorithm.advantage = "grpo" nothing to compare'),
         (ALONE | {"algorithm__shuffle_rewards": True}, "shuffle_rewards has no effect"),
         ({"rollout__max_resamples": 1, "algorithm__advantage": "reinforce++"}, "equal rewards have an advantage"),
