@@ -138,7 +138,6 @@ class JobStatus(Record, frozen=True, kw_only=True):
 
     job_id: str
     name: str
-    tags: tuple[str, ...] = ()
     state: JobState
     reason: str = ""
     """Why a job failed, what a running one waits for, or what a cancelled one could not save."""
@@ -177,3 +176,4 @@ class JobStatus(Record, frozen=True, kw_only=True):
     live_generators: int = 0
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None
+    tags: tuple[str, ...] = ()

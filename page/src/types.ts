@@ -354,7 +354,6 @@ export type JobState = ("cancelled" | "cancelling" | "failed" | "queued" | "runn
 export interface JobStatus {
   job_id: string;
   name: string;
-  tags: string[];
   state: JobState;
   reason: string;
   schedule: string;
@@ -380,6 +379,7 @@ export interface JobStatus {
   live_generators: number;
   evaluation_before: (EvaluationScore | null);
   evaluation_latest: (EvaluationScore | null);
+  tags: string[];
 }
 
 export interface JobStory {

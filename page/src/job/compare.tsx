@@ -18,7 +18,7 @@ export function useStatuses(jobIds: readonly string[]): Map<string, JobStatus> {
   const [statuses, setStatuses] = useState<Map<string, JobStatus>>(new Map());
   const bearer = useStore(key);
   useEffect(() => {
-    setStatuses(new Map());
+    setStatuses((before) => new Map([...before].filter(([jobId]) => jobIds.includes(jobId))));
     if (!bearer) return;
     const all = jobIds.map((jobId) =>
       asking(async (stop) => {

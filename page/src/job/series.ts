@@ -1,7 +1,7 @@
 // What a job has told so far: its iterations in numbers, its evaluations, its events; and how they become points.
 //
 // Each event and each iteration comes once: a look asks for what came after the last one (`/story`).
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { get, key } from "../api";
 import { asking } from "../asking";
 import { useStore } from "../store";
@@ -58,12 +58,14 @@ export function useStories(jobIds: readonly string[], ended: (jobId: string) => 
   const bearer = useStore(key);
   const isEnded = useRef(ended);
   isEnded.current = ended;
+  const kept = useRef(new Map<string, Story>());
   const wanted = jobIds.join(" ");
   useEffect(() => {
     if (!bearer) return;
-    setStories((before) => new Map([...before].filter(([jobId]) => jobIds.includes(jobId))));
+    kept.current = new Map([...kept.current].filter(([jobId]) => jobIds.includes(jobId)));
+    setStories(new Map(kept.current));
     const all = jobIds.map((jobId) => {
-      let story = NOTHING;
+      let story = kept.current.get(jobId) ?? NOTHING;
       return asking(async (stop) => {
         const path = `/v1/jobs/${encodeURIComponent(jobId)}`;
         const asked = new URLSearchParams({ after: story.after, iteration: String(nextIteration(story)) });
@@ -75,8 +77,8 @@ export function useStories(jobIds: readonly string[], ended: (jobId: string) => 
         if (stop.aborted) return Infinity;
         if (now !== story || scores) {
           story = scores ? { ...now, evaluations: scores.evaluations } : now;
-          const newest = story;
-          setStories((before) => new Map(before).set(jobId, newest));
+          kept.current.set(jobId, story);
+          setStories(new Map(kept.current));
         }
         if (isRewound) return 0;
         return isEnded.current(jobId) ? ENDED_EVERY_MS : EVERY_MS;
@@ -84,7 +86,7 @@ export function useStories(jobIds: readonly string[], ended: (jobId: string) => 
     });
     return () => all.forEach((one) => one.stop());
   }, [wanted, bearer]);
-  return useMemo(() => stories, [stories]);
+  return stories;
 }
 
 function nextIteration(story: Story): number {
