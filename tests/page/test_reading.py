@@ -118,6 +118,8 @@ def test_a_killed_trainer_is_an_event_that_stands_out(gateway: Gateway, browser:
         expect(events.filter(has_text=goes_on)).to_have_count(1)
         expect(events.filter(has_text="to iteration 1: what was trained up to 2 is done again")).to_have_count(1)
         expect(page.get_by_text("Alarms only (2)")).to_be_visible()
+        gateway.count(job_id, "reclaimed", 3)
+        expect(page.get_by_text("3 batches were taken over from generators that were killed")).to_be_visible()
         reward = page.get_by_role("slider", name=re.compile("^Reward"))
         expect(reward).to_have_attribute("aria-label", "Reward. Reward: 0 at 0, 0.500 at 2")
         reward.focus()

@@ -92,6 +92,10 @@ class Gateway:
         for row in rows:
             self.jobs.tell(job_id, IterationCommitted(at_s=1.0, metrics=row, weights_digest="a" * 64))
 
+    def count(self, job_id: str, what: str, number: int) -> None:
+        broker = connect(self.settings)
+        broker.redis.hset(broker.job_keys(job_id).counters, what, number)
+
     def tokens_of(self, job_id: str) -> list[int]:
         folder = RunFolder(self.settings.run_root_path, job_id)
         return [row.num_tokens for row in read_json_lines(folder.metrics, IterationMetrics)]

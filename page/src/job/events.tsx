@@ -1,13 +1,13 @@
 // What happened to the job, the newest first; what a person should look at stands out.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { clock, date, number, spoken } from "../ui/format";
+import { clock, date, number, plural, spoken } from "../ui/format";
 import { restarts, type Told } from "./series";
 
 const FIRST_SHOWN = 12;
 const ALARMS: Record<string, string> = { mismatch_alarm: "warn", batch_dead: "bad", rewound: "warn" };
 
-export function Events({ events }: { events: Told[] }): JSX.Element {
+export function Events({ events, numReclaimed }: { events: Told[]; numReclaimed: number }): JSX.Element {
   const [all, setAll] = useState(false);
   const [alarmsOnly, setAlarmsOnly] = useState(false);
   const later = restarts(events);
@@ -26,6 +26,11 @@ export function Events({ events }: { events: Told[] }): JSX.Element {
           </label>
         )}
       </div>
+      {numReclaimed > 0 && (
+        <p class="note warn">
+          {plural(numReclaimed, "batch was", "batches were")} taken over from generators that were killed, or sent no heartbeat in time.
+        </p>
+      )}
       {shown.length === 0 && <p class="quiet">Nothing yet.</p>}
       <ol class="events">
         {shown.map((event) => (

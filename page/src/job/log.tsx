@@ -61,14 +61,19 @@ export function Log({ jobId, status }: TabProps): JSX.Element {
   useEffect(() => {
     if (atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [seen]);
+  const isCut = seen !== null && seen.size > 1.5 * seen.text.length; // characters of up to four bytes are few in a log
   return (
     <section class="card" aria-labelledby="log-title">
       <div class="card-head">
         <h2 id="log-title">The trainers’ log</h2>
-        {seen && <span class="quiet small">the end of {bytes(seen.size)}; whole: <code>onbeat logs {jobId} -n 100000</code></span>}
+        {seen && (
+          <span class="quiet small">
+            {isCut && "the end of "}{bytes(seen.size)}, in a terminal: <code>onbeat logs {jobId} --follow</code>
+          </span>
+        )}
       </div>
       <Failure error={error} />
-      {seen && seen.size > 1.5 * seen.text.length && (
+      {isCut && (
         <button type="button" class="button little" onClick={() => setShownBytes(shownBytes * 4)}>
           Show more of it
         </button>
