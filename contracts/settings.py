@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from contracts import engines
-from contracts.encoding.wire import Record, convert
+from contracts.encoding.wire import Record, convert, one_of
 from contracts.engines import ENGINES, Engine, Patience, engine_options
 from contracts.errors import InvalidInput
 from contracts.service_links import is_service_link
@@ -262,7 +262,7 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
             variables = sorted(f"{PREFIX}{name.upper()}" for name in known)
-            raise InvalidInput("unknown setting", field=variable, cure=f"known: {', '.join(variables)}")
+            raise InvalidInput("unknown setting", field=variable, cure=one_of(variable, variables))
         given[name] = text
     return given
 

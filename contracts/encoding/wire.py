@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -69,8 +70,14 @@ UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 KEY_IN_PROBLEM = re.compile(r"object (?P<fault>contains unknown|missing required) field `(?P<key>[^`]+)`")
 """What `invalid_input` says of a key of the table that it names as the field."""
 
-INVALID_CHOICE = re.compile(r"Invalid enum value '?(?P<value>.*?)'?", re.DOTALL)
-CHOICES = (msgspec.inspect.EnumType, msgspec.inspect.LiteralType)
+INVALID_CHOICE = re.compile(r"invalid (?:enum )?value '?(?P<value>.*?)'?", re.DOTALL)
+"""What it says of a literal, an enum or the `type` of a table that is none of its choices."""
+MOST_NAMES = 12
+NEAR = 0.78
+"""By `ONBEAT_`, which all settings have in common, no two of them are near."""
+UNION = msgspec.inspect.UnionType
+LISTS = (msgspec.inspect.ListType, msgspec.inspect.VarTupleType)
+INDEX = re.compile(r"\[(?:\d+|\.\.\.)\]")
 
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
@@ -171,27 +178,60 @@ def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     if NO_CONTROL_CHARACTERS in problem or repr(NO_CONTROL_CHARACTERS)[1:-1] in problem:
         problem = "Has control characters: line breaks, escapes or marks of writing direction"
     field = path.rstrip("`").removeprefix("$").removeprefix(".")
-    found = INVALID_CHOICE.fullmatch(problem)
-    cure = _cure(found["value"], _choices(kind, field)) if found else None
-    return InvalidInput(problem[:1].lower() + problem[1:], field=field or None, cure=cure)
+    problem = problem[:1].lower() + problem[1:]
+    return InvalidInput(problem, field=field or None, cure=_cure(problem, msgspec.inspect.type_info(kind), field))
 
 
-def _cure(value: str, choices: list[Any]) -> str | None:
-    """Returns `did you mean decoupled_ppo? One of decoupled_ppo, icepop, …`; None where the choices are not known."""
-    names = [str(choice) for choice in choices]
-    if not names:
+def _cure(problem: str, kind: msgspec.inspect.Type, field: str) -> str | None:
+    """What the choices are, of a value or of a table's keys; None of another problem."""
+    kinds = _kinds(kind, field)
+    tables = [one for one in kinds if isinstance(one, msgspec.inspect.StructType)]
+    if found := INVALID_CHOICE.fullmatch(problem):
+        tags = [str(table.tag) for table in tables if table.tag_field and field.endswith(table.tag_field)]
+        return one_of(found["value"], tags or [name for one in kinds for name in _choices(one)])
+    found = KEY_IN_PROBLEM.fullmatch(problem)
+    if found is None or found["fault"] != "contains unknown":
         return None
-    near = difflib.get_close_matches(value[:100], names, n=1)  # a text from outside may be long
-    return f"did you mean {near[0]}? One of {', '.join(names)}" if near else f"one of {', '.join(names)}"
+    keys = {key.encode_name: table.tag_field for table in tables for key in table.fields}
+    if tag_field := keys.get(found["key"]):
+        owners = [f'"{one.tag}"' for one in tables if found["key"] in (key.encode_name for key in one.fields)]
+        return f"only with {tag_field} = {' or '.join(owners)}"
+    return one_of(found["key"], list(keys))
 
 
-def _choices(kind: type, field: str) -> list[Any]:
-    """What a literal or enum at a dotted path of plain records may hold; [] below lists and tagged unions."""
-    found: Any = msgspec.inspect.type_info(kind)
-    for name in field.split("."):
-        found = next((one.type for one in getattr(found, "fields", ()) if one.name == name), None)
-    if isinstance(found, msgspec.inspect.UnionType):
-        found = next((one for one in found.types if isinstance(one, CHOICES)), None)
-    if isinstance(found, msgspec.inspect.EnumType):
-        return [member.value for member in found.cls]
-    return list(found.values) if isinstance(found, msgspec.inspect.LiteralType) else []
+def one_of(value: str, names: Sequence[str]) -> str | None:
+    """Returns `did you mean icepop? One of decoupled_ppo, icepop, …`; None where no name is known.
+
+    Of many names only the near one is said.
+    """
+    near = difflib.get_close_matches(value[:100], names, n=1, cutoff=NEAR)  # a text from outside may be long
+    if not near:
+        return f"one of {', '.join(names)}" if names else None
+    return f"did you mean {near[0]}?" + (f" One of {', '.join(names)}" if len(names) <= MOST_NAMES else "")
+
+
+def _kinds(kind: msgspec.inspect.Type, field: str) -> list[msgspec.inspect.Type]:
+    """The types that may stand at a dotted path, of which an index of a list is `[...]` or a part by itself.
+
+    The path of a `type` that chooses among tables leads to these tables.
+    """
+    kinds = _members(kind)
+    for name in INDEX.sub(".0", field).split(".") if field else ():
+        lists = [one.item_type for one in kinds if isinstance(one, LISTS)]
+        tables = [one for one in kinds if isinstance(one, msgspec.inspect.StructType)]
+        below = [one.type for table in tables for one in table.fields if one.encode_name == name]
+        chosen = [table for table in tables if table.tag_field == name]
+        kinds = chosen or [member for one in (lists if name.isdecimal() else below) for member in _members(one)]
+    return kinds
+
+
+def _members(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    while isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    return [member for one in kind.types for member in _members(one)] if isinstance(kind, UNION) else [kind]
+
+
+def _choices(kind: msgspec.inspect.Type) -> list[str]:
+    if isinstance(kind, msgspec.inspect.EnumType):
+        return [str(member.value) for member in kind.cls]
+    return [str(value) for value in kind.values] if isinstance(kind, msgspec.inspect.LiteralType) else []

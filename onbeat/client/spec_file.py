@@ -7,12 +7,9 @@ text), `--set reward.components.0.weight=2.0` an entry of a list.
 from __future__ import annotations
 
 import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from contracts.encoding.wire import KEY_IN_PROBLEM, convert
 from contracts.errors import InvalidInput
@@ -91,7 +88,7 @@ def _key(container: Any, key: str, *, path: str) -> Any:
 
 
 def _with_full_path(error: InvalidInput) -> InvalidInput:
-    """`model: object contains unknown field `pth`` → `model.pth: unknown key (known here: path, dtype)`."""
+    """`model: object contains unknown field `pth`` → `model.pth: unknown key (did you mean path? …)`."""
     parent = (error.field or "").replace("[", ".").replace("]", "")
     found = KEY_IN_PROBLEM.fullmatch(error.problem)
     if found is None:
@@ -99,19 +96,7 @@ def _with_full_path(error: InvalidInput) -> InvalidInput:
     field = f"{parent}.{found['key']}" if parent else found["key"]
     if found["fault"] == "missing required":
         return InvalidInput("is required", field=field, cure="docs/configuration.md explains it")
-    known = _known_keys(parent)
-    cure = f"known here: {', '.join(known)}" if known else "docs/configuration.md lists the keys"
-    return InvalidInput("unknown key", field=field, cure=cure)
-
-
-def _known_keys(path: str) -> tuple[str, ...]:
-    """Keys of the table at `path`; () where the path leads through a choice of types."""
-    kind: Any = JobSpec
-    for key in path.split(".") if path else ():
-        kind = typing.get_type_hints(kind).get(key)
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return ()
-    return tuple(kind.__struct_fields__)
+    return InvalidInput("unknown key", field=field, cure=error.cure or "docs/configuration.md lists the keys")
 
 
 def flag_settings(

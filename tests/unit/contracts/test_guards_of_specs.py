@@ -110,10 +110,11 @@ class StatesInAList(Record, frozen=True, kw_only=True):
     states: tuple[JobState, ...]
 
 
-def test_where_the_words_of_a_kind_are_not_known_the_refusal_has_no_cure() -> None:
+def test_a_word_in_a_list_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(InvalidInput) as refusal:
-        convert({"states": ["paused"]}, StatesInAList)
-    assert (refusal.value.field, refusal.value.cure) == ("states[0]", None)
+        convert({"states": ["queud"]}, StatesInAList)
+    assert refusal.value.field == "states[0]"
+    assert (refusal.value.cure or "").startswith("did you mean queued? One of queued, running, ")
 
 
 def test_a_score_is_stated_for_components_of_the_rubric_alone() -> None:

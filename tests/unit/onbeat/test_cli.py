@@ -254,7 +254,7 @@ def test_an_unknown_setting_in_the_environment_names_itself(
 ) -> None:
     monkeypatch.setenv("ONBEAT_COLOUR", "red")
     assert run(["jobs"]) == 2
-    assert capsys.readouterr().err.startswith("onbeat: ONBEAT_COLOUR: unknown setting (known: ONBEAT_ALLOWED_HOSTS")
+    assert capsys.readouterr().err.startswith("onbeat: ONBEAT_COLOUR: unknown setting (one of ONBEAT_ALLOWED_HOSTS")
 
 
 @pytest.mark.usefixtures("monkeypatch")

@@ -64,7 +64,7 @@ def test_a_later_setting_wins() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.pth=x", r"^model\.pth: unknown key \(known here: path, dtype\)$"),
+        ("model.pth=x", r"^model\.pth: unknown key \(did you mean path\? One of path, dtype\)$"),
         ("colour=red", r"^colour: unknown key"),
         ("dataset.colour=red", r"^dataset\.colour: unknown key"),
         ("reward.components.0.colour=red", r"^reward\.components\.0\.colour: unknown key"),
