@@ -245,7 +245,7 @@ class JobStore:
         while outcome == b"changed":
             outcome, *rest = self._resume_as_seen(job_id, asked)
         if outcome == b"refused":
-            raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="it has not ended")
+            raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="wait for its end")
         self._broker.persisted()
         return self.state(job_id)
 

@@ -19,10 +19,10 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
-from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json
+from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.jobs import ResumeRequest
-from contracts.rewards import PluginNames, PluginReward
+from contracts.rewards import PluginReward, RewardItem, RewardRequest, RewardResponse, Unscorable, breakdown_names
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
@@ -34,7 +34,9 @@ T = TypeVar("T")
 ENVIRONMENT_TIMEOUT_S = 15.0
 """The reward service may have to import the environment; a submission waits no longer."""
 ENVIRONMENT_FIELDS = ("environment.name", "environment.params")
-PLUGINS_TIMEOUT_S = 5.0
+PLUGINS_TIMEOUT_S = 4.0
+"""What takes longer to import is not refused at a submission."""
+TRIAL = RewardItem(prompt="", completion="", reference="")
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -82,14 +84,15 @@ def idempotency_key(request: Request) -> str:
 
 def check_paths(spec: JobSpec, settings: StackSettings) -> None:
     """Raises InvalidInput for a model folder or data file that is not there."""
+    root = settings.model_root
     folder = settings.spec_root.find(spec.model.path, field="model.path")
     if not folder.is_dir():
-        raise _missing(f"there is no folder {spec.model.path} under the model root", "model.path")
+        raise _missing(f"there is no folder {spec.model.path} under the model root, {root}", "model.path")
     if not (folder / "config.json").is_file():
         raise _missing(f"{spec.model.path} has no config.json", "model.path")
     for field, path in spec.dataset.files().items():
         if not settings.spec_root.find(path, field=f"dataset.{field}").is_file():
-            raise _missing(f"there is no file {path} under the model root", f"dataset.{field}")
+            raise _missing(f"there is no file {path} under the model root, {root}", f"dataset.{field}")
 
 
 def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
@@ -125,8 +128,8 @@ def _field_of(error: InvalidInput) -> str | None:
 
 
 def _missing(problem: str, field: str) -> InvalidInput:
-    cure = "a Hugging Face model folder" if field == "model.path" else "a file of JSON lines"
-    return InvalidInput(problem, field=field, cure=f"name {cure} that the stack can read")
+    kind = "a Hugging Face model folder, which nothing downloads," if field == "model.path" else "a file of JSON lines"
+    return InvalidInput(problem, field=field, cure=f"name {kind} that the stack can read")
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:
@@ -165,34 +168,30 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
 
 
 def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
-    """Raises InvalidInput for a plug-in that the reward service does not have.
+    """Raises InvalidInput for a plug-in that the reward service does not have, or can't import or call.
 
     A reward service that is away is no reason to refuse a job, which may wait for it: then its generators find out.
     """
-    wanted = {
-        index: component.entry_point
-        for index, component in enumerate(spec.reward.components)
-        if isinstance(component, PluginReward)
-    }
-    installed = _installed(settings) if wanted else None
-    for index, name in wanted.items():
-        if installed is not None and name not in installed:
-            raise InvalidInput(
-                f"the reward service has no plug-in `{name}`",
-                field=f"reward.components[{index}].entry_point",
-                cure=f"installed there: {', '.join(sorted(installed)) or 'none'}",
-            )
+    components = spec.reward.components
+    plugins = tuple(component for component in components if isinstance(component, PluginReward))
+    tried = _tried(plugins, settings) if plugins else None
+    if tried is not None and tried.reason == "unknown_entry_point":
+        found = plugins[breakdown_names(plugins).index(tried.component)]
+        place = f"reward.components[{components.index(found)}].entry_point"
+        raise InvalidInput(tried.detail.removeprefix("entry_point: "), field=place)
 
 
-def _installed(settings: StackSettings) -> frozenset[str] | None:
-    """None where the service does not say."""
-    headers = {"Authorization": f"Bearer {settings.reward_key}"}
+def _tried(plugins: tuple[PluginReward, ...], settings: StackSettings) -> Unscorable | None:
+    """Scores an empty completion by them; None where that went well, or the service does not say."""
+    headers = {"Authorization": f"Bearer {settings.reward_key}", "Content-Type": JSON, "Accept": JSON}
+    request = encode_json(RewardRequest(components=plugins, items=(TRIAL,), item_timeout_s=PLUGINS_TIMEOUT_S))
     try:
         with make_client(settings.reward_url, headers=headers, timeout=PLUGINS_TIMEOUT_S) as http:
-            answer = http.get("/v1/plugins")
+            answer = http.post("/v1/score", content=request)
         if answer.status_code != HTTPStatus.OK:
             raise ContractViolation(f"it answered {answer.status_code}")
-        return frozenset(decode_json(answer.content, PluginNames).entry_points)
+        (result,) = decode_json(answer.content, RewardResponse).results
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
-        log.warning("the reward service does not say which plug-ins it has, so they are not checked: %s", error)
+        log.warning("the reward service does not try a job's plug-ins, so they are not checked: %s", error)
         return None
+    return result if isinstance(result, Unscorable) else None

@@ -70,7 +70,10 @@ def run(arguments: list[str]) -> int:
     try:
         end_on_signals()
         logs.configure(_log_settings(), service="onbeat")
-        return app(arguments, standalone_mode=False) or 0
+        code = app(arguments, standalone_mode=False) or 0
+        if code != INTERRUPTED:
+            return code
+        raise KeyboardInterrupt
     except TyperException as error:
         if message := error.format_message():
             emit_error(InvalidInput(message, cure="onbeat --help"), json_output=json_output)

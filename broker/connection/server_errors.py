@@ -74,7 +74,9 @@ def translated() -> Iterator[None]:
     except exceptions.ResponseError as error:
         raise _of_response(error) from error
     except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-        raise BrokerUnavailable(f"Redis does not answer: {error}", cure="is it running, is the URL right?") from error
+        raise BrokerUnavailable(
+            f"Redis does not answer: {error}", field="redis", cure="is it running, and ONBEAT_REDIS_URL right?"
+        ) from error
 
 
 def _of_response(error: exceptions.ResponseError) -> OnbeatError:

@@ -210,12 +210,12 @@ def one_of(value: str, names: Sequence[str]) -> str | None:
     return f"did you mean {near[0]}?" + (f" One of {', '.join(names)}" if len(names) <= MOST_NAMES else "")
 
 
-def _kinds(kind: msgspec.inspect.Type, field: str) -> list[msgspec.inspect.Type]:
+def _kinds(kind: msgspec.inspect.Type, field: str) -> Sequence[msgspec.inspect.Type]:
     """The types that may stand at a dotted path, of which an index of a list is `[...]` or a part by itself.
 
     The path of a `type` that chooses among tables leads to these tables.
     """
-    kinds = _members(kind)
+    kinds: Sequence[msgspec.inspect.Type] = _members(kind)
     for name in INDEX.sub(".0", field).split(".") if field else ():
         lists = [one.item_type for one in kinds if isinstance(one, LISTS)]
         tables = [one for one in kinds if isinstance(one, msgspec.inspect.StructType)]

@@ -109,7 +109,7 @@ def read_record(path: Path, kind: type[T], *, max_bytes: int = MAX_RECORD_BYTES)
         with open_plain(path, max_bytes=max_bytes) as file:
             data = file.read(max_bytes)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFound("is not recorded", field=shown(path)) from error
+        raise NotFound("is not recorded", field=shown(path), cure="a [recording] table says what is") from error
     except OSError as error:
         raise ContractViolation(f"cannot be read: {error.strerror}", field=shown(path)) from error
     try:

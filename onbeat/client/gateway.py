@@ -53,6 +53,8 @@ class GatewayClient:
                 field="the gateway's key",
                 cure="give it as it stands in ONBEAT_API_KEY of the gateway",
             )
+        if not url.startswith(("http://", "https://")):
+            raise InvalidInput(f"`{url}` is not an address", field="gateway", cure="http://HOST:PORT")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             self._http = make_client(
@@ -262,8 +264,8 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
         problem = {}
     detail = str(problem.get("detail") or problem.get("title") or f"the gateway answered {answer.status_code}")
     field, cure = problem.get("field"), problem.get("cure")
-    if answer.status_code in (401, 403):
-        field, cure = field or "api_key", cure or "give the stack's key by --api-key or ONBEAT_API_KEY"
+    if answer.status_code == 401:
+        field, cure = "--api-key", "give the stack's, or its folder by --run-dir"
     kinds: dict[int, type[OnbeatError]] = {404: NotFound, 409: Conflict}
     kind = kinds.get(answer.status_code, InvalidInput if answer.is_client_error else Unavailable)
     return kind(detail, field=field, cure=cure)

@@ -173,8 +173,12 @@ def _follow_or_show(
 
 def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool) -> None:
     console = console_for(json_output=json_output)
-    with view_for(console) as view:
-        progress = follow(client, job_id, view=view)
+    try:
+        with view_for(console) as view:
+            progress = follow(client, job_id, view=view)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{job_id} goes on: onbeat watch {job_id}, or onbeat cancel {job_id}\n")
+        raise
     status = progress.status
     if json_output:
         emit(status)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class UnknownEntryPoint(InvalidInput):
-    """No installed package offers the name, or several do: which of them came first would be chance."""
+    """No installed package offers the name, what it names is of no use, or several offer it: which would be chance."""
 
 
 def names_in(group: str) -> list[str]:
@@ -75,17 +75,17 @@ def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryP
     return found[0]
 
 
-def load_entry_point(group: str, name: str, *, field: str) -> Any:
-    """Imports it where the trainer runs. Raises what `find_entry_point` does, and InvalidInput where it can't."""
-    found = find_entry_point(group, name, field=field, where="trainer")
+def load_entry_point(group: str, name: str, *, field: str, where: str = "trainer") -> Any:
+    """Imports it in the process that `where` names. Raises UnknownEntryPoint, also where it can't be imported."""
+    found = find_entry_point(group, name, field=field, where=where)
     try:
         loaded = found.load()
     # Foreign code may raise anything while it is imported, or ask to exit, and each of it has the same answer.
     except (Exception, SystemExit) as error:
-        raise InvalidInput(
+        raise UnknownEntryPoint(
             f"`{name}` of {_package(found)} cannot be imported: {type(error).__name__}: {error}",
             field=field,
-            cure="mend the package where the trainer runs",
+            cure=f"mend the package where the {where} runs",
         ) from error
     log.info("`%s` in group %s is %s of %s", name, group, found.value, _package(found))
     return loaded

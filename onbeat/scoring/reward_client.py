@@ -200,5 +200,6 @@ def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:
     first = min(unscorable, key=lambda result: result.reason in WORTH_RETRYING)
     component = f" in component {first.component}" if first.component else ""
     return BatchFailed(
-        f"{len(unscorable)} completions could not be scored, the first: {first.reason}{component}: {first.detail}"
+        f"{len(unscorable)} completions could not be scored, the first: {first.reason}{component}: {first.detail}",
+        cure="mend the scorer, or state a score for it: on_unscorable",
     )

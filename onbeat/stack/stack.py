@@ -200,7 +200,7 @@ class EmbeddedStack:
 
     def start_redis(self) -> None:
         if redis_url := self.plan.settings.redis_url:
-            server = probe(redis_url, patience_s=5.0)
+            server = probe(redis_url, patience_s=3.0)
             log.warning(
                 "using the configured %s as one user: generators may do all that a gateway may (docs/operate.md)",
                 server.label,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -35,6 +36,8 @@ from onbeat.terminal.words import (
 )
 
 FRAMES_PER_S = 4
+LASTING_S = 4.0
+"""A wait that a line is worth."""
 STATE_STYLES = {
     JobState.QUEUED: "yellow",
     JobState.RUNNING: "cyan",
@@ -78,17 +81,28 @@ class LiveView:
 
 
 class PlainView:
-    """A line an event; a status without an event says nothing new."""
+    """A line an event, and one for what a job has waited for."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self._reason = self._told = ""
+        self._since_s = clock()
 
     def event(self, event: events.JobEvent, progress: JobProgress) -> None:
         if line := event_line(event, progress):
             self._console.print(one_line(line), soft_wrap=True)
 
     def refresh(self, progress: JobProgress) -> None:
-        """Does nothing: lines come from events."""
+        """Says once what the job waits for, where that has lasted."""
+        status = progress.status
+        if status.reason != self._reason:
+            self._reason, self._since_s = status.reason, self._clock()
+        has_lasted = self._clock() - self._since_s >= LASTING_S
+        if has_lasted and self._reason != self._told and not status.state.is_final:
+            self._told = self._reason
+            if self._told:
+                self._console.print(f"job {status.state.value}: {one_line(self._told)}", soft_wrap=True)
 
 
 def panel(progress: JobProgress) -> RenderableType:

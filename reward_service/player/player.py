@@ -245,7 +245,7 @@ def load(table: EnvironmentTable, operators_part: bytes | None = None) -> Playab
     try:
         factory, version = registry.factory_of(table)
     except InvalidInput as error:
-        return _refused(str(error), registry.NAME_FIELD)
+        return _refused(str(InvalidInput(error.problem, cure=error.cure)), registry.NAME_FIELD)
     except BaseException as error:  # foreign code may raise anything while it is imported, or ask to exit
         return _refused(f"`{table.name}` cannot be imported: {type(error).__name__}: {error}", registry.NAME_FIELD)
     if operators_part is not None:

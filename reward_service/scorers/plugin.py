@@ -6,13 +6,15 @@ A package offers it in its pyproject.toml:  [project.entry-points."onbeat.reward
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 from contracts.rewards import PluginReward, RewardItem
-from onbeat.process.entry_points import find_entry_point, names_in
+from onbeat.process.entry_points import UnknownEntryPoint, load_entry_point, names_in
 
 GROUP = "onbeat.rewards"
+ARGUMENTS = ("prompt", "completion", "reference", "task_entry")
 
 
 def warm_up(component: PluginReward) -> None:
@@ -22,11 +24,11 @@ def warm_up(component: PluginReward) -> None:
 
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
-    value = _load(component.entry_point)(
-        prompt=item.prompt, completion=item.completion, reference=item.reference, task_entry=item.task_entry
-    )
+    values = (item.prompt, item.completion, item.reference, item.task_entry)
+    value = _load(component.entry_point)(**dict(zip(ARGUMENTS, values, strict=True)))
     if not isinstance(value, SupportsFloat):
-        raise TypeError(f"returned {type(value).__name__}, not a number")
+        returned = "None" if value is None else type(value).__name__
+        raise TypeError(f"`{component.entry_point}` returned {returned}, not a number: return a float on every path")
     return float(value)
 
 
@@ -37,4 +39,15 @@ def installed() -> tuple[str, ...]:
 
 @functools.cache
 def _load(name: str) -> Callable[..., Any]:
-    return find_entry_point(GROUP, name, field="entry_point", where="reward service").load()
+    function = load_entry_point(GROUP, name, field="entry_point", where="reward service")
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS, ""))
+    except TypeError as error:
+        raise UnknownEntryPoint(
+            f"`{name}` can't be called: {error}",
+            field="entry_point",
+            cure=f"it is given {', '.join(ARGUMENTS)} by name: take all, or **others",
+        ) from error
+    except ValueError:  # of a builtin that tells no signature
+        pass
+    return function

@@ -25,11 +25,12 @@ SPEC = job_spec(reward__components=(ExactReward(), PluginReward(entry_point="bre
 
 @pytest.fixture
 def rewards(settings: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackSettings]:
-    """Settings that lead to a real reward service with one plug-in, whose module is never imported."""
+    """Settings that lead to a real reward service with two plug-ins, of which one can't be imported."""
     info = tmp_path / "site" / "brief-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brief\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[onbeat.rewards]\nbrevity = not_there:brevity\n")
+    (info / "entry_points.txt").write_text("[onbeat.rewards]\nbrevity = brief:brevity\nlost = not_there:lost\n")
+    (tmp_path / "site" / "brief.py").write_text("def brevity(**_): raise ValueError('an empty completion')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(server_config(create_app(settings, num_lanes=1), grace_s=5.0))
@@ -43,12 +44,13 @@ def rewards(settings: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_plugin_that_is_installed_passes_and_one_that_is_not_is_named_with_its_place(rewards: StackSettings) -> None:
     check_plugins(SPEC, rewards)
     other = job_spec(reward__components=(ExactReward(), PluginReward(entry_point="brevitiy")))
-    with pytest.raises(InvalidInput, match="no plug-in `brevitiy`") as caught:
+    with pytest.raises(InvalidInput, match=r"no package offers `brevitiy` .* installed: brevity, lost") as caught:
         check_plugins(other, rewards)
-    assert (caught.value.field, caught.value.cure) == (
-        "reward.components[1].entry_point",
-        "installed there: brevity",
-    )
+    assert caught.value.field == "reward.components[1].entry_point"
+    unimported = (ExactReward(), PluginReward(entry_point="brevity"), PluginReward(entry_point="lost"))
+    with pytest.raises(InvalidInput, match=r"`lost` of brief 1\.0 cannot be imported: ModuleNotFoundError") as caught:
+        check_plugins(job_spec(reward__components=unimported), rewards)
+    assert caught.value.field == "reward.components[2].entry_point"
 
 
 def test_a_reward_service_that_is_away_or_refuses_the_key_refuses_no_job(

@@ -205,7 +205,7 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
         (["cancel", JOB], "onbeat: state: a succeeded job cannot become cancelling"),
         (
             ["jobs", "--api-key", "of-another-stack"],
-            "onbeat: api_key: the key is wrong (give the stack's key by --api-key or ONBEAT_API_KEY)",
+            "onbeat: --api-key: the key is wrong (give the stack's, or its folder by --run-dir)",
         ),
         (["watch", "../jobs"], "onbeat: job: `../jobs` is not a job id (`onbeat jobs` lists them)"),
         (

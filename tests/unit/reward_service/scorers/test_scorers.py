@@ -260,8 +260,8 @@ def test_plugin_is_called_with_the_items_texts(user_function: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("returns", "reason", "detail"),
     [
-        ("1.0", "raised", "TypeError: returned str, not a number"),
-        (None, "raised", "TypeError: returned NoneType, not a number"),
+        ("1.0", "raised", "TypeError: `mine` returned str, not a number: return a float on every path"),
+        (None, "raised", "TypeError: `mine` returned None, not a number: return a float on every path"),
         (ValueError("too \udc80 odd"), "raised", "ValueError: too \\udc80 odd"),
         (float("nan"), "not_finite", "the score is nan"),
         (float("inf"), "not_finite", "the score is inf"),
