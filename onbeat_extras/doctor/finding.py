@@ -1,0 +1,51 @@
+"""What a check found: one line, and what to do where it isn't well."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from contracts.encoding.wire import Record
+from contracts.errors import OnbeatError
+
+GIB = 2**30
+
+
+class Level(StrEnum):
+    """How much it hurts."""
+
+    OK = "ok"
+    WARN = "warn"
+    """A job runs, slower or less safely."""
+    BAD = "bad"
+    """A job fails, or loses what it had."""
+
+
+class Finding(Record, frozen=True, kw_only=True):
+    """A subject of the machine, how it is, and the cure."""
+
+    subject: str
+    level: Level
+    says: str
+    cure: str = ""
+
+
+def ok(subject: str, says: str) -> Finding:
+    return Finding(subject=subject, level=Level.OK, says=says)
+
+
+def warn(subject: str, says: str, cure: str) -> Finding:
+    return Finding(subject=subject, level=Level.WARN, says=says, cure=cure)
+
+
+def bad(subject: str, says: str, cure: str) -> Finding:
+    return Finding(subject=subject, level=Level.BAD, says=says, cure=cure)
+
+
+def refused(subject: str, error: OnbeatError) -> Finding:
+    """The finding of what one of Onbeat's own checks refuses."""
+    field = f"{error.field}: " if error.field else ""
+    return bad(subject, f"{field}{error.problem}", error.cure or "docs/operate.md explains it")
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
