@@ -7,7 +7,7 @@
     evaluations.jsonl          EvaluationScore
     audit.json                 its audit chain and last status: `onbeat demo` writes it, and who forgets a job
     chain.jsonl                AuditRecord, a line for each that the fence took (onbeat/loop/chain_file.py)
-    trainer.log                what its trainers wrote on stderr, one after the other
+    trainer.log                what its trainers wrote on stderr, one after the other; trainer.log.1: before 32 MiB
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
     checkpoints/aside/         those that a start could not go on from; trainer_state/ has one, too

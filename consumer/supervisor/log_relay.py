@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from onbeat.telemetry.logs import UNSHOWN, shown
+from onbeat.telemetry.logs import UNSHOWN, iso, shown
 
 LOOK_S = 0.25
 READ_BYTES = 256 * 1024
@@ -56,6 +56,8 @@ class LogRelay:
         while True:
             is_last = ending.wait(LOOK_S)
             number = _opened(path, start) if number is None else number
+            if number is not None and os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):
+                os.lseek(number, 0, os.SEEK_SET)  # it reached its bound, and was emptied
             while number is not None and (data := os.read(number, READ_BYTES)):
                 lines.take(data)
             if is_last:
@@ -109,7 +111,9 @@ def as_log_line(line: str, log_format: str) -> str:
     """The line as it is, without what would move a cursor. Among lines of JSON each is an object: what a library wrote
     beside the trainer's log becomes the message of one."""
     if log_format == "json" and not line.startswith("{"):
-        line = json.dumps({"at_s": round(time.time(), 3), "service": "trainer", "level": "info", "message": line})
+        now_s = time.time()
+        fields = {"at": iso(now_s), "at_s": round(now_s, 3), "service": "trainer", "level": "info", "message": line}
+        line = json.dumps(fields)
     if log_format == "json":
         return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
     return shown(line)

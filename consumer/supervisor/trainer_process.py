@@ -134,7 +134,9 @@ class TrainerProcess:
         log.info("started a trainer for %s, process %d, log %s", job_id, child.pid, child.log_path)
 
     def reap(self) -> Ended | None:
-        """The trainer that ended since the last call; what it started and left behind is killed."""
+        """The trainer that ended since the last call; what it started and left behind is killed. Bounds its log."""
+        if self._child is not None:
+            self._child.bound_log()
         if self._child is None or (code := self._child.exit_code) is None:
             return None
         ended = Ended(self.job_id, code, asked=self._asked)

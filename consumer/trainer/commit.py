@@ -19,6 +19,7 @@ Produces:     an audit record, one more open iteration, lines of the run log; a 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 
 from broker.openings import Opening
@@ -26,7 +27,7 @@ from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import keep_newest_and_best, write_checkpoint
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
-from consumer.trainer.report import RunLog, sampled_scores
+from consumer.trainer.report import RunLog, log_iteration, sampled_scores
 from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.errors import Unavailable, WeightsRejected
@@ -36,6 +37,8 @@ from contracts.versions import WeightManifest
 from onbeat.loop.lease_keeper import Cancelled, Stopped
 from onbeat.loop.trained_job import commit_iteration, report_evaluation
 from onbeat.process.crash_points import reach
+
+log = logging.getLogger(__name__)
 
 
 class Commits:
@@ -67,6 +70,8 @@ class Commits:
             opening=None if takes_turns else opening,
             last_link=self._last_link,
         )
+        if stepped is not None:
+            log_iteration(stepped.metrics, held.spec.iterations)
         held.measure(iteration.spans, stepped.metrics if stepped else None)
         # The lease comes before the files: a trainer that slept since its commit would write into its successor's.
         held.side.renew()
@@ -187,6 +192,7 @@ def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:
     except WeightsRejected as error:
         raise Unavailable(f"{error}; the trainer that starts next publishes it again") from error
     reach("consumer.after_checkpoint")
+    log.info("version %d is saved: %s", settled.policy_version, held.folder.relative(target))
     keep_newest_and_best(
         held.folder.checkpoints, held.spec.trainer.keep_checkpoints, scores=sampled_scores(held.folder)
     )

@@ -1,13 +1,19 @@
-"""What an iteration leaves to read: lines of the run log, the score of its evaluation, an alarm about its log-probs."""
+"""What a run leaves to read: a log that tells it, lines of its folder, held-out scores, an alarm about log-probs."""
 
 from __future__ import annotations
 
+import logging
+import platform
 import time
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from consumer.gradient.statistics import MicroBatchStats, joined
+from consumer.model.policy import Policy
 from consumer.trackers import Trackers, tracker_makers
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import Record
@@ -27,6 +33,53 @@ NOISE_SHARE = 0.01
 """Share of tokens from which `clipped_noise` is worth a warning."""
 
 T = TypeVar("T", bound=Record)
+
+log = logging.getLogger(__name__)
+
+
+def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None) -> None:
+    """Says what is trained, of what, and with what; the JSON form has the whole of it as fields.
+
+    first: the iteration that this trainer begins with, None where all are committed.
+    """
+    rollout, loss = spec.rollout, spec.algorithm.loss
+    shape = (rollout.batches_per_iteration, rollout.prompts_per_batch, rollout.group_size)
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    trained = sum(parameter.numel() for parameter in policy.trained_parameters().values())
+    versions = {name: version(name) for name in ("onbeat", "torch", "transformers")} | {
+        "python": platform.python_version()
+    }
+    device, threads = str(policy.model.device), torch.get_num_threads()
+    facts = {"job": job_id, "seed": spec.seed, "parameters": parameters, "device": device, "versions": versions}
+    lines = (
+        f"job {job_id}, {spec.name}: {spec.iterations} iterations of {' x '.join(map(str, shape))} batches, prompts, "
+        f"completions; schedule {spec.schedule}, loss {loss if isinstance(loss, str) else loss.entry_point}, "
+        f"learning rate {spec.optimizer.learning_rate:g}, seed {spec.seed}",
+        f"model {spec.model.path}: {parameters:,} parameters, {trained:,} of them trained, {spec.model.dtype}, "
+        f"on {device}, {plural_of(spec.trainer.world_size, 'rank')} of {plural_of(threads, 'thread')}",
+        ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "every iteration is committed" if first is None else f"starts at iteration {first + 1}/{spec.iterations}",
+    )
+    for line in lines:
+        log.info("%s", line, extra={"facts": facts})
+
+
+def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
+    """One line an iteration, which counts them from 1 as `onbeat watch` does."""
+    log.info(
+        "iteration %d/%d: reward %.3f, %d tokens, %.1f s, version %d",
+        metrics.iteration + 1,
+        num_iterations,
+        metrics.reward_mean,
+        metrics.num_tokens,
+        metrics.wall_s,
+        metrics.policy_version + 1,
+        extra={"facts": {name: getattr(metrics, name) for name in ("reward_mean", "num_tokens", "wall_s")}},
+    )
+
+
+def plural_of(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class RunLog:
@@ -56,6 +109,9 @@ class RunLog:
 
     def evaluation(self, score: EvaluationScore) -> None:
         append_lines(self._folder.evaluations, [score])
+        greedy = "" if score.greedy is None else f", greedy {score.greedy:.3f}"
+        where = f"version {score.policy_version}, {score.num_prompts} held-out prompts"
+        log.info("%s: sampled %.3f%s", where, score.sampled, greedy, extra={"facts": {"sampled": score.sampled}})
         self._trackers.evaluation(score)
 
 

@@ -19,7 +19,7 @@ from consumer.trainer.commit import Commits, save
 from consumer.trainer.gather import gather
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
-from consumer.trainer.report import RunLog
+from consumer.trainer.report import RunLog, log_run
 from consumer.trainer.start import start
 from consumer.trainer.step import step
 from onbeat.telemetry.correlation import about
@@ -45,6 +45,7 @@ class Trainer:
             held.keeper.loaded()
             commits = Commits(held, self._run_log, started)
             number = started.first
+            log_run(held.folder.job_id, held.spec, held.ranks.learner.policy, first=number)
             while number is not None:
                 with about(job=held.folder.job_id, iteration=number):
                     asked = held.window.turn_to(number)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,9 @@ from onbeat.process.folders import make_missing
 from onbeat.process.launcher import end_with_launcher, with_own_packages
 
 TAIL_BYTES = 16_384
+MAX_LOG_BYTES = 32 * 2**20
+OLDER = ".1"
+"""Behind the name of a log: what stood in it when it reached its bound."""
 
 
 class ChildProcess:
@@ -116,6 +121,23 @@ class ChildProcess:
             offspring = self._offspring()
             self._end_group()
             kill_all(offspring)
+
+    def bound_log(self, *, most_bytes: int = MAX_LOG_BYTES) -> None:
+        """Empties a log that has reached its bound, and keeps what stood there in place of what was kept before.
+
+        The child goes on at the beginning: it appends. What it writes during the copy is lost. Its looker-after calls
+        this; what isn't a plain file is left alone.
+        """
+        with contextlib.suppress(OSError):
+            number = os.open(self.log_path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(number, "rb") as log_file:
+                state = os.fstat(number)
+                if stat.S_ISREG(state.st_mode) and state.st_size > most_bytes:
+                    older = self.log_path.with_name(self.log_path.name + OLDER)
+                    older.unlink(missing_ok=True)
+                    with open(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as kept:
+                        shutil.copyfileobj(log_file, kept)
+                    os.ftruncate(number, 0)
 
     def tail(self, num_lines: int = 12) -> str:
         """The last lines of its log."""

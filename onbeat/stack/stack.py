@@ -154,9 +154,11 @@ class EmbeddedStack:
             raise
 
     def tick(self) -> None:
-        """Starts what died again. Raises Unavailable when something dies too often."""
+        """Starts what died again, and bounds logs. Raises Unavailable when something dies too often."""
         for supervised in self._supervised:
             supervised.tick()
+        for child in (*self.children.values(), *([self.redis.child] if self.redis is not None else ())):
+            child.bound_log()
 
     def stop(self) -> None:
         """Ends every process in order, whatever their state, and what they left behind. May be called twice."""

@@ -1,7 +1,7 @@
 """Log lines of a process: human one-liners or one JSON object a line, on stderr. Payloads are never logged.
 
-    12:03:44 trainer    info   iteration 7 committed: reward 0.61, 1.9 s
-    {"at_s": 1763.2, "service": "trainer", "level": "info", "logger": "consumer.loop", "message": "..."}
+    2026-07-04T12:03:44+02:00 trainer    info    iteration 8/20: reward 0.610, 3834 tokens, 1.9 s, version 8
+    {"at": "2026-07-04T10:03:44.200+00:00", "at_s": 1783159424.2, "service": "trainer", "level": "info", …}
 
 What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a
 line of its own or moves a terminal's cursor.
@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import sys
-import time
+from datetime import UTC, datetime
 from typing import TextIO
 
 from contracts.settings import StackSettings
@@ -63,10 +63,10 @@ class ServiceFormatter(logging.Formatter):
 
 
 class HumanLines(ServiceFormatter):
-    """`12:03:44 service    info   message`; an exception follows on its own lines."""
+    """`2026-07-04T12:03:44+02:00 service    info   message`; an exception follows on its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="seconds")
         line = f"{clock} {self.service:<10} {record.levelname.lower():<7} {shown(record.getMessage())}"
         if not record.exc_info:
             return line
@@ -81,6 +81,7 @@ class JsonLines(ServiceFormatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {**current_facts(), **getattr(record, "facts", {})}
         fields.update(
+            at=iso(record.created),
             at_s=round(record.created, 3),
             service=self.service,
             level=record.levelname.lower(),
@@ -91,6 +92,11 @@ class JsonLines(ServiceFormatter):
             fields["exception"] = self.formatException(record.exc_info)
         line = json.dumps(fields, default=str, ensure_ascii=False)
         return UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)  # JSON itself leaves these as they are
+
+
+def iso(at_s: float) -> str:
+    """A Unix time as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(round(at_s, 3), UTC).isoformat(timespec="milliseconds")
 
 
 def shown(text: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from consumer.supervisor import log_relay
 from consumer.supervisor.log_relay import LINE_BYTES, LINES_A_SECOND, LogRelay, as_log_line
+from onbeat.process.waiting import Waiting
 
 
 def relayed(path: Path, data: bytes) -> None:
@@ -48,6 +52,27 @@ def test_a_log_that_repeats_a_line_for_ever_is_cut_and_says_so(
     assert lines[:LINES_A_SECOND] == ["again"] * LINES_A_SECOND
     assert lines[-1] == f"26 lines are left out here, {log} has them"
     assert max(map(len, lines)) <= LINE_BYTES
+
+
+def test_a_log_that_was_emptied_at_its_bound_is_read_on_from_its_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_relay, "LOOK_S", 0.01)
+    log = tmp_path / "trainer.log"
+    seen = ""
+    relay = LogRelay()
+    relay.begin(log)
+    waiting = Waiting("the first line", deadline_s=60.0)
+    with log.open("ab", buffering=0) as file:
+        file.write(b"a line of the full log\n")
+        while "full" not in seen:
+            seen += capsys.readouterr().err
+            waiting.poke()
+            time.sleep(0.01)
+        os.truncate(log, 0)
+        file.write(b"after it\n")
+        relay.end(within_s=30.0)
+    assert capsys.readouterr().err == "after it\n"
 
 
 def test_a_link_in_the_place_of_a_log_shows_no_other_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import MicroBatchStats, Mismatch
-from consumer.trainer.report import RunLog, clipped_noise, in_words, mismatch_alarm, sampled_scores
+from consumer.model.policy import load_policy
+from consumer.trainer.report import (
+    RunLog,
+    clipped_noise,
+    in_words,
+    log_iteration,
+    log_run,
+    mismatch_alarm,
+    sampled_scores,
+)
 from contracts.jobs import EvaluationScore
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.root import SpecRoot
 from onbeat.loop.expected import evaluation_score
-from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch
+from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch, tiny_model_folder
+from tests.contract.golden_files import iteration_metrics
 
 
 def score(version: int, sampled: float) -> EvaluationScore:
@@ -103,3 +116,41 @@ def test_clips_that_act_on_the_gap_of_two_engines_are_named_with_their_share() -
     for silent in ([quiet], [moved], [quiet, moved], []):
         assert clipped_noise(silent, algorithm) == ""
     assert clipped_noise([own], AlgorithmSpec(loss="gspo", updates_per_iteration=2)) == ""
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_the_log_of_a_run_begins_with_what_is_trained_of_what_and_with_what(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_model_folder(tmp_path)
+    spec = job_spec(name="sums", iterations=9, seed=4)
+    policy = load_policy(spec.model, model_root=SpecRoot(tmp_path), gradient_checkpointing=False)
+    caplog.set_level(logging.INFO)
+    log_run("job-1", spec, policy, first=3)
+    job, model, versions, start = lines_of(caplog)
+    parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    assert job.startswith("job job-1, sums: 9 iterations of ")
+    assert "schedule periodic" in job
+    assert job.endswith("seed 4")
+    assert f"{parameters:,} parameters, {parameters:,} of them trained, float32, on cpu, 1 rank of " in model
+    assert f"torch {torch.__version__.partition('+')[0]}" in versions
+    assert start == "starts at iteration 4/9"
+    facts = caplog.records[0].__dict__["facts"]
+    assert (facts["job"], facts["seed"], facts["parameters"]) == ("job-1", 4, parameters)
+
+
+def test_an_iteration_and_a_held_out_score_are_a_line_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = replace(iteration_metrics(), iteration=7, policy_version=7, reward_mean=0.5, num_tokens=96, wall_s=1.25)
+    log_iteration(metrics, 20)
+    run_log = RunLog(RunFolder(tmp_path, "job"), job_spec())
+    run_log.evaluation(score(2, 0.75))
+    run_log.evaluation(replace(score(2, 0.75), greedy=0.5))
+    assert lines_of(caplog) == [
+        "iteration 8/20: reward 0.500, 96 tokens, 1.2 s, version 8",
+        "version 2, 8 held-out prompts: sampled 0.750",
+        "version 2, 8 held-out prompts: sampled 0.750, greedy 0.500",
+    ]

@@ -62,3 +62,39 @@ def test_the_children_of_a_stranger_with_the_number_of_a_reaped_child_are_not_ki
     child.kill()
     child.stop()
     assert sleeper.poll() is None
+
+
+def test_a_log_that_has_reached_its_bound_is_put_aside_and_its_writer_goes_on_at_the_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "one.log"
+    child = child_process.ChildProcess(
+        "one", command=(sys.executable, "-c", "import time; time.sleep(600)"), environment=os.environ, log_path=log
+    )
+    child.start()
+    try:
+        with log.open("ab", buffering=0) as writer:
+            for number in range(3):
+                writer.write(b"%d" % number * 200)
+                child.bound_log(most_bytes=300)
+                child.bound_log(most_bytes=300)
+        assert log.read_bytes() == b"2" * 200
+        assert (log.parent / "one.log.1").read_bytes() == b"0" * 200 + b"1" * 200
+        with log.open("ab", buffering=0) as writer:
+            writer.write(b"3" * 200)
+        child.bound_log(most_bytes=300)
+        assert (log.parent / "one.log.1").read_bytes() == b"2" * 200 + b"3" * 200
+    finally:
+        child.kill()
+
+
+def test_what_stands_in_the_place_of_a_log_and_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"x" * 400)
+    log = tmp_path / "one.log"
+    child = child_process.ChildProcess("one", command=(sys.executable,), environment={}, log_path=log)
+    child.bound_log(most_bytes=300)
+    log.symlink_to(tmp_path / "secret")
+    child.bound_log(most_bytes=300)
+    log.unlink()
+    os.mkfifo(log)
+    child.bound_log(most_bytes=300)
+    assert (tmp_path / "secret").stat().st_size == 400
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.log", "secret"]

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -41,6 +42,8 @@ def test_a_json_line_is_one_object_with_facts_and_service() -> None:
     found = json.loads(line)
     assert found["message"] == "iteration 7\ncommitted"
     assert (found["service"], found["level"], found["iteration"]) == ("trainer", "info", 7)
+    at = datetime.fromisoformat(found["at"])
+    assert (at.timestamp(), at.utcoffset()) == (found["at_s"], timedelta())
 
 
 @pytest.mark.usefixtures("restored_logging")
@@ -51,6 +54,7 @@ def test_a_human_line_names_service_and_level_and_a_second_configuration_replace
     logging.getLogger("x").warning("careful")
     (line,) = stream.getvalue().splitlines()
     assert line.split()[1:] == ["gateway", "warning", "careful"]
+    assert datetime.fromisoformat(line.split()[0]).utcoffset() is not None
 
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\nfake 12:00:00 gateway    info   job ended\x9b31m\u2028\u202eevil\ud800\x00b"
