@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,6 +39,9 @@ ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.
 class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
+    name: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._-]*$(?![\s\S])")] = ""
+    """What this process is called in its log, on the page and in the ids of what it holds, there with some random
+    characters behind it; "" takes its service, and in ids its host and process number."""
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" where a process
@@ -187,6 +192,15 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def colocated_threads_each(self, num_processes: int = 1) -> int:
         """Compute threads of each of the processes that have a turn together."""
         return self.colocated_threads or max(1, usable_cores() // num_processes)
+
+    def process_id(self, what: str = "") -> str:
+        """An id for this life of this process. what: it is, where the id is to say so.
+
+        The name, or host and process number, are for people; random characters, because a container's process is always
+        number 1, and a name is that of the next life too: what a dead process has claimed comes again to no other.
+        """
+        known = self.name or "-".join(filter(None, (what, socket.gethostname(), str(os.getpid()))))
+        return f"{known}-{uuid.uuid4().hex[:8]}"
 
     @property
     def most_ranks(self) -> int:

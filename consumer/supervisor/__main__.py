@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
-import uuid
 
 from celery import Celery, signals
 from celery.apps.worker import Worker
@@ -47,7 +45,7 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     roots.check()
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
     broker.check()
-    worker_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    worker_id = settings.process_id()
     relay = LogRelay(log_format=settings.log_format)
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
     metrics = metrics_of(settings, lambda kinds: kinds.WorkerMetrics(lambda: trainer.is_running))

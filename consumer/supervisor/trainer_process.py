@@ -50,12 +50,12 @@ class Ended:
 
 
 def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The worker's own, without what only the worker needs: a trainer sends no Celery messages.
+    """The worker's own, without what only the worker needs: a trainer sends no Celery messages, and has another name.
 
     It serves its metrics at a port of its own.
     """
     port = inherited.get(f"{PREFIX}TRAINER_METRICS_PORT", "0")
-    kept = {name: value for name, value in inherited.items() if name != f"{PREFIX}CELERY_URL"}
+    kept = {name: value for name, value in inherited.items() if name not in (f"{PREFIX}CELERY_URL", f"{PREFIX}NAME")}
     return with_large_pages(kept | {f"{PREFIX}METRICS_PORT": port})
 
 

@@ -22,7 +22,6 @@ import os
 import signal
 import socket
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -60,7 +59,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     side = TrainerSide(
         broker,
         job_id,
-        owner=_owner(),
+        owner=settings.process_id(),
         lease_s=spec.timeouts.trainer_lease_s,
         num_open=spec.num_open,
         plan=spec.stage_plan,
@@ -274,7 +273,3 @@ def _say_last(tell: Callable[[], None]) -> None:
 def _exit(code: TrainerExit) -> NoReturn:
     logging.shutdown()
     os._exit(code)
-
-
-def _owner() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,7 +74,7 @@ class JobConnection:
         """Raises NotFound for a job that isn't there, InvalidInput, DeadlineExceeded where Redis stays away."""
         self.settings = settings
         self.job_id = job_id
-        self.process_id = f"{what}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.process_id = settings.process_id(what)
         self.broker: Broker = connect_within(settings, patience_s=settings.broker_timeout_s)
         self.jobs = JobStore(self.broker)
         try:

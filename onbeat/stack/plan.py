@@ -37,6 +37,7 @@ DECIDED = {
     "gateway_url": "it starts a gateway of its own; --port says where",
     "host": "its services are reached from this machine only; docker compose serves others",
     "port": "each of its services has one of its own; --port is the gateway's",
+    "name": "each of its processes has one of its own, as generator-1",
     "metrics_port": "each of its processes has one of its own, with --metrics",
     "trainer_metrics_port": "its trainer has one of its own, with --metrics",
     "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for messages too",

@@ -268,7 +268,7 @@ class EmbeddedStack:
         if self.redis is not None and service in REDIS_ROLES:
             role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
             settings = replace(settings, redis_url=role_url, celery_url=celery_url)
-        settings = replace(settings, colocated_threads=self.plan.colocated_threads_of(service))
+        settings = replace(settings, name=name, colocated_threads=self.plan.colocated_threads_of(service))
         if self._targets is not None and service in PROCESSES:
             settings = self._targets.told(name, settings)
         environment = child_environment(self._inherited(), settings_of(service, settings), port=port)

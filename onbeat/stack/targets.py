@@ -50,7 +50,7 @@ class MetricsTargets:
         http = {name: url.removeprefix("http://") for name, url in urls.items()}
         own = {name: f"127.0.0.1:{port}" for name, port in self._ports.items()}
         groups = [
-            {"targets": [address], "labels": {"service": name.partition("-")[0], "process": name}}
+            {"targets": [address], "labels": {"service": name.partition("-")[0], "instance": name}}
             for name, address in sorted((http | own).items())
         ]
         write_private(run_root / TARGETS, json.dumps(groups, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Log lines of a process: human one-liners or one JSON object a line, on stderr. Payloads are never logged.
 
-    2026-07-04T12:03:44+02:00 trainer    info    iteration 8/20: reward 0.610, 3834 tokens, 1.9 s, version 8
+    2026-07-04T12:03:44+02:00 trainer        info    iteration 8/20: reward 0.610, 3834 tokens, 1.9 s, version 8
     {"at": "2026-07-04T10:03:44.200+00:00", "at_s": 1783159424.2, "service": "trainer", "level": "info", …}
 
 What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a
@@ -37,7 +37,8 @@ def configure(settings: StackSettings, *, service: str, stream: TextIO | None = 
     A second call replaces the first, so that a test or a forked process may call it again.
     """
     handler = logging.StreamHandler(stream) if stream else StderrHandler()
-    handler.setFormatter(JsonLines(service) if settings.log_format == "json" else HumanLines(service))
+    kind = JsonLines if settings.log_format == "json" else HumanLines
+    handler.setFormatter(kind(service, settings.name or service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
@@ -57,17 +58,19 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class ServiceFormatter(logging.Formatter):
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, name: str) -> None:
+        """name: of this process, where there may be several of the service."""
         super().__init__()
         self.service = service
+        self.name = name
 
 
 class HumanLines(ServiceFormatter):
-    """`2026-07-04T12:03:44+02:00 service    info   message`; an exception follows on its own lines."""
+    """`2026-07-04T12:03:44+02:00 generator-1    info   message`; an exception follows on its own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="seconds")
-        line = f"{clock} {self.service:<10} {record.levelname.lower():<7} {shown(record.getMessage())}"
+        line = f"{clock} {self.name:<14} {record.levelname.lower():<7} {shown(record.getMessage())}"
         if not record.exc_info:
             return line
         # Its lines are indented as Python does it: a line break in an error's own text can't pass for a log line.
@@ -84,6 +87,7 @@ class JsonLines(ServiceFormatter):
             at=iso(record.created),
             at_s=round(record.created, 3),
             service=self.service,
+            name=self.name,
             level=record.levelname.lower(),
             logger=record.name,
             message=record.getMessage(),

@@ -9,8 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -48,21 +46,13 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
 
     async def run() -> int:
         patience_s = settings.broker_timeout_s if is_patient else PATIENCE_S
-        return await serve(connect_within(settings, patience_s=patience_s), own_id())
+        return await serve(connect_within(settings, patience_s=patience_s), settings.process_id())
 
     try:
         return asyncio.run(run())
     except* OnbeatError as group:
         log.error("%s", errors_in(group)[0])
     return WorkerExit.DIED
-
-
-def own_id() -> str:
-    """Host and process are for people; random characters, because a container's process is always number 1.
-
-    What a dead process has claimed and not heard of comes again to no other.
-    """
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def calls_of(broker: Broker, settings: StackSettings) -> BrokerCalls:

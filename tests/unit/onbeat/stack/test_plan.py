@@ -353,7 +353,7 @@ def test_with_metrics_each_process_has_a_port_and_prometheus_finds_it_with_a_key
         files = stack._targets.write(tmp_path, stack._urls)
     finally:
         stack.stop()
-    groups = {one["labels"]["process"]: one["targets"] for one in json.loads(files[0].read_bytes())}
+    groups = {one["labels"]["instance"]: one["targets"] for one in json.loads(files[0].read_bytes())}
     assert groups["generator-1"] == [f"127.0.0.1:{told['generator-1'].metrics_port}"]
     assert groups["trainer"] == [f"127.0.0.1:{told['worker'].trainer_metrics_port}"]
     assert set(groups) == {"gateway", "reward_service", "worker", "trainer", "generator-1", "generator-2"}

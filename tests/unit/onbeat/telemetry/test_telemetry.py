@@ -54,6 +54,9 @@ def test_a_human_line_names_service_and_level_and_a_second_configuration_replace
     logging.getLogger("x").warning("careful")
     (line,) = stream.getvalue().splitlines()
     assert line.split()[1:] == ["gateway", "warning", "careful"]
+    logs.configure(StackSettings(name="gateway-2"), service="gateway", stream=stream)
+    logging.getLogger("x").warning("again")
+    assert stream.getvalue().splitlines()[1].split()[1:] == ["gateway-2", "warning", "again"]
     assert datetime.fromisoformat(line.split()[0]).utcoffset() is not None
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import subprocess
 import sys
 from typing import NoReturn
 
 import pytest
 
-from contracts.errors import BrokerUnavailable
+from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.jobs import WorkerExit, is_of_work
-from contracts.settings import StackSettings
+from contracts.settings import StackSettings, settings_from
 from contracts.spec import TimeoutSpec
 from onbeat.work import program
 
@@ -83,3 +86,19 @@ def test_the_code_says_whether_it_died_at_work_and_a_thread_that_hangs_does_not_
     assert ended.returncode == code, ended.stderr
     assert is_of_work(ended.returncode) is (code == WorkerExit.DIED_AT_WORK)
     assert ("of a batch" in ended.stderr) is (when == "at work" or bool(thread and when != "never"))
+
+
+def test_a_process_is_called_by_its_name_and_each_of_its_lives_has_an_id_of_its_own() -> None:
+    named = StackSettings(name="generator-1")
+    assert re.fullmatch(r"generator-1-[0-9a-f]{8}", named.process_id("own"))
+    assert named.process_id() != named.process_id()
+    host = re.escape(socket.gethostname())
+    assert re.fullmatch(rf"own-{host}-{os.getpid()}-[0-9a-f]{{8}}", StackSettings().process_id("own"))
+    assert re.fullmatch(rf"{host}-{os.getpid()}-[0-9a-f]{{8}}", StackSettings().process_id())
+
+
+@pytest.mark.parametrize("name", ["a b", "x\n", "a/b", "n" * 65])
+def test_a_name_that_could_not_stand_in_an_id_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        settings_from({"ONBEAT_NAME": name})
+    assert refusal.value.field == "ONBEAT_NAME"
