@@ -218,13 +218,6 @@ class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_onl
     component: str = ""
 
 
-class PluginNames(Record, frozen=True, kw_only=True):
-    """What `GET /v1/plugins` of the reward service answers."""
-
-    entry_points: tuple[str, ...]
-    """Names in group `onbeat.rewards` of the packages that are installed there, sorted."""
-
-
 class RewardResponse(Record, frozen=True, kw_only=True):
     results: tuple[Scored | Unscorable, ...]
 

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import bench, export, jobs, look, stack
+from onbeat.commands import export, jobs, look, stack
 from onbeat.process.entry_points import all_of
 from onbeat.process.signals import end_on_signals
 from onbeat.telemetry import logs
@@ -47,16 +47,13 @@ COMMANDS = (
 )
 """In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""
 EXTRAS = "onbeat.commands"
-"""The group of entry points whose commands come after ours, and stand in the place of none."""
+"""The group of entry points whose commands come after ours, and stand in the place of none; they may have
+`context_settings`."""
 for command in COMMANDS:
     app.command()(command)
 for name, command in all_of(EXTRAS).items():
-    if name not in {ours.__name__ for ours in (*COMMANDS, bench.bench)}:
-        app.command(name)(command)
-# The arguments of a benchmark are its own, `--help` with them.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(
-    bench.bench
-)
+    if name not in {ours.__name__ for ours in COMMANDS}:
+        app.command(name, context_settings=getattr(command, "context_settings", None))(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

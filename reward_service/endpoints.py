@@ -27,14 +27,13 @@ from contracts.environments.service import (
     StepRequest,
 )
 from contracts.errors import Unavailable
-from contracts.rewards import PluginNames, RewardRequest, RewardResponse
+from contracts.rewards import RewardRequest, RewardResponse
 from onbeat.http_service.bodies import json_answer
 from onbeat.http_service.problems import Problem
 from reward_service.answered import answered
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
-from reward_service.scorers import plugin
 from reward_service.scoring.pool import score
 
 T = TypeVar("T")
@@ -61,12 +60,6 @@ async def scores(request: Request) -> Response:
         metrics.request_seconds.observe(seconds)
 
     return await answered(request, RewardRequest, call, cure="send fewer items", count=count)
-
-
-@router.get("/v1/plugins")
-def plugins() -> Response:
-    """PluginNames: what a rubric may name."""
-    return json_answer(PluginNames(entry_points=plugin.installed()))
 
 
 def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:

@@ -56,7 +56,7 @@ def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None) ->
         f"completions; schedule {spec.schedule}, loss {loss if isinstance(loss, str) else loss.entry_point}, "
         f"learning rate {spec.optimizer.learning_rate:g}, seed {spec.seed}",
         f"model {spec.model.path}: {parameters:,} parameters, {trained:,} of them trained, {spec.model.dtype}, "
-        f"on {device}, {plural_of(spec.trainer.world_size, 'rank')} of {plural_of(threads, 'thread')}",
+        f"on {device}, ranks: {spec.trainer.world_size}, threads each: {threads}",
         ", ".join(f"{name} {number}" for name, number in versions.items()),
         "every iteration is committed" if first is None else f"starts at iteration {first + 1}/{spec.iterations}",
     )
@@ -76,10 +76,6 @@ def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
         metrics.policy_version + 1,
         extra={"facts": {name: getattr(metrics, name) for name in ("reward_mean", "num_tokens", "wall_s")}},
     )
-
-
-def plural_of(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class RunLog:

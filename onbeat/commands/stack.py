@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,10 @@ from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.demo import DemoSummary, run_demo
 from onbeat.stack.access import FILE_NAME, run_dir_flag
+from onbeat.stack.detached import start_detached
 from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.stack import EmbeddedStack
-from onbeat.terminal.output import FAILED, console_for, tell, tell_page
+from onbeat.terminal.output import FAILED, console_for, emit, tell, tell_page
 from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
 
 TICK_S = 0.25
@@ -82,6 +84,9 @@ def up(
     metrics: Annotated[
         bool, typer.Option("--metrics", help="Serve each process's metrics, and write prometheus_targets.json.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Leave it running: `onbeat status` shows it, `onbeat down` ends it.")
+    ] = False,
     json_output: options.Json = False,
 ) -> None:
     """Run the embedded stack in the foreground until Ctrl-C; its jobs go on at the next start."""
@@ -100,6 +105,15 @@ def up(
         engine=engine_from(os.environ),
     )
     console = console_for(json_output=json_output)
+    if detach:
+        with console.status("starting redis and every other process"):
+            started = start_detached(sys.argv[1:], plan.run_root)
+        flag = run_dir_flag(os.environ, plan.run_root)
+        if json_output:
+            emit({"gateway_url": started.gateway_url, "stack_file": str(_stack_file(plan)), "pid": started.pid})
+        console.print(f"onbeat is up, process {started.pid}   stop it: onbeat down{flag}", soft_wrap=True)
+        tell_page(console, started.gateway_url, started.api_key)
+        return
     stack = EmbeddedStack(plan)
     try:
         with console.status("starting redis and every other process"):

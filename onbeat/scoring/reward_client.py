@@ -180,7 +180,7 @@ class RewardClient:
     async def _look(self) -> None:
         """Asks what needs the key and no scorer. Raises RewardUnavailable."""
         try:
-            answer = await self._http.get("/v1/plugins", headers=self._headers, timeout=PROBE_S)
+            answer = await self._http.get("/v1/environments", headers=self._headers, timeout=PROBE_S)
         except httpx.RequestError as error:
             raise unanswered(error, RewardUnavailable) from error
         check_status(answer, RewardUnavailable, of="the reward service")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 from contracts.rewards import PluginReward, RewardItem
-from onbeat.process.entry_points import UnknownEntryPoint, load_entry_point, names_in
+from onbeat.process.entry_points import UnknownEntryPoint, load_entry_point
 
 GROUP = "onbeat.rewards"
 ARGUMENTS = ("prompt", "completion", "reference", "task_entry")
@@ -30,11 +30,6 @@ def score(component: PluginReward, item: RewardItem) -> float:
         returned = "None" if value is None else type(value).__name__
         raise TypeError(f"`{component.entry_point}` returned {returned}, not a number: return a float on every path")
     return float(value)
-
-
-def installed() -> tuple[str, ...]:
-    """Names of the functions, sorted; imports none of them."""
-    return tuple(names_in(GROUP))
 
 
 @functools.cache

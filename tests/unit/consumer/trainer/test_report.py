@@ -135,7 +135,9 @@ def test_the_log_of_a_run_begins_with_what_is_trained_of_what_and_with_what(
     assert job.startswith("job job-1, sums: 9 iterations of ")
     assert "schedule periodic" in job
     assert job.endswith("seed 4")
-    assert f"{parameters:,} parameters, {parameters:,} of them trained, float32, on cpu, 1 rank of " in model
+    assert (
+        f"{parameters:,} parameters, {parameters:,} of them trained, float32, on cpu, ranks: 1, threads each: " in model
+    )
     assert f"torch {torch.__version__.partition('+')[0]}" in versions
     assert start == "starts at iteration 4/9"
     facts = caplog.records[0].__dict__["facts"]

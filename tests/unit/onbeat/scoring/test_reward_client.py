@@ -70,7 +70,7 @@ class Service:
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         assert request.headers["authorization"] == "Bearer reward-key"
-        if request.url.path == "/v1/plugins":
+        if request.url.path == "/v1/environments":
             self.num_probes += 1
             return self.probe(RewardRequest(components=(), items=(), item_timeout_s=1.0))
         assert request.url.path == "/v1/score"

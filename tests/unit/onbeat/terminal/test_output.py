@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +21,6 @@ from onbeat.audit.chain import Verdict
 from onbeat.audit.folder import as_record
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
-from onbeat.commands import bench
 from onbeat.commands.jobs import _verdict_text
 from onbeat.commands.stack import summary_panel
 from onbeat.demo import DemoSummary
@@ -153,29 +151,6 @@ def test_an_empty_value_is_a_dash() -> None:
     values = [line.split()[-1] for line in shown.getvalue().splitlines()]
     assert values == [UNKNOWN, "0", UNKNOWN, UNKNOWN, UNKNOWN]
     assert cell("info", {"rejected_weights": "", "engine": "vllm"}) == f"rejected weights {UNKNOWN}   engine vllm"
-
-
-def test_a_benchmark_answers_one_object_with_the_results_that_it_wrote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from onbeat.cli import app
-
-    scripts = tmp_path / "benchmarks"
-    (scripts / "results").mkdir(parents=True)
-    (scripts / "__init__.py").write_text("")
-    (scripts / "results" / "old.json").write_text("{}")
-    (scripts / "one_number.py").write_text(
-        "import pathlib, sys\n"
-        "print('for people', sys.argv[1:])\n"
-        "pathlib.Path('benchmarks/results/new.json').write_text('{\"number\": 3}')\n"
-        "sys.exit(1)\n"
-    )
-    monkeypatch.setattr(bench, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(bench, "FOLDER", scripts)
-    assert app(["bench", "one-number", "--json", "--fast"], standalone_mode=False) == 1
-    out, err = capfd.readouterr()
-    assert json.loads(out) == {"benchmark": "one-number", "exit_code": 1, "results": {"new.json": {"number": 3}}}
-    assert "for people ['--fast']" in err
 
 
 class Held(httpx.SyncByteStream):

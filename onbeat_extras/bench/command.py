@@ -52,6 +52,11 @@ def bench(
     raise typer.Exit(finished.returncode)
 
 
+# The arguments of a benchmark are its own, `--help` with them.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+bench.__dict__["context_settings"] = CONTEXT
+
+
 def _results() -> dict[Path, int]:
     """File → when it was written, in nanoseconds."""
     return {path: path.stat().st_mtime_ns for path in (FOLDER / "results").glob("*.json")}

@@ -1,0 +1,1 @@
+"""`onbeat bench`: the scripts of benchmarks/, which only a clone has."""

@@ -1,0 +1,90 @@
+"""A stack in the background: it is up when the command returns, is seen, is refused twice, and ends on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from onbeat.cli import run
+from onbeat_extras.background import command
+from onbeat_extras.background.command import lines, look_at
+from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text
+
+
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command as a person types it, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "onbeat", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where stacks run; none is left."""
+    yield tmp_path
+    typed(tmp_path, "down")
+
+
+def test_a_detached_stack_is_up_is_seen_is_one_and_ends(folder: Path) -> None:
+    up = typed(folder, "up", "--detach", "--json")
+    assert up.returncode == 0, up.stderr
+    started = json.loads(up.stdout)
+    shown = typed(folder, "status", "--json")
+    look: dict[str, Any] = json.loads(shown.stdout)
+    assert (shown.returncode, look["state"], look["pid"]) == (0, "up", started["pid"])
+    assert {"redis", "gateway", "reward_service", "worker", "generator-1"} <= look["processes"].keys()
+    assert look["shared"]["num_jobs"] == 0
+    again = typed(folder, "up", "-d")
+    assert again.returncode == 2
+    assert f"--run-dir: runs: process {started['pid']} runs a stack there (stop it" in again.stderr
+    down = typed(folder, "down", "--json")
+    assert json.loads(down.stdout) == {"stopped": started["pid"]}
+    assert not any(psutil.pid_exists(pid) for pid in (started["pid"], *look["processes"].values()))
+    assert typed(folder, "status").returncode == 1
+
+
+def test_a_detached_stack_that_ends_at_its_start_says_why(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = typed(folder, "up", "--detach", "--port", str(port))
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"onbeat: --port: port {port} is in use (choose another")
+    assert not (folder / "runs" / "stack.json").exists()
+
+
+def test_where_no_stack_runs_there_is_nothing_to_end_and_none_is_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "none")
+    assert run(["down", "--run-dir", root]) == 0
+    assert run(["status", "--run-dir", root]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"no stack runs in {root}",
+        f"no stack runs in {root}: onbeat up --detach starts one",
+    ]
+
+
+def test_a_stack_whose_gateway_does_not_answer_is_not_up_and_what_it_is_called_stays_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = command.Holder(pid=os.getpid(), started_s=psutil.Process().create_time())
+    monkeypatch.setattr(command, "holder_of", lambda _: holder)
+    look = look_at(tmp_path / HOSTILE)
+    assert (look.state, look.pid) == ("starting", os.getpid())
+    assert_is_text("\n".join(lines(look)))
