@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from onbeat.cli import run
+from onbeat.process.signals import ENDING
 from onbeat_extras.background import command
 from onbeat_extras.background.command import lines, look_at
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text
@@ -34,29 +37,42 @@ def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(autouse=True)
+def restored_process() -> Iterator[None]:
+    """`run` owns its process: it sets signal handlers and the root logger."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    logger = logging.getLogger()
+    lines, level = logger.handlers[:], logger.level
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    logger.handlers[:], logger.level = lines, level
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Where stacks run; none is left."""
     yield tmp_path
-    typed(tmp_path, "down")
+    assert run(["down", "--run-dir", str(tmp_path / "runs")]) == 0
 
 
-def test_a_detached_stack_is_up_is_seen_is_one_and_ends(folder: Path) -> None:
+def test_a_detached_stack_is_up_is_seen_is_one_and_ends(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     up = typed(folder, "up", "--detach", "--json")
     assert up.returncode == 0, up.stderr
     started = json.loads(up.stdout)
-    shown = typed(folder, "status", "--json")
-    look: dict[str, Any] = json.loads(shown.stdout)
-    assert (shown.returncode, look["state"], look["pid"]) == (0, "up", started["pid"])
+    root = str(folder / "runs")
+    assert run(["status", "--run-dir", root, "--json"]) == 0
+    look: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (look["state"], look["pid"]) == ("up", started["pid"])
     assert {"redis", "gateway", "reward_service", "worker", "generator-1"} <= look["processes"].keys()
     assert look["shared"]["num_jobs"] == 0
     again = typed(folder, "up", "-d")
     assert again.returncode == 2
     assert f"--run-dir: runs: process {started['pid']} runs a stack there (stop it" in again.stderr
-    down = typed(folder, "down", "--json")
-    assert json.loads(down.stdout) == {"stopped": started["pid"]}
+    assert run(["down", "--run-dir", root, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"stopped": started["pid"]}
     assert not any(psutil.pid_exists(pid) for pid in (started["pid"], *look["processes"].values()))
-    assert typed(folder, "status").returncode == 1
+    assert run(["status", "--run-dir", root]) == 1
 
 
 def test_a_detached_stack_that_ends_at_its_start_says_why(folder: Path) -> None:
