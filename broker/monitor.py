@@ -268,7 +268,7 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
 def _generators_waited_for(job_id: str, live: Sequence[GeneratorInfo]) -> str:
     """What keeps all generators from the job's batches; "" where one may be at work on them."""
     if not live:
-        return "a generator"
+        return "a generator, and none lives: start one with `onbeat up` or `python -m producer`"
     able = [one for one in live if not one.reason(job_id)]
     if not able:
         return f"a generator that can serve it; {live[0].generator_id} leaves it alone: {live[0].reason(job_id)}"

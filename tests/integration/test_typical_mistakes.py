@@ -28,6 +28,7 @@ from msgspec.structs import replace
 import consumer.trainer.job_run as job_run
 from broker.connection.client import connect
 from broker.job_store import JobStore
+from broker.monitor import _generators_waited_for
 from contracts.jobs import JobState
 from contracts.rewards import PluginReward, RewardItem, Unscorable
 from contracts.settings import StackSettings
@@ -294,6 +295,10 @@ def test_what_a_trainer_finds_in_model_and_data_fails_the_job(
         fields = jobs.fields(job_id)
     assert fields["state"] == b"failed"
     assert re.match(expected, reason := fields["reason"].decode()), reason
+
+
+def test_a_job_without_a_generator_says_so_while_it_waits() -> None:
+    assert "none lives: start one with `onbeat up`" in _generators_waited_for("job-1", [])
 
 
 @pytest.mark.parametrize("mistake", REWARD)
