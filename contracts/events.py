@@ -301,6 +301,8 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     environment: str | UnsetType = UNSET
     """Package and version of the job's environment, as the reward service named them when the trainer began; left
     out in a job without one."""
+    rewards: dict[str, str] | UnsetType = UNSET
+    """Reward component → digest of the file that its function is of; left out without any."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from contracts.encoding.wire import Characters, Line, Pattern, Record, Tokens
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import Characters, FilePathOrNone, Line, Pattern, Record, Text, Tokens
 from contracts.errors import ContractViolation, InvalidInput
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
@@ -134,13 +135,19 @@ class MathVerifyReward(Component, tag="math_verify", frozen=True, kw_only=True):
 
 
 class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
-    """A user's function, found by its name among the entry points of group `onbeat.rewards`.
+    """A user's function: of an installed package, or of a file below the stack's model root.
 
-    It is called with keyword arguments prompt, completion, reference and task_entry (all str) and returns a float.
+    It is called with keyword arguments prompt, completion, reference and task_entry (all str), as far as it names them,
+    and returns a float.
     """
 
     entry_point: Line
-    """Name of the function in group `onbeat.rewards`."""
+    """Name of the function in group `onbeat.rewards`, or in the file."""
+    file: FilePathOrNone = ""
+    """File of Python that defines the function; relative paths start at the stack's model root. "" takes an installed
+    package's."""
+    source: Text = ""
+    """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
 
 
 RewardComponent = (
@@ -226,6 +233,12 @@ def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
     """Breakdown name → `on_unscorable` score, of the components that have one."""
     stated = {name: component.stated_score for name, component in named(components)}
     return {name: score for name, score in stated.items() if score is not None}
+
+
+def source_digests(components: tuple[RewardComponent, ...]) -> dict[str, str]:
+    """Breakdown name → digest of the file that the function is of, where it is of a file."""
+    sources = {name: getattr(component, "source", "") for name, component in named(components)}
+    return {name: content_digest(source.encode()) for name, source in sources.items() if source}
 
 
 def with_on_unscorable(

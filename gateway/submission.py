@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import symtable
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TypeVar
@@ -19,7 +20,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
-from contracts.encoding.wire import KEY_IN_PROBLEM, decode_json, encode_json
+from contracts.encoding.json_lines import open_plain
+from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
 from contracts.jobs import ResumeRequest
 from contracts.rewards import PluginReward, RewardItem, RewardRequest, RewardResponse, Unscorable, breakdown_names
@@ -37,6 +39,8 @@ ENVIRONMENT_FIELDS = ("environment.name", "environment.params")
 PLUGINS_TIMEOUT_S = 4.0
 """What takes longer to import is not refused at a submission."""
 TRIAL = RewardItem(prompt="", completion="", reference="")
+MAX_SOURCE_BYTES = 65536
+"""The characters that `PluginReward.source` may have, as bytes."""
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -165,6 +169,34 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
             field="deterministic",
             cure="set it to false: the same spec then gives other weights each time",
         )
+
+
+def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
+    """Returns the spec with the text of each file that it names for a reward. Raises InvalidInput."""
+    components = tuple(
+        _with_source(component, settings, f"reward.components[{index}]")
+        if isinstance(component, PluginReward) and (component.file or component.source)
+        else component
+        for index, component in enumerate(spec.reward.components)
+    )
+    return changed(spec, reward=changed(spec.reward, components=components))
+
+
+def _with_source(component: PluginReward, settings: StackSettings, field: str) -> PluginReward:
+    path = settings.spec_root.find(component.file, field=f"{field}.file")
+    try:
+        with open_plain(path, max_bytes=MAX_SOURCE_BYTES) as file:
+            source = file.read(MAX_SOURCE_BYTES).decode()
+        names = symtable.symtable(source, component.file, "exec").get_identifiers()
+    except OSError as error:
+        raise InvalidInput(f"{component.file or 'no file'}: {error.strerror}", field=f"{field}.file") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidInput(f"{component.file} is no Python: {error}", field=f"{field}.file") from error
+    if component.source not in ("", source):
+        raise InvalidInput("is not what the file says", field=f"{field}.source", cure="leave it out")
+    if component.entry_point not in names:
+        raise InvalidInput(f"{component.file} has no `{component.entry_point}`", field=f"{field}.entry_point")
+    return changed(component, source=source)
 
 
 def check_plugins(spec: JobSpec, settings: StackSettings) -> None:

@@ -86,7 +86,7 @@ async def submit(request: Request, services: HasServices) -> Response:
 async def check(request: Request, services: HasServices) -> Response:
     """Check a JobSpec as a submission does, and create nothing: what that would refuse is refused here too."""
     spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
-    await run_in_threadpool(_check, services, spec)
+    await run_in_threadpool(_checked, services, spec)
     return json_answer(SpecCheck(valid=True))
 
 
@@ -147,7 +147,7 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
 
 def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
-    _check(services, spec)
+    spec = _checked(services, spec)
     settings = services.settings
     job_id, is_new = services.jobs.create(
         spec, idempotency_key=key, max_jobs=settings.max_jobs, max_spec_bytes=settings.max_specs_mb * 2**20
@@ -159,8 +159,8 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
     return job_status(services.broker, job_id), is_new
 
 
-def _check(services: Services, spec: JobSpec) -> None:
-    """Raises Problem, InvalidInput or Unavailable."""
+def _checked(services: Services, spec: JobSpec) -> JobSpec:
+    """Returns the spec with the text of its rewards' files. Raises Problem, InvalidInput or Unavailable."""
     check_submitted(spec)
     check_job(spec.dataset, spec.reward.components)
     check_retention(spec.retention, services.settings)
@@ -168,6 +168,7 @@ def _check(services: Services, spec: JobSpec) -> None:
     submission.check_generators(spec, Presence(services.broker).live())
     check_plugins(spec, services.settings)
     check_environment(spec, services.settings)
+    return submission.with_sources(spec, services.settings)
 
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:

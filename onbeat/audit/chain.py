@@ -12,8 +12,8 @@ What it proves of a run whose records it is given, oldest first:
   that replays an iteration makes the same weights again (I7);
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the environment: in a deterministic job all iterations were played by one version of it;
-- the rewards: a completion that couldn't be judged has a score only where the component, the environment or the stage
-  stated one;
+- the rewards: functions of files are those of the spec, and a completion that couldn't be judged has a score only where
+  the component, the environment or the stage stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
 """
 
@@ -27,6 +27,7 @@ from msgspec import UNSET
 
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, SampledBy, record_digest
+from contracts.rewards import source_digests
 from contracts.spec import JobSpec
 
 
@@ -140,6 +141,8 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_unscorable(walk, record, name)
     _check_columns(walk, record, spec, name)
     _check_environment(walk, record, spec, name)
+    if (record.rewards or {}) != source_digests(spec.reward.components):
+        walk.gaps.append(f"{name}: its rewards are of another file than the spec's")
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
     else:

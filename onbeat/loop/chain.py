@@ -10,6 +10,7 @@ from msgspec import UNSET
 from broker.fence import FenceState
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, IterationMetrics
+from contracts.rewards import source_digests
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.loop.expected import ExpectedIteration
@@ -46,6 +47,7 @@ def commit_record(
         sampled=iteration.sampled or UNSET,
         columns=dict(sorted(iteration.columns.items())) or UNSET,
         environment=environment or UNSET,
+        rewards=source_digests(spec.reward.components) or UNSET,
         previous=previous,
     )
 

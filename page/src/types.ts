@@ -47,6 +47,7 @@ export interface AuditRecord {
   sampled?: SampledBy[];
   columns?: Record<string, string>;
   environment?: string;
+  rewards?: Record<string, string>;
   previous: string;
 }
 
@@ -513,6 +514,8 @@ export interface PluginReward {
   weight: number;
   on_unscorable: (("fail") | number);
   entry_point: string;
+  file: string;
+  source: string;
 }
 
 export interface ProblemDetails {

@@ -1,13 +1,16 @@
-"""Plugin: the user's own function, from an installed package. It may do anything: runs in the pool.
+"""Plugin: the user's own function, from an installed package or a file. It may do anything: runs in the pool.
 
 A package offers it in its pyproject.toml:  [project.entry-points."onbeat.rewards"]  brevity = "my_rewards:brevity"
+A file's text comes with the component, as the gateway has read it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, SupportsFloat
 
 from contracts.rewards import PluginReward, RewardItem
@@ -19,13 +22,13 @@ ARGUMENTS = ("prompt", "completion", "reference", "task_entry")
 
 def warm_up(component: PluginReward) -> None:
     """Imports the user's module: however long that takes is not the item's to pay. Raises UnknownEntryPoint."""
-    _load(component.entry_point)
+    _load(component.entry_point, component.file, component.source)
 
 
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
-    values = (item.prompt, item.completion, item.reference, item.task_entry)
-    value = _load(component.entry_point)(**dict(zip(ARGUMENTS, values, strict=True)))
+    function, names = _load(component.entry_point, component.file, component.source)
+    value = function(**{name: getattr(item, name) for name in names})
     if not isinstance(value, SupportsFloat):
         returned = "None" if value is None else type(value).__name__
         raise TypeError(f"`{component.entry_point}` returned {returned}, not a number: return a float on every path")
@@ -33,16 +36,25 @@ def score(component: PluginReward, item: RewardItem) -> float:
 
 
 @functools.cache
-def _load(name: str) -> Callable[..., Any]:
-    function = load_entry_point(GROUP, name, field="entry_point", where="reward service")
+def _load(name: str, file: str, source: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """Returns the function, and those of ARGUMENTS that it takes."""
+    if file:
+        module = ModuleType("reward_file")
+        sys.modules[module.__name__] = module  # where dataclasses look for their own module
+        exec(compile(source, file, "exec", dont_inherit=True), vars(module))
+        function = getattr(module, name)
+    else:
+        function = load_entry_point(GROUP, name, field="entry_point", where="reward service")
     try:
-        inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS, ""))
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function that isn't written in Python
+        return function, ARGUMENTS
+    named = signature.parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
+    given = ARGUMENTS if takes_all else tuple(argument for argument in ARGUMENTS if argument in named)
+    try:
+        signature.bind(**dict.fromkeys(given, ""))
     except TypeError as error:
-        raise UnknownEntryPoint(
-            f"`{name}` can't be called: {error}",
-            field="entry_point",
-            cure=f"it is given {', '.join(ARGUMENTS)} by name: take all, or **others",
-        ) from error
-    except ValueError:  # of a builtin that tells no signature
-        pass
-    return function
+        cure = f"it is given those of {', '.join(ARGUMENTS)} that it names"
+        raise UnknownEntryPoint(f"`{name}` can't be called: {error}", field="entry_point", cure=cure) from error
+    return function, given

@@ -209,6 +209,25 @@ def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_
     assert "exit code 3" in lost[5].detail
 
 
+def test_a_function_of_a_file_is_called_with_what_it_names_and_two_files_of_one_name_are_two() -> None:
+    def of_file(source: str) -> PluginReward:
+        return PluginReward(entry_point="reward", file="rewards.py", source=source)
+
+    counts = of_file(
+        "import re\n\n\ndef reward(completion, reference):\n    return len(re.findall(reference, completion))"
+    )
+    names = of_file("def reward(**given):\n    return len(given)")
+    raises = of_file("def reward(completion):\n    return completion.no_such_thing")
+    item = RewardItem(prompt="", completion="aba", reference="a")
+    with open_pool() as pool:
+        both, raised = (
+            pool.submit(rubric, (item,), item_timeout_s=10.0, job_id="job-1").result()[0]
+            for rubric in ((counts, names), (raises,))
+        )
+    assert both == Scored(reward=6.0, breakdown={"plugin": 2.0, "plugin_2": 4.0})
+    assert "no attribute 'no_such_thing'" in str(raised)
+
+
 def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: Path) -> None:
     with open_pool() as pool:
         broken = pool.submit((PluginReward(entry_point="dies_at_import"),), items_of("a", "b"), item_timeout_s=1.0)

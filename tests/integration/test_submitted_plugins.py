@@ -11,10 +11,12 @@ import pytest
 import uvicorn
 from msgspec.structs import replace
 
+from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
-from contracts.rewards import ExactReward, PluginReward
+from contracts.rewards import ExactReward, PluginReward, source_digests
 from contracts.settings import StackSettings
-from gateway.submission import check_plugins
+from contracts.spec import JobSpec
+from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_sources
 from onbeat.http_service.server import server_config
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
@@ -61,3 +63,50 @@ def test_a_reward_service_that_is_away_or_refuses_the_key_refuses_no_job(
     check_plugins(other, replace(rewards, reward_url=f"http://127.0.0.1:{free_port()}"))
     check_plugins(other, replace(rewards, reward_url="not an address"))
     assert len([record for record in caplog.records if "are not checked" in record.getMessage()]) == 3
+
+
+SOURCE = "import re\n\nSIGN = re.compile('-')\n\n\ndef signed(completion):\n    return len(SIGN.findall(completion))\n"
+
+
+def of_file(entry_point: str = "signed", file: str = "rewards.py", **fields: str) -> JobSpec:
+    return job_spec(reward__components=(PluginReward(entry_point=entry_point, file=file, **fields),))
+
+
+@pytest.fixture
+def root(settings: StackSettings, tmp_path: Path) -> StackSettings:
+    """Settings over a model root with one file of rewards."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "rewards.py").write_text(SOURCE)
+    return replace(settings, model_root=str(tmp_path / "root"))
+
+
+def test_a_job_keeps_what_the_file_of_its_reward_said_when_it_was_submitted(root: StackSettings) -> None:
+    spec = with_sources(of_file(), root)
+    check_plugins(spec, root)
+    assert spec.reward.components == (PluginReward(entry_point="signed", file="rewards.py", source=SOURCE),)
+    assert source_digests(spec.reward.components) == {"plugin": content_digest(SOURCE.encode())}
+    assert with_sources(spec, root) == spec
+    other = job_spec()
+    assert with_sources(other, root) == other
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "problem"),
+    [
+        (of_file(file="absent.py"), "file", "absent.py: No such file"),
+        (of_file(file="../outside.py"), "file", "leads out of the model root"),
+        (of_file(entry_point="sined"), "entry_point", "rewards.py has no `sined`"),
+        (of_file(source="def signed(): ..."), "source", "is not what the file says"),
+        (of_file(file="", source=SOURCE), "file", "no file"),
+        (of_file(file="broken.py"), "file", "broken.py is no Python"),
+        (of_file(file="long.py"), "file", f"is over {MAX_SOURCE_BYTES} bytes"),
+    ],
+)
+def test_a_file_that_can_be_no_reward_is_refused_by_its_field(
+    root: StackSettings, spec: JobSpec, field: str, problem: str
+) -> None:
+    (Path(root.model_root) / "broken.py").write_text("def signed(:")
+    (Path(root.model_root) / "long.py").write_text("#" * (MAX_SOURCE_BYTES + 1))
+    with pytest.raises(InvalidInput, match=problem) as caught:
+        with_sources(spec, root)
+    assert caught.value.field == f"reward.components[0].{field}"

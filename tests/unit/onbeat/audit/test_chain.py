@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from contracts.events import AuditRecord, record_digest
+from contracts.rewards import PluginReward, source_digests
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, Verdict, expected_batches, verify_run
 from tests.builders import job_spec
@@ -285,3 +286,14 @@ def test_a_deterministic_job_whose_environment_changed_has_a_gap() -> None:
         msgspec.structs.replace(record, environment=f"games 1.{min(record.iteration, 1)}") for record in whole_run()
     ]
     assert verdict_of(records).gaps == ("iteration 1 was played by games 1.1, the iterations before by games 1.0",)
+
+
+def test_rewards_of_another_file_than_the_specs_are_a_gap() -> None:
+    component = PluginReward(entry_point="mine", file="rewards.py", source="def mine(): return 1")
+    recorded = source_digests((component,))
+    records = [msgspec.structs.replace(record, rewards=recorded) for record in whole_run()]
+    assert verdict_of(records, reward__components=(component,)).verified
+    other = msgspec.structs.replace(component, source="def mine(): return 2")
+    for of_spec in ((other,), ()):
+        gaps = verdict_of(records, reward__components=of_spec or ({"type": "exact"},)).gaps
+        assert gaps[0] == "iteration 0: its rewards are of another file than the spec's"
