@@ -6,6 +6,7 @@ OnbeatError
 ├── NotFound                a job, iteration or file that does not exist
 ├── Conflict                an idempotency key reused for another body, an illegal state change
 │   └── JobEnded            a job that is over, or is to end: nothing more of it is needed
+│       └── JobFailed       a job whose result was asked for, and that has none
 ├── Unavailable             a service or server that cannot be reached within its deadline
 │   ├── BrokerUnavailable
 │   ├── BrokerFull          the server is at maxmemory: back off and try again
@@ -71,6 +72,10 @@ class Conflict(OnbeatError, status=HTTPStatus.CONFLICT):
 
 class JobEnded(Conflict):
     """The job has ended, or is being cancelled; its state says which."""
+
+
+class JobFailed(JobEnded):
+    """The job has failed, or was cancelled, and its result was asked for."""
 
 
 class Unavailable(OnbeatError, status=HTTPStatus.SERVICE_UNAVAILABLE):

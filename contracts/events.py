@@ -154,6 +154,11 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     trajectories: TrajectoryMetrics | UnsetType = UNSET
     """Left out in a job without an environment."""
 
+    @property
+    def number(self) -> int:
+        """The iteration's number from 1, as people count."""
+        return self.iteration + 1
+
     def numbers(self) -> dict[str, float]:
         """Numbers that can be drawn over the iterations, by field name; without unknown ones and those of NOT_DRAWN."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in NOT_DRAWN}

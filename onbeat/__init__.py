@@ -1,10 +1,36 @@
 """What a person types and imports, and below it what the services share.
 
+    run = onbeat.train("configs/demo.toml", iterations=50)
+    for iteration in run:
+        print(iteration.number, iteration.reward_mean)
+    model, tokenizer = run.export("my-model")
+
 `commands`, `client`, `stack` and `terminal` start the services as processes, and import none of them. The services
 import the lower rooms: `loop`, `weights`, `prompts`, `environments`, `cage`, `process` and their like.
 
-Consumes:     job specs from files and flags, and what the gateway answers over HTTP.
+Consumes:     job specs from programs, files and flags, and what the gateway answers over HTTP.
 Waits for:    readiness of each service it started, and the events of the jobs it watches, each with a deadline.
 Unblocked by: Redis PING, `/readyz` of the HTTP services, server-sent events.
 Produces:     a running stack on loopback, submitted jobs, a verdict over the audit chain, figures, exit codes.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onbeat_extras.runs.asynchronous import AsyncRun, attach_async, train_async
+    from onbeat_extras.runs.run import Run
+    from onbeat_extras.runs.start import attach, train
+
+__all__ = ["AsyncRun", "Run", "attach", "attach_async", "train", "train_async"]
+GROUP = "onbeat.names"
+"""Entry points of the names: nothing is imported before a program asks for it, and they are an extra's."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from onbeat.process.entry_points import find_entry_point
+
+    return find_entry_point(GROUP, name, field=f"onbeat.{name}", where="program").load()

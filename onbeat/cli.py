@@ -31,7 +31,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    stack.demo,
     stack.up,
     jobs.submit,
     jobs.jobs,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from contracts.errors import JobEnded
 from onbeat.client.consumer import Consumer
@@ -24,8 +24,18 @@ from onbeat.client.training.arrivals import MicroBatch, TrainingIteration
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Core = TypeVar("Core", Stage, Producer, Consumer)
 END: Any = object()
+
+
+class Connects(Protocol):
+    """What a core is: connected by `with`, or by what made it."""
+
+    def __enter__(self) -> Self: ...
+
+    def close(self) -> None: ...
+
+
+Core = TypeVar("Core", bound=Connects)
 
 
 def in_thread(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:

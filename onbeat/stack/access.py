@@ -39,6 +39,11 @@ class GatewayAccess(Record, frozen=True, kw_only=True):
     run_root: str
 
 
+def inputs_below(run_root: Path) -> Path:
+    """Where programs of this user put data and rewards of their jobs: specs may name files below it."""
+    return run_root.resolve() / "inputs"
+
+
 def write_stack_file(run_root: Path, stack: StackFile) -> Path:
     """The caller holds the folder's lock: no other stack writes one there."""
     path = run_root / FILE_NAME

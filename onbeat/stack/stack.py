@@ -24,6 +24,7 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 from onbeat.process.signals import uninterrupted
 from onbeat.process.waiting import Waiting
-from onbeat.stack.access import StackFile, write_stack_file
+from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
 from onbeat.stack.ports import free_port, require_free
@@ -108,6 +109,7 @@ class EmbeddedStack:
         self._mark = secrets.token_hex(16)
         self._supervised: list[Supervised] = []
         self._stack_file: Path | None = None
+        self._given_up = threading.Event()
 
     def __enter__(self) -> EmbeddedStack:
         self.start_or_stop()
@@ -152,6 +154,10 @@ class EmbeddedStack:
         except BaseException:
             self.stop()
             raise
+
+    def give_up_start(self) -> None:
+        """Has a `start` that still waits raise Unavailable; another thread calls it."""
+        self._given_up.set()
 
     def tick(self) -> None:
         """Starts what died again, and bounds logs. Raises Unavailable when something dies too often."""
@@ -224,6 +230,9 @@ class EmbeddedStack:
             api_key=self.api_key,
             run_root=str(self.plan.run_root.resolve()),
             model_root=str(self.plan.model_root.resolve()),
+            extra_roots=os.pathsep.join(
+                filter(None, (self.plan.settings.extra_roots, str(inputs_below(self.plan.run_root))))
+            ),
             host=HOST,
             threads=self.plan.threads_each,
             metrics_key=self._targets.key if self._targets else self.plan.settings.metrics_key,
@@ -294,6 +303,8 @@ class EmbeddedStack:
         waiting = Waiting(f"{', '.join(pending)} to be ready", deadline_s=deadline_s, cure=f"see {self.logs}")
         with readiness_client() as http:
             while pending:
+                if self._given_up.is_set():
+                    raise Unavailable("the start of the stack was given up")
                 self._see_to_starts()
                 pending = {name: url for name, url in pending.items() if not is_ready(http, url)}
                 if pending:

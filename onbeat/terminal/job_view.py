@@ -114,7 +114,7 @@ def panel(progress: JobProgress) -> RenderableType:
         f"  {one_line(status.reason)}",
     )
     return Panel(
-        Group(_bar(progress), Text(), _facts(progress)),
+        Group(bar(progress), Text(), _facts(progress)),
         title=head,
         subtitle=Text(kind_in_words(status), "dim"),
         title_align="left",
@@ -124,7 +124,7 @@ def panel(progress: JobProgress) -> RenderableType:
     )
 
 
-def _bar(progress: JobProgress) -> RenderableType:
+def bar(progress: JobProgress) -> RenderableType:
     status = progress.status
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(ratio=1)

@@ -15,7 +15,7 @@ import onbeat.commands.stack as stack_commands
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import InvalidInput
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings, engine_from, settings_from
-from onbeat.commands.stack import demo, up
+from onbeat.commands.stack import up
 from onbeat.process.entry_points import all_of
 from onbeat.process.host_memory import TUNABLES
 from onbeat.stack.plan import DECIDED, MAX_THREADS, SECRETS, StackPlan, child_environment, stage_workers_for
@@ -104,9 +104,12 @@ class Started(Exception):
         self.plan = plan
 
 
-COMMANDS: dict[str, Callable[[], None]] = {"up": lambda: up(port=0), "demo": demo}
-if chaos := all_of("onbeat.commands").get("chaos"):
+COMMANDS: dict[str, Callable[[], None]] = {"up": lambda: up(port=0)}
+EXTRAS = all_of("onbeat.commands")
+if chaos := EXTRAS.get("chaos"):
     COMMANDS["chaos"] = lambda: chaos(rounds=1, max_faults=1)
+if demo := EXTRAS.get("demo"):
+    COMMANDS["demo"] = demo
 
 
 @pytest.fixture(params=COMMANDS)
@@ -118,7 +121,8 @@ def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
 
     for module in {stack_commands.__name__, *([chaos.__module__] if chaos else [])}:
         monkeypatch.setattr(f"{module}.EmbeddedStack", refuse)
-    monkeypatch.setattr(stack_commands, "run_demo", refuse)
+    if demo:
+        monkeypatch.setattr(f"{demo.__module__}.run_demo", refuse)
     for variable in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(variable)
     monkeypatch.chdir(ROOT)
@@ -185,8 +189,8 @@ def test_a_setting_reaches_every_process_that_it_belongs_to(
         kind = service.partition("-")[0]
         is_secret = any(name in secrets for secrets in SECRETS.values())
         expected = "" if is_secret and name not in SECRETS[kind] else value
-        if name == "run_root":
-            assert settings.run_root.startswith(str(value))
+        if name in ("run_root", "extra_roots"):  # the stack adds a folder of its own
+            assert getattr(settings, name).startswith(str(value))
         else:
             assert getattr(settings, name) == expected, service
 

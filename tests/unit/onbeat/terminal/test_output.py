@@ -22,8 +22,6 @@ from onbeat.audit.folder import as_record
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.jobs import _verdict_text
-from onbeat.commands.stack import summary_panel
-from onbeat.demo import DemoSummary
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_view import PlainView, panel, show_jobs, view_for
@@ -42,33 +40,6 @@ STATUS = JobStatus(
     schedule="periodic",
     iterations=3,
     created_s=1.0,
-)
-SUMMARY = DemoSummary(
-    job_id="job-1",
-    status="failed",
-    reason=HOSTILE,
-    schedule="periodic",
-    seed=0,
-    generators=1,
-    iterations=0,
-    wall_s=1.0,
-    eval_before=0.1,
-    eval_after=0.2,
-    eval_before_greedy=None,
-    eval_after_greedy=None,
-    eval_prompts=4,
-    reward_first=None,
-    reward_last=None,
-    final_policy_version=0,
-    final_weights_digest="",
-    batches_trained=0,
-    batches_rejected={},
-    batches_reclaimed=0,
-    tokens_per_s=0.0,
-    verified=False,
-    gaps=(HOSTILE,),
-    run_dir=HOSTILE,
-    figures=(),
 )
 VERDICT = Verdict(
     num_records=0,
@@ -112,7 +83,6 @@ VIEWS = {
     "a line of streams": lambda console: console.print(report_line({"fence_state": HOSTILE})),
     "streams": show_streams,
     "verify": lambda console: console.print(_verdict_text(as_record(HOSTILE, VERDICT))),
-    "demo": lambda console: console.print(summary_panel(SUMMARY)),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
 

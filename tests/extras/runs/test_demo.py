@@ -16,12 +16,15 @@ from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput, Unavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from onbeat import demo
-from onbeat.commands.stack import _stack_panel, summary_panel
-from onbeat.demo import run_demo
+from contracts.spec import JobSpec
+from onbeat.commands.stack import _stack_panel
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
+from onbeat_extras.runs import driver
+from onbeat_extras.runs.command import summary_panel
+from onbeat_extras.runs.demo import DemoSummary, run_demo
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, digest, fake_gateway
+from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 
 
 class RunningStack:
@@ -30,6 +33,7 @@ class RunningStack:
     gateway_url = ""
     api_key = KEY
     problem: Exception | None = None
+    spec: JobSpec
 
     def __init__(self, plan: StackPlan) -> None:
         self.plan = plan
@@ -40,7 +44,12 @@ class RunningStack:
         (self.plan.run_root / "logs").mkdir(parents=True)
         if self.problem is not None:
             raise self.problem
-        RunFolder(self.plan.run_root, JOB).path.mkdir()
+        folder = RunFolder(self.plan.run_root, JOB)
+        folder.path.mkdir()
+        folder.spec.write_bytes(encode_json(self.spec))
+
+    def give_up_start(self) -> None:
+        """It starts at once."""
 
     def tick(self) -> None:
         """Nothing dies here."""
@@ -57,7 +66,8 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
     stacks.clear()
     with fake_gateway() as server:
         monkeypatch.setattr(RunningStack, "gateway_url", server.url)
-        monkeypatch.setattr(demo, "EmbeddedStack", RunningStack)
+        monkeypatch.setattr(RunningStack, "spec", server.spec, raising=False)
+        monkeypatch.setattr(driver, "EmbeddedStack", RunningStack)
         yield server
 
 
@@ -120,7 +130,7 @@ def test_a_run_with_a_gap_does_not_succeed_and_names_it(gateway: FakeGateway, tm
             (weights / "a.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "EmbeddedStack", Tampered)
+        patch.setattr(driver, "EmbeddedStack", Tampered)
         summary = run_demo(gateway.spec, plan(tmp_path), console())
     assert (summary.status, summary.verified) == ("succeeded", False)
     assert not summary.succeeded
@@ -149,3 +159,12 @@ def test_the_summary_has_every_key_that_scripts_read(gateway: FakeGateway, tmp_p
         *("reward_last", "final_policy_version", "final_weights_digest", "batches_trained", "batches_rejected"),
         *("verified", "run_dir", "figures"),
     } <= keys
+
+
+def test_what_others_wrote_is_text_in_the_summary() -> None:
+    names = DemoSummary.__struct_fields__
+    known = {"reason": HOSTILE, "run_dir": HOSTILE, "gaps": (HOSTILE,), "status": "failed", "final_weights_digest": ""}
+    values = dict.fromkeys(names, 0) | {"batches_rejected": {}, "figures": (), "verified": False, "job_id": "job-1"}
+    screen, shown = terminal()
+    screen.print(summary_panel(DemoSummary(**values | known)))  # pyright: ignore[reportArgumentType]
+    assert_is_text(shown.getvalue())

@@ -1,0 +1,113 @@
+"""Rows and functions of a program as files that a spec names: below `<run_dir>/inputs`, each by its digest.
+
+reward=my_function    ─▶ inputs/my_function-1f2e….py      { type = "plugin", entry_point = "my_function", file = … }
+dataset=[{…}, {…}]    ─▶ inputs/train_path-9c0b….jsonl    { type = "jsonl", train_path = … }
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contracts.encoding.digests import content_digest
+from contracts.errors import InvalidInput
+from onbeat.process.private_folders import make_private
+from onbeat.prompts.datasets.jsonl import JsonlLine
+from onbeat_extras.runs.function_source import source_of
+
+FILES = ("train_path", "evaluation_path")
+Rows = Iterable[Mapping[str, Any]]
+Put = Callable[[str, bytes], str]
+"""(name with its suffix, content) → the path by which a spec names the file."""
+
+
+def put_below(folder: Path) -> Put:
+    """Writes into a folder of this user alone; the same content is written once."""
+
+    def put(name: str, content: bytes) -> str:
+        make_private(folder)
+        stem, suffix = os.path.splitext(name)
+        path = folder / f"{stem}-{content_digest(content)[:16]}{suffix}"
+        if not path.exists():
+            scratch = path.with_name(f".{path.name}-{os.getpid()}")
+            scratch.write_bytes(content)
+            scratch.replace(path)
+        return str(path)
+
+    return put
+
+
+def put_nowhere(name: str, content: bytes) -> str:
+    """Refuses, for a stack of which only the address is known."""
+    raise InvalidInput(
+        "this stack reads only files below its own model root",
+        field=name,
+        cure="put the file there and name it in the spec, or leave out the gateway: then a stack is started here",
+    )
+
+
+def reward_table(reward: Any, put: Put) -> Any:
+    """Makes a spec's `reward` of a function, or of a list of functions and components; a table is one already."""
+    if isinstance(reward, Mapping):
+        return {key: _components(value, put) if key == "components" else value for key, value in reward.items()}
+    return {"components": _components(reward if isinstance(reward, list | tuple) else [reward], put)}
+
+
+def _components(components: Any, put: Put) -> Any:
+    return [_component(component, put) if callable(component) else component for component in components]
+
+
+def _component(function: Callable[..., Any], put: Put) -> dict[str, str]:
+    name, source = source_of(function)
+    return {"type": "plugin", "entry_point": name, "file": put(f"{name}.py", source.encode())}
+
+
+def dataset_table(dataset: Any, put: Put) -> Any:
+    """Makes a spec's `dataset` of rows, or of a file of rows; in a table, of those that `train_path` and
+    `evaluation_path` have in place of a path."""
+    if isinstance(dataset, Mapping):
+        return {key: _file(value, key, put) if key in FILES else value for key, value in dataset.items()}
+    rows = Path(dataset) if isinstance(dataset, str | os.PathLike) else dataset
+    return {"type": "jsonl", "train_path": _file(rows, "train_path", put)}
+
+
+def _file(rows: str | Path | Rows, key: str, put: Put) -> str:
+    """A `str` is a path below the model root, as in a file."""
+    if isinstance(rows, str):
+        return rows
+    if isinstance(rows, Path) and rows.suffix != ".parquet":
+        return put(f"{key}.jsonl", _bytes_of(rows))
+    lines = list(_lines(_parquet(rows) if isinstance(rows, Path) else rows))
+    if not lines:
+        raise InvalidInput("has no rows", field=f"dataset.{key}")
+    return put(f"{key}.jsonl", b"\n".join(lines) + b"\n")
+
+
+def _lines(rows: Rows) -> Iterable[bytes]:
+    """Rows of a list, of a Hugging Face `Dataset`, of whatever else goes through mappings."""
+    for number, row in enumerate(rows):
+        try:
+            yield msgspec.json.encode(msgspec.convert(dict(row), JsonlLine))
+        except (msgspec.ValidationError, TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"row {number}: {error}", field="dataset", cure='a row is like {"prompt": "2+2=", "reference": "4"}'
+            ) from error
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}", field="dataset", cure="name a file of JSON lines") from error
+
+
+def _parquet(path: Path) -> Rows:
+    try:
+        from pyarrow import parquet  # pyright: ignore[reportMissingImports]  # no package of ours needs it
+    except ImportError as error:
+        raise InvalidInput(f"{path} is read by pyarrow", field="dataset", cure="pip install pyarrow") from error
+    return parquet.read_table(path).to_pylist()

@@ -1,0 +1,100 @@
+"""A private stack for one job, in a run folder of its own, which ends with the job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from contracts.errors import InvalidInput
+from contracts.settings import engine_from
+from contracts.spec import JobSpec
+from onbeat.commands.options import model_root_or_default
+from onbeat.stack.access import run_root_from
+from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
+from onbeat.stack.profile import StackProfile
+from onbeat.terminal.follow import TICK_S
+from onbeat_extras.runs.driver import Driver
+from onbeat_extras.runs.progress_line import shown_for
+from onbeat_extras.runs.run import Run
+
+
+def new_run_root(name: str) -> Path:
+    """A folder below ONBEAT_RUN_ROOT or runs/ that isn't there, with the time: two of one second have two."""
+    root, number = run_root_from(os.environ, None), 1
+    name = time.strftime(f"{name}-%Y%m%d-%H%M%S")
+    while (path := root / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def plan_of_job(
+    spec: JobSpec,
+    *,
+    run_root: Path,
+    model_root: Path | None = None,
+    generators: int = 1,
+    stage_workers: int | None = None,
+    profile: StackProfile | None = None,
+    threads: int | None = None,
+) -> StackPlan:
+    """Plans the stack, with the variables of this process for what isn't given.
+
+    stage_workers: None takes one where Onbeat serves a stage of the job.
+    """
+    if profile is not None:
+        profile.check(spec)
+    settings = stack_settings(os.environ)
+    return StackPlan(
+        run_root=run_root,
+        model_root=model_root_or_default(model_root),
+        generators=generators,
+        stage_workers=stage_workers_for(spec, stage_workers, settings),
+        profile=profile,
+        threads=threads_from(os.environ, threads),
+        settings=settings,
+        engine=engine_from(os.environ),
+        fresh=True,
+    )
+
+
+def on_own_stack(job: JobSpec, plan: StackPlan, *, progress: bool | None = False) -> Run:
+    """Starts the stack and submits the job; Ctrl-C meanwhile stops what was started."""
+    driver = Driver(lambda client: client.submit(job, idempotency_key=uuid.uuid4().hex).job_id, plan)
+    with nothing_left_of_what_is_refused(plan.run_root):
+        job_id = _submitted(driver, progress)
+    return Run(job_id, run_root=plan.run_root, driver=driver, model_root=plan.model_root, progress=progress)
+
+
+def _submitted(driver: Driver, progress: bool | None) -> str:
+    """Returns the job's id when it is queued."""
+    driver.start()
+    shown = shown_for(progress)
+    try:
+        while not driver.wait_for(lambda: driver.progress is not None, TICK_S):
+            shown.update(None)
+    except BaseException:
+        driver.end()
+        raise
+    finally:
+        shown.pause()
+    if driver.progress is None:
+        assert driver.error is not None
+        raise driver.error
+    return driver.progress.status.job_id
+
+
+@contextmanager
+def nothing_left_of_what_is_refused(run_root: Path) -> Iterator[None]:
+    """Removes a run folder that is new; the logs of a service that broke are kept."""
+    is_new = not run_root.exists()
+    try:
+        yield
+    except InvalidInput:
+        if is_new:
+            shutil.rmtree(run_root, ignore_errors=True)
+        raise

@@ -1,0 +1,118 @@
+"""A job's progress beside a program's own output: one line of a terminal, or one output of a notebook's cell.
+
+The line is there while the program waits, and gone when it goes on, so that what the program prints stands by itself.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+from importlib import import_module
+from typing import Any, Protocol
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from onbeat.client.progress import JobProgress
+from onbeat.terminal.job_view import FRAMES_PER_S, bar
+from onbeat.terminal.output import TextConsole
+from onbeat.terminal.words import UNKNOWN, duration, one_line, score, sparkline
+
+STARTING = "starting redis and every other process"
+
+
+class Shown(Protocol):
+    """What a program that waits shows."""
+
+    def update(self, progress: JobProgress | None) -> None:
+        """progress: None before the job is there."""
+
+    def pause(self) -> None:
+        """The program goes on."""
+
+
+def shown_for(wanted: bool | None) -> Shown:
+    """wanted: None shows it where a person sees it, at a terminal or in a notebook."""
+    if wanted is False:
+        return Hidden()
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None and hasattr(shell, "kernel"):
+        return NotebookOutput(import_module("IPython.display"))
+    return TerminalLine() if wanted or sys.stderr.isatty() else Hidden()
+
+
+class Hidden:
+    """Shows nothing."""
+
+    def update(self, progress: JobProgress | None) -> None: ...
+
+    def pause(self) -> None: ...
+
+
+class TerminalLine:
+    """The last line of stderr."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+
+    def update(self, progress: JobProgress | None) -> None:
+        line = Text(STARTING, "dim") if progress is None else _line(progress)
+        if self._live is None:
+            console = TextConsole(stderr=True)
+            self._live = Live(line, console=console, refresh_per_second=FRAMES_PER_S, transient=True)
+            self._live.start()
+        self._live.update(line)
+
+    def pause(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+class NotebookOutput:
+    """One output of the cell that waits first; it is updated in place."""
+
+    def __init__(self, display: Any) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def update(self, progress: JobProgress | None) -> None:
+        shown = self._display.HTML(f"<i>{STARTING}</i>" if progress is None else as_html(progress))
+        if self._handle is None:
+            self._handle = self._display.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    def pause(self) -> None: ...
+
+
+def as_html(progress: JobProgress) -> str:
+    """A job in a few lines; what others wrote in it is text."""
+    status, rewards = progress.status, progress.rewards
+    head = f"<b>{_text(status.name)}</b> {status.job_id} {status.state.value} {_text(status.reason)}"
+    bar_of = f'<progress value="{progress.num_committed}" max="{status.iterations}"></progress>'
+    facts = [f"{progress.num_committed} of {status.iterations} iterations"]
+    if progress.left_s is not None:
+        facts.append(f"{duration(progress.left_s)} left")
+    if rewards:
+        facts.append(f"reward {score(rewards[0])} <code>{sparkline(rewards)}</code> {score(rewards[-1])}")
+    before, after = progress.evaluation_before, progress.evaluation_latest
+    if before is not None and after is not None:
+        facts.append(f"held-out {score(before.sampled)} → {score(after.sampled)}")
+    return f"<div>{head}<br>{bar_of} {', '.join(facts)}</div>"
+
+
+def _line(progress: JobProgress) -> Table:
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    latest = progress.latest
+    reward = f"reward {score(latest.reward_mean)}" if latest is not None else f"reward {UNKNOWN}"
+    row.add_row(Text(f"{one_line(progress.status.name)}  {progress.status.state.value}  {reward}"), bar(progress))
+    return row
+
+
+def _text(words: str) -> str:
+    return html.escape(one_line(words))
