@@ -8,10 +8,12 @@ async with onbeat.train_async("configs/demo.toml", iterations=50) as run:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from contracts.events import IterationMetrics
+from contracts.jobs import JobStatus
 from onbeat.client.asynchronous import InThreads, in_thread
 from onbeat_extras.runs.run import Run
 from onbeat_extras.runs.start import attach, train
@@ -23,6 +25,14 @@ class AsyncRun(InThreads[Run]):
     def __aiter__(self) -> AsyncIterator[IterationMetrics]:
         """Yields each iteration as soon as it is committed."""
         return self._taking.over(iter(self.core))
+
+    async def status(self) -> JobStatus:
+        """Tells the job's state, and why it is in it."""
+        return await asyncio.to_thread(lambda: self.core.status)
+
+    async def metrics(self) -> list[IterationMetrics]:
+        """Tells the committed iterations so far, oldest first."""
+        return await asyncio.to_thread(lambda: self.core.metrics)
 
     result = in_thread(Run.result)
     cancel = in_thread(Run.cancel)

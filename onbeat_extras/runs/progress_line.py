@@ -63,7 +63,7 @@ class TerminalLine:
             console = TextConsole(stderr=True)
             self._live = Live(line, console=console, refresh_per_second=FRAMES_PER_S, transient=True)
             self._live.start()
-        self._live.update(line)
+        self._live.update(line, refresh=True)
 
     def pause(self) -> None:
         if self._live is not None:

@@ -7,6 +7,7 @@ spec, tables, functions, rows ─▶ JobSpec ─┬─▶ gateway that url=, ONB
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,13 +68,13 @@ def train(
     """
     access = _named_gateway(url, key, run_dir)
     if access is not None:
-        job = _spec_of(spec, tables, reward=reward, dataset=dataset, put=_put_at(access))
+        job = spec_of(spec, tables, reward=reward, dataset=dataset, put=_put_at(access))
         with GatewayClient(access.url, access.key) as client:
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex).job_id
         return Run(job_id, run_root=Path(access.run_root), access=access, progress=progress)
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
-        job = _spec_of(spec, tables, reward=reward, dataset=dataset, put=put_below(inputs_below(run_root)))
+        job = spec_of(spec, tables, reward=reward, dataset=dataset, put=put_below(inputs_below(run_root)))
         plan = plan_of_job(
             job,
             run_root=run_root,
@@ -126,7 +127,7 @@ def _put_at(access: GatewayAccess) -> Put:
     return put_below(inputs_below(Path(access.run_root))) if is_here else put_nowhere
 
 
-def _spec_of(spec: Any, tables: Mapping[str, Any], *, reward: Any, dataset: Any, put: Put) -> JobSpec:
+def spec_of(spec: Any, tables: Mapping[str, Any], *, reward: Any, dataset: Any, put: Put) -> JobSpec:
     if isinstance(spec, JobSpec):
         values = msgspec.to_builtins(spec)
     elif spec is None or isinstance(spec, Mapping):
@@ -142,7 +143,7 @@ def _spec_of(spec: Any, tables: Mapping[str, Any], *, reward: Any, dataset: Any,
             values[name] = table(values[name], put)
         if value is not None:
             given[name] = table(value, put)
-    return parse_spec(_merged(values, given))
+    return parse_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, given))
 
 
 def _merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,58 +16,20 @@ from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput, Unavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec
 from onbeat.commands.stack import _stack_panel
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.runs import driver
 from onbeat_extras.runs.command import summary_panel
 from onbeat_extras.runs.demo import DemoSummary, run_demo
-from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, digest, fake_gateway
+from tests.e2e.stand_in_gateway import JOB, FakeGateway, digest
+from tests.extras.runs.running_stack import RunningStack, running_gateway, stacks
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
-
-
-class RunningStack:
-    """A stack whose gateway is already there."""
-
-    gateway_url = ""
-    api_key = KEY
-    problem: Exception | None = None
-    spec: JobSpec
-
-    def __init__(self, plan: StackPlan) -> None:
-        self.plan = plan
-        self.num_stops = 0
-        stacks.append(self)
-
-    def start(self) -> None:
-        (self.plan.run_root / "logs").mkdir(parents=True)
-        if self.problem is not None:
-            raise self.problem
-        folder = RunFolder(self.plan.run_root, JOB)
-        folder.path.mkdir()
-        folder.spec.write_bytes(encode_json(self.spec))
-
-    def give_up_start(self) -> None:
-        """It starts at once."""
-
-    def tick(self) -> None:
-        """Nothing dies here."""
-
-    def stop(self) -> None:
-        self.num_stops += 1
-
-
-stacks: list[RunningStack] = []
 
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
-    stacks.clear()
-    with fake_gateway() as server:
-        monkeypatch.setattr(RunningStack, "gateway_url", server.url)
-        monkeypatch.setattr(RunningStack, "spec", server.spec, raising=False)
-        monkeypatch.setattr(driver, "EmbeddedStack", RunningStack)
+    with running_gateway(monkeypatch) as server:
         yield server
 
 

@@ -1,0 +1,128 @@
+"""A function of a program becomes a text that does the same by itself, or is refused by the name of what it uses."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta as span
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidInput
+from contracts.rewards import PluginReward, RewardItem
+from onbeat_extras.runs.function_source import source_of
+from reward_service.scorers import plugin
+
+ANSWER = re.compile(r"answer:\s*(\d+)", re.IGNORECASE)
+SCORES = {"right": 1.0, "close": 0.5, "others": (0.0, [None, True])}
+OPEN = io.StringIO()
+HALF = 0.5 * math.inf
+strip = OPEN
+"""A name that is also a method's."""
+
+
+@dataclass
+class Guess:
+    """What a completion says."""
+
+    number: int = 7
+
+    def is_near(self, other: int) -> bool:
+        return abs(self.number - other) <= span(days=1).days
+
+
+def read(completion: str) -> Guess | None:
+    found = ANSWER.search(completion)
+    return Guess(number=int(found[1])) if found else None
+
+
+def graded(completion: str, reference: str) -> float:
+    """Uses a class, a function, a pattern, a table, a module and a name of another module."""
+    guess = read(completion.strip())
+    if guess is None:
+        return json.loads("0.25")
+    of_guess = [guess.number == int(number) for number in [reference]]
+    if all(of_guess):
+        return SCORES["right"]
+    return SCORES["close"] if guess.is_near(int(reference)) else math.floor(0.5)
+
+
+def counted(completion: str, again: bool = True) -> float:
+    """Calls itself."""
+    return 1.0 + counted(completion, False) if again else float(len(completion))
+
+
+def with_open_file(completion: str) -> float:
+    return float(len(OPEN.getvalue()))
+
+
+def with_infinity(completion: str) -> float:
+    return HALF
+
+
+def enclosed() -> Callable[[str], float]:
+    factor = 2.0
+
+    def scaled(completion: str) -> float:
+        return factor * len(completion)
+
+    return scaled
+
+
+def by_itself(function: Callable[..., Any], completion: str, reference: str = "") -> float:
+    """What the scorer gives, which has the text alone."""
+    name, source = source_of(function)
+    component = PluginReward(entry_point=name, file=f"{name}.py", source=source)
+    return plugin.score(component, RewardItem(prompt="", completion=completion, reference=reference))
+
+
+@pytest.mark.parametrize("completion", ["Answer: 12", "answer: 13", "answer: 40", "twelve"])
+def test_the_text_gives_what_the_function_gives(completion: str) -> None:
+    assert by_itself(graded, completion, "12") == graded(completion, "12")
+
+
+def test_a_function_may_call_itself_and_leaves_out_what_it_does_not_name() -> None:
+    assert by_itself(counted, "abc") == counted("abc") == 4.0
+    assert "ANSWER" not in source_of(counted)[1]
+
+
+def test_the_same_function_has_the_same_text_each_time() -> None:
+    assert source_of(graded) == source_of(graded)
+    assert source_of(graded)[1].count("import re as re\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda completion: 1.0, "reward <lambda>: is no function with a name"),
+        (len, "reward len: is no function with a name"),
+        (enclosed(), "reward scaled: uses factor of the function around it"),
+        (with_open_file, "reward with_open_file: uses `OPEN`, a StringIO, which can't be written down"),
+        (with_infinity, "reward with_infinity: uses `HALF`, a float, which can't be written down"),
+    ],
+)
+def test_what_has_no_text_of_its_own_is_refused_by_its_name(function: Callable[..., Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(problem)):
+        source_of(function)
+
+
+def test_a_function_whose_text_is_in_no_file_is_refused() -> None:
+    names: dict[str, Any] = {"__name__": "typed"}
+    exec("def typed(completion):\n    return 1.0\n", names)
+    with pytest.raises(InvalidInput, match="the text of `typed` can't be had"):
+        source_of(names["typed"])
+
+
+def test_a_function_of_a_notebooks_cell_has_its_text() -> None:
+    import linecache
+
+    cell = "def of_cell(completion):\n    return float(LENGTH)\n"
+    linecache.cache["<cell 1>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 1>")
+    names: dict[str, Any] = {"__name__": "__main__", "LENGTH": 3}
+    exec(compile(cell, "<cell 1>", "exec"), names)
+    assert by_itself(names["of_cell"], "abc") == 3.0
