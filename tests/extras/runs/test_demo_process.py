@@ -26,7 +26,7 @@ from onbeat.audit.weights import digest_of, digests_on_disk
 from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 DEADLINE_S = 600.0
 SMALL = (
     *("--set", "rollout.batches_per_iteration=4"),

@@ -44,7 +44,7 @@ def nothing_is_left(run_dir: Path) -> bool:
 @pytest.mark.timeout(300)
 def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(import onbeat\n.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
-    assert 'iterations=50)' in block
+    assert "iterations=50)" in block
     program = tmp_path / "program.py"
     program.write_text(block.replace("iterations=50", SMALL).replace('"my-model"', repr(str(tmp_path / "my-model"))))
     process = start(program, run_root=tmp_path / "runs")

@@ -1,0 +1,1 @@
+"""`onbeat init`: a folder with a job of one's own that runs."""
