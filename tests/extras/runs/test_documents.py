@@ -1,0 +1,93 @@
+"""The blocks of the documents for Python do what stands there; no process is started (README's: a real program)."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onbeat
+from contracts.rewards import PluginReward
+from contracts.spec_tables.datasets import JsonlDataset
+from onbeat_extras.runs.inputs import put_below
+from onbeat_extras.runs.run import Run
+from onbeat_extras.runs.start import spec_of
+from tests.e2e.stand_in_gateway import FakeGateway
+from tests.extras.runs.running_stack import running_gateway
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def blocks(page: str, language: str, containing: str) -> str:
+    """The one block of a page that has this text."""
+    found = re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    (block,) = [block for block in found if containing in block]
+    return block
+
+
+def run_block(text: str, **names: Any) -> dict[str, Any]:
+    """Runs it as a cell of a notebook is: its functions have their source."""
+    cell = f"<cell {hash(text)}>"
+    linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
+    names = {"__name__": "__main__"} | names
+    exec(compile(text, cell, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    monkeypatch.delenv("ONBEAT_GATEWAY_URL", raising=False)
+    monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    with running_gateway(monkeypatch) as server:
+        yield server
+
+
+def test_start_trains_the_first_job_with_a_function_and_rows(
+    gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved: list[str] = []
+    monkeypatch.setattr(Run, "save_model", lambda run, directory: saved.append(directory))
+    (tmp_path / "my-job.toml").write_text(blocks("start.md", "toml", 'name = "word problems"'))
+    run_block(blocks("start.md", "python", "onbeat.train("))
+    assert capsys.readouterr().out.split()[:5] == ["1", "0.5", "2", "0.75", "True"]
+    assert saved == ["my-model"]
+    ((_, spec),) = gateway.submitted
+    (component,) = spec.reward.components
+    assert isinstance(component, PluginReward)
+    assert isinstance(spec.dataset, JsonlDataset)
+    assert (spec.iterations, component.entry_point, spec.dataset.chat is not None) == (50, "brief", True)
+    assert len(Path(spec.dataset.train_path).read_text().splitlines()) == 1600
+
+
+def test_a_job_of_trl_is_the_job_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = []
+
+    def train(**given: Any) -> Any:
+        reward, dataset = given.pop("reward"), given.pop("dataset")
+        specs.append(spec_of(None, given, reward=reward, dataset=dataset, put=put_below(tmp_path / "inputs")))
+        return type("Trained", (), {"save_model": lambda self, directory: None})()
+
+    monkeypatch.setattr(onbeat, "train", train, raising=False)
+    rewards = blocks("from-trl.md", "python", "def right(completions")
+    names = run_block(rewards)
+    text = blocks("from-trl.md", "python", "# Onbeat\nrun =")
+    run_block(text, onbeat=onbeat, right=names["right"], dataset=[{"prompt": "1+1=", "reference": "2"}] * 100)
+    (spec,) = specs
+    assert (spec.rollout.group_size, spec.rollout.sampling.max_new_tokens, spec.iterations) == (8, 256, 200)
+    assert (spec.algorithm.kl_coefficient, spec.algorithm.loss) == (0.04, "dapo")
+
+
+@pytest.mark.parametrize("page", ["from-trl.md", "from-verl.md"])
+def test_each_key_that_a_page_of_names_gives_as_ours_is_one(page: str) -> None:
+    known = set(re.findall(r"^\| `([\w.]+)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE))
+    rows = [row.split(" | ") for row in (DOCS / page).read_text().splitlines() if row.startswith("`") and " | " in row]
+    assert len(rows) > 20
+    for row in rows:
+        for name in re.findall(r"`([a-z_.]+)`", row[1]):
+            parts = name.split(".")
+            assert parts[-1] in known, f"{page}: {name}"
