@@ -19,7 +19,7 @@ from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, thre
 from onbeat.stack.profile import StackProfile
 from onbeat.terminal.follow import TICK_S
 from onbeat_extras.runs.driver import Driver
-from onbeat_extras.runs.progress_line import shown_for
+from onbeat_extras.runs.progress_line import HIDDEN, Shown
 from onbeat_extras.runs.run import Run
 
 
@@ -62,18 +62,17 @@ def plan_of_job(
     )
 
 
-def on_own_stack(job: JobSpec, plan: StackPlan, *, progress: bool | None = False) -> Run:
+def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:
     """Starts the stack and submits the job; Ctrl-C meanwhile stops what was started."""
     driver = Driver(lambda client: client.submit(job, idempotency_key=uuid.uuid4().hex).job_id, plan)
     with nothing_left_of_what_is_refused(plan.run_root):
-        job_id = _submitted(driver, progress)
-    return Run(job_id, run_root=plan.run_root, driver=driver, model_root=plan.model_root, progress=progress)
+        job_id = _submitted(driver, shown)
+    return Run(job_id, run_root=plan.run_root, driver=driver, model_root=plan.model_root, shown=shown)
 
 
-def _submitted(driver: Driver, progress: bool | None) -> str:
+def _submitted(driver: Driver, shown: Shown) -> str:
     """Returns the job's id when it is queued."""
     driver.start()
-    shown = shown_for(progress)
     try:
         while not driver.wait_for(lambda: driver.progress is not None, TICK_S):
             shown.update(None)

@@ -35,12 +35,12 @@ class Shown(Protocol):
 def shown_for(wanted: bool | None) -> Shown:
     """wanted: None shows it where a person sees it, at a terminal or in a notebook."""
     if wanted is False:
-        return Hidden()
+        return HIDDEN
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and hasattr(shell, "kernel"):
         return NotebookOutput(import_module("IPython.display"))
-    return TerminalLine() if wanted or sys.stderr.isatty() else Hidden()
+    return TerminalLine() if wanted or sys.stderr.isatty() else HIDDEN
 
 
 class Hidden:
@@ -49,6 +49,9 @@ class Hidden:
     def update(self, progress: JobProgress | None) -> None: ...
 
     def pause(self) -> None: ...
+
+
+HIDDEN = Hidden()
 
 
 class TerminalLine:

@@ -32,7 +32,7 @@ from onbeat.stack.access import GatewayAccess, page_address
 from onbeat.terminal.follow import TICK_S
 from onbeat.terminal.job_view import JobView
 from onbeat_extras.runs.driver import Driver
-from onbeat_extras.runs.progress_line import as_html, shown_for
+from onbeat_extras.runs.progress_line import HIDDEN, Shown, as_html
 
 VERIFY_WITHIN_S = 3600.0
 """The gateway has a deadline of its own, ONBEAT_VERIFY_TIMEOUT_S."""
@@ -52,7 +52,7 @@ class Run:
         driver: Driver | None = None,
         access: GatewayAccess | None = None,
         model_root: Path | None = None,
-        progress: bool | None = None,
+        shown: Shown = HIDDEN,
     ) -> None:
         """driver: of a stack of its own, whose job is there. access: of a gateway; with neither the stack is gone."""
         self.id = job_id
@@ -62,7 +62,7 @@ class Run:
         self._access = access
         self._client = GatewayClient(access.url, access.key) if access is not None else None
         self._model_root = model_root
-        self._shown = shown_for(progress)
+        self._shown = shown
 
     def __enter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
 from contracts.spec import JobSpec
@@ -30,6 +31,7 @@ from onbeat.stack.access import (
 )
 from onbeat_extras.runs.inputs import Put, dataset_table, put_below, put_nowhere, reward_table
 from onbeat_extras.runs.own_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, plan_of_job
+from onbeat_extras.runs.progress_line import shown_for
 from onbeat_extras.runs.run import Run
 
 
@@ -42,7 +44,7 @@ def train(
     key: str = "",
     run_dir: str | os.PathLike[str] | None = None,
     model_root: str | os.PathLike[str] | None = None,
-    generators: int = 1,
+    generators: int | None = None,
     stage_workers: int | None = None,
     threads: int | None = None,
     progress: bool | None = None,
@@ -68,10 +70,13 @@ def train(
     """
     access = _named_gateway(url, key, run_dir)
     if access is not None:
+        _refuse_own(model_root=model_root, generators=generators, stage_workers=stage_workers, threads=threads)
         job = spec_of(spec, tables, reward=reward, dataset=dataset, put=_put_at(access))
         with GatewayClient(access.url, access.key) as client:
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex).job_id
-        return Run(job_id, run_root=Path(access.run_root), access=access, progress=progress)
+        return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
+    if key:
+        raise InvalidInput("opens no gateway, since none is named", field="key", cure="give url=, or leave it out")
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
         job = spec_of(spec, tables, reward=reward, dataset=dataset, put=put_below(inputs_below(run_root)))
@@ -79,11 +84,11 @@ def train(
             job,
             run_root=run_root,
             model_root=Path(model_root) if model_root is not None else None,
-            generators=generators,
+            generators=1 if generators is None else generators,
             stage_workers=stage_workers,
             threads=threads,
         )
-        return on_own_stack(job, plan, progress=progress)
+        return on_own_stack(job, plan, shown=shown_for(progress))
 
 
 def attach(
@@ -105,11 +110,11 @@ def attach(
     root = Path(model_root) if model_root is not None else None
     run_root = run_root_from(os.environ, Path(run_dir) if run_dir is not None else None)
     if not url and RunFolder(run_root.resolve(), job_id).audit.exists():
-        return Run(job_id, run_root=run_root, model_root=root, progress=progress)
+        return Run(job_id, run_root=run_root, model_root=root, shown=shown_for(progress))
     access = gateway_access(os.environ, gateway=url or None, api_key=key or None, run_dir=run_root, job=job_id)
     with GatewayClient(access.url, access.key) as client:
         client.job(job_id)
-    return Run(job_id, run_root=Path(access.run_root), access=access, model_root=root, progress=progress)
+    return Run(job_id, run_root=Path(access.run_root), access=access, model_root=root, shown=shown_for(progress))
 
 
 def _named_gateway(url: str, key: str, run_dir: str | os.PathLike[str] | None) -> GatewayAccess | None:
@@ -118,6 +123,15 @@ def _named_gateway(url: str, key: str, run_dir: str | os.PathLike[str] | None) -
     if not url and not os.environ.get(f"{PREFIX}GATEWAY_URL") and (root is None or read_stack_file(root) is None):
         return None
     return gateway_access(os.environ, gateway=url or None, api_key=key or None, run_dir=root)
+
+
+def _refuse_own(**options: object) -> None:
+    """Raises InvalidInput for an option of a stack that is not started."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(
+                "is of a stack that train starts, and a gateway is named", field=name, cure="leave it out"
+            )
 
 
 def _put_at(access: GatewayAccess) -> Put:

@@ -166,6 +166,14 @@ def test_a_service_that_is_never_ready_is_named_after_the_deadline(tmp_path: Pat
         stack.start_or_stop(deadline_s=3.0)
 
 
+def test_a_start_that_is_given_up_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
+    stack = EmbeddedStack(plan(tmp_path), modules=MODULES | {"gateway": "stand_in_generator"})
+    stack.give_up_start()
+    with pytest.raises(Unavailable, match="the start of the stack was given up"):
+        stack.start_or_stop()
+    assert not child_process.marked("ONBEAT_RUN_ROOT", str((tmp_path / "runs").resolve()))
+
+
 def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> None:
     with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
         path = stack.plan.run_root / "stack.json"

@@ -215,6 +215,15 @@ def test_rows_and_functions_go_to_a_stack_of_this_user_by_files_and_to_no_other(
     assert stacks == []
 
 
+@pytest.mark.parametrize("option", ["model_root", "generators", "stage_workers", "threads"])
+def test_an_option_that_would_do_nothing_is_refused_by_its_name(gateway: FakeGateway, option: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{option}: is of a stack that train starts"):
+        at_gateway(gateway, **{option: 1})
+    with pytest.raises(InvalidInput, match="key: opens no gateway"):
+        onbeat.train(gateway.spec, key=KEY)
+    assert gateway.submitted == []
+
+
 def test_a_job_that_is_nowhere_is_not_found(gateway: FakeGateway, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="has no folder there"):
         onbeat.attach("job-00", run_dir=tmp_path)
