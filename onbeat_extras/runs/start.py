@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
@@ -118,9 +119,11 @@ def attach(
 
 
 def _named_gateway(url: str, key: str, run_dir: str | os.PathLike[str] | None) -> GatewayAccess | None:
-    """None where a stack is to be started."""
+    """None where a stack is to be started; a stack that was killed leaves its file behind."""
     root = Path(run_dir) if run_dir is not None else None
-    if not url and not os.environ.get(f"{PREFIX}GATEWAY_URL") and (root is None or read_stack_file(root) is None):
+    stack = read_stack_file(root) if root is not None else None
+    runs = stack is not None and psutil.pid_exists(stack.pid)
+    if not url and not os.environ.get(f"{PREFIX}GATEWAY_URL") and not runs:
         return None
     return gateway_access(os.environ, gateway=url or None, api_key=key or None, run_dir=root)
 

@@ -139,6 +139,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_gateway.py",
+        "tests/integration/test_submitted_environments.py",
+        "tests/integration/test_submitted_plugins.py",
     ),
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},

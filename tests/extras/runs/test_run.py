@@ -215,6 +215,15 @@ def test_rows_and_functions_go_to_a_stack_of_this_user_by_files_and_to_no_other(
     assert stacks == []
 
 
+def test_the_file_of_a_stack_that_was_killed_names_no_gateway(gateway: FakeGateway, tmp_path: Path) -> None:
+    runs = tmp_path / "killed"
+    runs.mkdir()
+    write_stack_file(runs, StackFile(gateway_url="http://127.0.0.1:1", api_key=KEY, pid=2**22 + 1))
+    with on_own_stack(gateway, run_dir=runs) as run:
+        assert run.result().policy_version == 2
+    assert len(stacks) == 1
+
+
 @pytest.mark.parametrize("option", ["model_root", "generators", "stage_workers", "threads"])
 def test_an_option_that_would_do_nothing_is_refused_by_its_name(gateway: FakeGateway, option: str) -> None:
     with pytest.raises(InvalidInput, match=f"{option}: is of a stack that train starts"):
