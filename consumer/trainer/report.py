@@ -58,17 +58,17 @@ def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None) ->
         f"model {spec.model.path}: {parameters:,} parameters, {trained:,} of them trained, {spec.model.dtype}, "
         f"on {device}, ranks: {spec.trainer.world_size}, threads each: {threads}",
         ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "every iteration is committed" if first is None else f"starts at iteration {first + 1}/{spec.iterations}",
+        "every iteration is committed" if first is None else f"starts at iteration {first} of {spec.iterations}",
     )
     for line in lines:
         log.info("%s", line, extra={"facts": facts})
 
 
 def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
-    """One line an iteration, which counts them from 1 as `onbeat watch` does."""
+    """One line an iteration."""
     log.info(
-        "iteration %d/%d: reward %.3f, %d tokens, %.1f s, version %d",
-        metrics.iteration + 1,
+        "iteration %d of %d: reward %.3f, %d tokens, %.1f s, version %d",
+        metrics.iteration,
         num_iterations,
         metrics.reward_mean,
         metrics.num_tokens,

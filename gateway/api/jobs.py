@@ -166,9 +166,10 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     check_retention(spec.retention, services.settings)
     submission.check_paths(spec, services.settings)
     submission.check_generators(spec, Presence(services.broker).live())
+    spec = submission.with_sources(spec, services.settings)
     check_plugins(spec, services.settings)
     check_environment(spec, services.settings)
-    return submission.with_sources(spec, services.settings)
+    return spec
 
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:

@@ -17,10 +17,9 @@ from contracts.settings import engine_from
 from onbeat.commands import options
 from onbeat.stack.access import FILE_NAME, run_dir_flag
 from onbeat.stack.detached import start_detached
-from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
+from onbeat.stack.plan import StackPlan, stack_settings, threads_from
 from onbeat.stack.stack import EmbeddedStack
-from onbeat.terminal.output import FAILED, console_for, emit, tell, tell_page
-from onbeat.terminal.words import by_reason, count, duration, one_line, plural, score
+from onbeat.terminal.output import console_for, emit, tell, tell_page
 
 TICK_S = 0.25
 DEMO_SPEC = Path("configs/demo.toml")

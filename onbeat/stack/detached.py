@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.errors import InvalidInput, Unavailable
-from onbeat.process.private_folders import make_private
+from onbeat.process.folders import make_private
 from onbeat.process.waiting import Waiting
 from onbeat.stack.access import StackFile, read_stack_file
 

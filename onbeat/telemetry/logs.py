@@ -1,6 +1,6 @@
 """Log lines of a process: human one-liners or one JSON object a line, on stderr. Payloads are never logged.
 
-    2026-07-04T12:03:44+02:00 trainer        info    iteration 8/20: reward 0.610, 3834 tokens, 1.9 s, version 8
+    2026-07-04T12:03:44+02:00 trainer        info    iteration 7 of 20: reward 0.610, 3834 tokens, 1.9 s, version 8
     {"at": "2026-07-04T10:03:44.200+00:00", "at_s": 1783159424.2, "service": "trainer", "level": "info", …}
 
 What a line shows may come from a model, a data set or a client: control characters are escaped, so that no text makes a

@@ -7,8 +7,7 @@ import asyncio
 from contracts.errors import OnbeatError
 from contracts.settings import StackSettings
 from onbeat_extras.doctor.finding import Finding, bad, ok, warn
-from reward_service.scoring.answers import self_test
-from reward_service.scoring.pool import ScorerPool
+from reward_service.scoring.pool import ScorerPool, self_test
 
 OUTLIVES = "processes that fork on and on may be left behind"
 

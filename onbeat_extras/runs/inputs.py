@@ -15,7 +15,7 @@ import msgspec
 
 from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
-from onbeat.process.private_folders import make_private
+from onbeat.process.folders import make_private
 from onbeat.prompts.datasets.jsonl import JsonlLine
 from onbeat_extras.runs.function_source import source_of
 

@@ -139,7 +139,7 @@ def test_the_log_of_a_run_begins_with_what_is_trained_of_what_and_with_what(
         f"{parameters:,} parameters, {parameters:,} of them trained, float32, on cpu, ranks: 1, threads each: " in model
     )
     assert f"torch {torch.__version__.partition('+')[0]}" in versions
-    assert start == "starts at iteration 4/9"
+    assert start == "starts at iteration 3 of 9"
     facts = caplog.records[0].__dict__["facts"]
     assert (facts["job"], facts["seed"], facts["parameters"]) == ("job-1", 4, parameters)
 
@@ -152,7 +152,7 @@ def test_an_iteration_and_a_held_out_score_are_a_line_each(tmp_path: Path, caplo
     run_log.evaluation(score(2, 0.75))
     run_log.evaluation(replace(score(2, 0.75), greedy=0.5))
     assert lines_of(caplog) == [
-        "iteration 8/20: reward 0.500, 96 tokens, 1.2 s, version 8",
+        "iteration 7 of 20: reward 0.500, 96 tokens, 1.2 s, version 8",
         "version 2, 8 held-out prompts: sampled 0.750",
         "version 2, 8 held-out prompts: sampled 0.750, greedy 0.500",
     ]
