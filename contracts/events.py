@@ -156,8 +156,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
 
     @property
     def number(self) -> int:
-        """The iteration's number from 1, as people count."""
-        return self.iteration + 1
+        """The iteration's number, from 0 as everywhere: what a program calls it."""
+        return self.iteration
 
     def numbers(self) -> dict[str, float]:
         """Numbers that can be drawn over the iterations, by field name; without unknown ones and those of NOT_DRAWN."""

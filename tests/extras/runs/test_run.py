@@ -73,8 +73,8 @@ WAYS = pytest.mark.parametrize("way", [on_own_stack, at_gateway, found_again, le
 @WAYS
 def test_a_program_has_the_iterations_the_result_and_the_verdict(gateway: FakeGateway, way: Any) -> None:
     with way(gateway) as run:
-        assert [(entry.number, entry.reward_mean) for entry in run] == [(1, 0.5), (2, 0.75)]
-        assert [entry.number for entry in run] == [1, 2]
+        assert [(entry.number, entry.reward_mean) for entry in run] == [(0, 0.5), (1, 0.75)]
+        assert [entry.number for entry in run] == [0, 1]
         assert [entry.iteration for entry in run.metrics] == [0, 1]
         assert run.result().policy_version == run.status.policy_version == 2
         assert (run.id, run.folder.job_id) == (JOB, JOB)
@@ -115,7 +115,7 @@ def test_iterations_come_while_the_job_runs(gateway: FakeGateway, way: Any) -> N
     gateway.final = JobState.RUNNING
     with way(gateway) as run:
         entries = iter(run)
-        assert [next(entries).number, next(entries).number] == [1, 2]
+        assert [next(entries).number, next(entries).number] == [0, 1]
         with pytest.raises(DeadlineExceeded, match="waited 0 s for the job's end"):
             run.result(timeout_s=0.0)
         assert run.status.state is JobState.RUNNING
@@ -144,7 +144,7 @@ def test_a_cancelled_job_ends_the_loop(gateway: FakeGateway) -> None:
         entries = iter(run)
         next(entries)
         end(gateway, JobState.CANCELLED)
-        assert [entry.number for entry in entries] == [2]
+        assert [entry.number for entry in entries] == [1]
         with pytest.raises(JobFailed, match="cancelled"):
             run.result()
 
@@ -243,7 +243,7 @@ def test_a_job_that_is_nowhere_is_not_found(gateway: FakeGateway, tmp_path: Path
 def test_an_event_loop_has_the_same(gateway: FakeGateway) -> None:
     async def scenario() -> None:
         async with onbeat.train_async(gateway.spec) as run:
-            assert [entry.number async for entry in run] == [1, 2]
+            assert [entry.number async for entry in run] == [0, 1]
             assert (await run.result()).state is JobState.SUCCEEDED
             assert (await run.verify()).verified
             assert (await run.status()).job_id == JOB

@@ -27,6 +27,7 @@ from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.recording import Recorder
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
+from onbeat.run_files import SharedFolder
 from tests.builders import DIGEST, job_spec
 from tests.contract.golden_files import iteration_metrics
 
@@ -107,6 +108,7 @@ class Played:
         self.recorder = Recorder(folder, self.spec)
         self.settled: WeightManifest | None = None
         self.said: list[str] = []
+        self.run_files = SharedFolder()
         self.chain_file = Synced(folder, self.said)
         self.records: list[AuditRecord] = []
         self.is_on_disk = True
