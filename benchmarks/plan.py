@@ -4,7 +4,7 @@
     onbeat bench plan --kept FOLDER --result benchmarks/results/schedules-DATE.json
 
 Each run is predicted over the iterations that the benchmark counts: from its own timeline, which asks whether the
-simulation follows the rules of the pipeline; and from the timeline of another schedule of the same workload, which is
+walk follows the rules of the pipeline; and from the timeline of another schedule of the same workload, which is
 what a person has who plans.
 """
 
@@ -23,11 +23,9 @@ from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
 from onbeat_extras.planning.measured import measured_costs
-from onbeat_extras.planning.pipeline.costs import Costs, batch_bytes
-from onbeat_extras.planning.pipeline.simulation import Machines, Setup, simulate
-from onbeat_extras.planning.pipeline.trainer import start
+from onbeat_extras.planning.pipeline.costs import Costs, Machines
+from onbeat_extras.planning.pipeline.walk import walk
 from onbeat_extras.planning.plan import NEARLY
-from onbeat_extras.planning.predictions import scheduled
 
 EXPECTED = (
     "each run within 10 % of its measured seconds an iteration from its own timeline; and from the timeline of the "
@@ -78,19 +76,10 @@ class KeptRun:
 
     def predicted_s(self, costs: Costs) -> float:
         """Mean seconds over the counted iterations."""
-        schedule, spec = self.spec.schedule_rule, self.spec
-        machines = replace(self.machines, is_gain_known=True)
-        setup = Setup(
-            spec=scheduled(spec, schedule),
-            schedule=schedule,
-            machines=machines,
-            costs=costs,
-            batch_bytes=batch_bytes(spec),
-            num_iterations=spec.last_iteration + 1,
-        )
-        seconds = []
+        spec, machines = self.spec, replace(self.machines, is_gain_known=True)
+        number, seconds = spec.last_iteration + 1, []
         for seed in range(REPLICATIONS):
-            commits_s = simulate(setup, seed, start=start).commits_s
+            commits_s = walk(spec, spec.schedule_rule, machines, costs, num_iterations=number, seed=seed).commits_s
             first, last = WARM_UP - 1, spec.iterations - DRAIN - 1
             seconds.append((commits_s[last] - commits_s[first]) / (last - first))
         return statistics.fmean(seconds)

@@ -1,1 +1,1 @@
-"""Predicts a job before it runs: measured or given rates drive a simulation of the pipeline by the fence's rules."""
+"""Predicts a job before it runs: measured or given rates are walked through the pipeline by the fence's rules."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from onbeat_extras.planning.given import Rates, rows_of
-from onbeat_extras.planning.pipeline.simulation import Machines
+from onbeat_extras.planning.pipeline.costs import Machines
 
 FLOPS_A_PARAMETER = 6.0
 """Forward and backward, of a token (Kaplan et al., arXiv 2001.08361), as in consumer/gradient/cost.py."""

@@ -19,8 +19,7 @@ from onbeat.commands import options
 from onbeat.terminal.output import tell
 from onbeat_extras.planning import lanes
 from onbeat_extras.planning.checks import MOST_GENERATORS, check_machines
-from onbeat_extras.planning.pipeline.costs import Costs
-from onbeat_extras.planning.pipeline.simulation import Machines
+from onbeat_extras.planning.pipeline.costs import Costs, Machines
 from onbeat_extras.planning.plan import Plan, candidates, compare, machines_for
 from onbeat_extras.planning.plan_view import shown
 from onbeat_extras.planning.predictions import Prediction
@@ -51,8 +50,8 @@ def plan(
         str | None,
         typer.Option("--colocated", metavar="G,T", help="How much faster a generator and a rank are with all devices."),
     ] = None,
-    replications: Annotated[int, typer.Option("--replications", min=1, max=100, help="Simulations of each row.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first simulation.")] = 0,
+    replications: Annotated[int, typer.Option("--replications", min=1, max=100, help="Walks of each row.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the first walk.")] = 0,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Swim lanes of each schedule: .png or .svg.")
     ] = None,

@@ -17,10 +17,9 @@ from contracts.events import TimelineSpan
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from onbeat.terminal.figures import COLORS, DOTS_PER_INCH
-from onbeat_extras.planning.pipeline.costs import Costs, batch_bytes
-from onbeat_extras.planning.pipeline.simulation import Machines, Setup, simulate
-from onbeat_extras.planning.pipeline.trainer import start
-from onbeat_extras.planning.predictions import Prediction, scheduled, warm_up
+from onbeat_extras.planning.pipeline.costs import Costs, Machines
+from onbeat_extras.planning.pipeline.walk import walk
+from onbeat_extras.planning.predictions import Prediction, warm_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,21 +59,11 @@ class Lanes:
 def lanes_of(
     spec: JobSpec, prediction: Prediction, machines: Machines, costs: Costs, *, shown_s: float, seed: int = 0
 ) -> Lanes:
-    """Simulates a predicted row once more, and keeps the spans from where the pipeline is full. A short job ends."""
+    """Walks a predicted row once more, and keeps the spans from where the pipeline is full. A short job ends."""
     schedule = Schedule(prediction.schedule, prediction.max_policy_lag)
-    of_schedule = scheduled(spec, schedule)
     wanted = math.ceil(shown_s / prediction.iteration_s.mean) + schedule.num_open + 2
-    setup = Setup(
-        spec=of_schedule,
-        schedule=schedule,
-        machines=machines,
-        costs=costs,
-        batch_bytes=batch_bytes(of_schedule),
-        num_iterations=min(wanted, of_schedule.iterations),
-        keeps_spans=True,
-    )
-    found = simulate(setup, seed, start=start)
-    start_s = found.commits_s[warm_up(setup)]
+    found = walk(spec, schedule, machines, costs, num_iterations=min(wanted, spec.iterations), seed=seed)
+    start_s = found.commits_s[min(warm_up(spec, schedule), len(found.commits_s) - 1)]
     return Lanes(
         schedule=schedule,
         spans=tuple(span for span in found.spans if span.ended_s > start_s),

@@ -1,15 +1,14 @@
 """Reads what a finished job's parts took off its timeline, so that another schedule of it can be predicted.
 
-A timeline says what passed; a simulation needs what was computed. Where more threads ran than the machine has cores,
-each span was stretched by the others: `Load` takes that off again, and the simulated machine puts its own on.
+A timeline says what passed; a prediction needs what was computed. Where more threads ran than the machine has cores,
+each span was stretched by the others: that is taken off again, and a walk puts its own on (`pipeline/load.py`).
 """
 
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,6 +18,7 @@ from contracts.spec import JobSpec
 from contracts.timeline import is_of_the_pipeline
 from onbeat.telemetry.timeline.report import latest_spans
 from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
+from onbeat_extras.planning.pipeline.load import Clock, alone
 
 WARM_UP = 2
 """First iterations of a run, which load and allocate; they are left out where enough follow."""
@@ -26,7 +26,6 @@ FEWEST = 3
 """Iterations that must be left."""
 LONGEST_S = 604800.0
 """No span lasts for more than a week, which is the longest deadline of a spec."""
-COMPUTES = frozenset({"generate", "score", "train", "step"})
 
 Spans = Sequence[TimelineSpan]
 
@@ -54,11 +53,11 @@ def measured_costs(
             cure="measure a longer job",
         )
     _check(spans, [metrics[number] for number in kept])
-    load = Load(spans, num_cores=num_cores, threads=threads)
+    clock = alone(spans, num_cores=num_cores, threads=threads)
     of_kept = [span for span in spans if span.iteration in set(kept)]
-    training, warnings = _batches(of_kept, load.work_s, "train"), []
+    training, warnings = _batches(of_kept, clock, "train"), []
     # Held-out prompts go out before and after a job: their batches may lie in the warm-up.
-    evaluation = _batches(of_kept, load.work_s, "evaluation") or _batches(spans, load.work_s, "evaluation")
+    evaluation = _batches(of_kept, clock, "evaluation") or _batches(spans, clock, "evaluation")
     if not training:
         raise InvalidInput(f"{job_id} has no timeline of its batches", field="--from")
     if not evaluation:
@@ -70,7 +69,7 @@ def measured_costs(
         source=f"measured in {job_id} ({spec.schedule}), {len(kept)} iterations",
         training=tuple(_with_tokens(batch, round(tokens)) for batch in training),
         evaluation=tuple(_with_tokens(batch, round(tokens)) for batch in evaluation),
-        steps=tuple(_steps(runs, load.work_s)),
+        steps=tuple(_steps(runs, clock)),
         waits=_waits(runs, spec, metrics),
         warnings=tuple(warnings),
     )
@@ -92,32 +91,6 @@ def _check(spans: Spans, metrics: Iterable[IterationMetrics]) -> None:
                 field="metrics.jsonl",
                 cure="the setting peak_flops is too low",
             )
-
-
-class Load:
-    """How much each moment of a run slowed what computed in it."""
-
-    def __init__(self, spans: Spans, *, num_cores: int, threads: int) -> None:
-        self._num_cores = num_cores
-        changes: dict[float, int] = defaultdict(int)
-        for span in spans:
-            if span.what in COMPUTES:
-                used = 1 if span.what == "score" else threads
-                changes[span.started_s] += used
-                changes[span.ended_s] -= used
-        self._times = sorted(changes)
-        running, self._speeds = 0, []
-        for time_s in self._times:
-            running += changes[time_s]
-            self._speeds.append(min(1.0, num_cores / running) if running else 1.0)
-
-    def work_s(self, span: TimelineSpan) -> float:
-        """Seconds that the span would have taken alone."""
-        if self._num_cores == 0:
-            return span.ended_s - span.started_s
-        first = bisect_left(self._times, span.started_s)
-        last = bisect_left(self._times, span.ended_s)
-        return sum((self._times[at + 1] - self._times[at]) * self._speeds[at] for at in range(first, last))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +133,7 @@ def _first_passes(trained: Iterable[TimelineSpan]) -> tuple[TimelineSpan, ...]:
     return tuple(first.values())
 
 
-def _batches(spans: Spans, work_s: Callable[[TimelineSpan], float], purpose: str) -> list[BatchCost]:
+def _batches(spans: Spans, clock: Clock, purpose: str) -> list[BatchCost]:
     """Each batch that was published, once, by what its rounds and its first pass took."""
     of_each: dict[str, dict[str, list[TimelineSpan]]] = defaultdict(lambda: defaultdict(list))
     for span in spans:
@@ -170,9 +143,11 @@ def _batches(spans: Spans, work_s: Callable[[TimelineSpan], float], purpose: str
     for kinds in of_each.values():
         if kinds["generate"] and len(kinds["generate"]) == len(kinds["score"]):
             pairs = zip(kinds["generate"], kinds["score"], strict=True)
-            rounds = tuple(Round(generate_s=work_s(sampled), score_s=work_s(scored)) for sampled, scored in pairs)
+            rounds = tuple(
+                Round(generate_s=clock.seconds(sampled), score_s=clock.seconds(scored)) for sampled, scored in pairs
+            )
             trained = _first_passes(kinds["train"])
-            costs.append(BatchCost(rounds=rounds, train_s=work_s(trained[0]) if trained else 0.0))
+            costs.append(BatchCost(rounds=rounds, train_s=clock.seconds(trained[0]) if trained else 0.0))
     return costs
 
 
@@ -180,14 +155,14 @@ def _with_tokens(batch: BatchCost, num_tokens: int) -> BatchCost:
     return replace(batch, num_tokens=num_tokens)
 
 
-def _steps(runs: Iterable[MeasuredIteration], work_s: Callable[[TimelineSpan], float]) -> list[StepCost]:
+def _steps(runs: Iterable[MeasuredIteration], clock: Clock) -> list[StepCost]:
     """From the last batch of the first pass to the announced version; what else ran stretched only the steps."""
     costs = []
     for run in runs:
         if run.synced is None or not run.trained:
             continue
         since_s = max(span.ended_s for span in run.trained)
-        stretched_s = sum(span.ended_s - span.started_s - work_s(span) for span in run.stepped)
+        stretched_s = sum(span.ended_s - span.started_s - clock.seconds(span) for span in run.stepped)
         costs.append(
             StepCost(
                 step_s=max(0.0, run.synced.started_s - since_s - stretched_s),

@@ -11,8 +11,7 @@ from dataclasses import replace
 from contracts.encoding.wire import Record
 from contracts.schedule import Schedule, ScheduleName
 from contracts.spec import JobSpec
-from onbeat_extras.planning.pipeline.costs import Costs
-from onbeat_extras.planning.pipeline.simulation import Machines
+from onbeat_extras.planning.pipeline.costs import Costs, Machines
 from onbeat_extras.planning.predictions import Prediction, predict
 
 NEARLY = 1.05
@@ -58,7 +57,7 @@ def compare(
     replications: int,
     seed: int,
 ) -> Plan:
-    """Simulates each schedule with each number of generators."""
+    """Predicts each schedule with each number of generators."""
     found = tuple(
         predict(spec, schedule, of_schedule, costs, replications=replications, seed=seed)
         for schedule, of_schedule in _each(schedules, generators, machines)

@@ -23,8 +23,7 @@ from onbeat.stack.access import run_root_from
 from onbeat_extras.planning.checks import check_rates
 from onbeat_extras.planning.given import Rates, given_costs
 from onbeat_extras.planning.measured import measured_costs
-from onbeat_extras.planning.pipeline.costs import Costs
-from onbeat_extras.planning.pipeline.simulation import Machines
+from onbeat_extras.planning.pipeline.costs import Costs, Machines
 
 SAME_BATCHES = ("prompts_per_batch", "group_size", "max_resamples", "sampling")
 """Keys of [rollout] that decide what a batch costs."""

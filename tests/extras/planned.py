@@ -6,9 +6,8 @@ from typing import Any
 
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from onbeat_extras.planning.pipeline.costs import BatchBytes, BatchCost, Costs, Round, StepCost, Waits
-from onbeat_extras.planning.pipeline.simulation import Machines, Outcome, Setup, simulate
-from onbeat_extras.planning.pipeline.trainer import start
+from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Machines, Round, StepCost, Waits
+from onbeat_extras.planning.pipeline.walk import Run, walk
 
 NO_WAITS = Waits(
     claim_s=0.0, load_s=0.0, swap_s=0.0, arrival_s=0.0, take_s=0.0, open_s=0.0, after_s=0.0, checkpoint_s=0.0
@@ -30,15 +29,6 @@ def costs(*training: BatchCost, step_s: float = 0.0, publish_s: float = 0.0, wai
     )
 
 
-def run(spec: JobSpec, schedule: Schedule, stated: Costs, *, seed: int = 0, **machines: Any) -> Outcome:
-    """Simulates the whole job, and keeps its spans."""
-    setup = Setup(
-        spec=spec,
-        schedule=schedule,
-        machines=Machines(**machines),
-        costs=stated,
-        batch_bytes=BatchBytes(fixed=100.0, per_token=1.0),
-        num_iterations=spec.last_iteration + 1,
-        keeps_spans=True,
-    )
-    return simulate(setup, seed, start=start)
+def run(spec: JobSpec, schedule: Schedule, stated: Costs, *, seed: int = 0, **machines: Any) -> Run:
+    """Walks the whole job."""
+    return walk(spec, schedule, Machines(**machines), stated, num_iterations=spec.last_iteration + 1, seed=seed)

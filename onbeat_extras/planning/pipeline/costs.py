@@ -1,7 +1,7 @@
 """What a pipeline's parts take: seconds of batches, steps and waits, whether a finished job or given rates state them.
 
 run folder ─▶ measured.py ─┐
-RATES.toml ─▶ given.py ────┴▶ Costs ─▶ simulation.py draws batches and steps from it
+RATES.toml ─▶ given.py ────┴▶ Costs ─▶ walk.py draws batches and steps from it
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from contracts.encoding.arrays import pack_float32, pack_int32
-from contracts.encoding.wire import encode
-from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
 
-TEXT_CHARACTERS_PER_TOKEN = 4
-"""English text in vocabularies of today; only the bytes in Redis depend on it."""
+BYTES_OF_A_TOKEN = 12
+"""Its id, its log-prob, and four characters: English text in vocabularies of today."""
+BYTES_OF_A_COMPLETION, BYTES_OF_A_BATCH = 125, 450
+"""What else is encoded: names, rewards, times."""
+BYTES_OF_A_PROMPT_TOKEN, PROMPT_TOKENS = 4, 256
+"""Prompts are taken to be no longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,52 +107,30 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchBytes:
-    """Bytes of a published rollout batch: fixed ones, and those of a token. Measured on encoded records of the spec."""
+class Machines:
+    """What a job runs on."""
 
-    fixed: float
-    per_token: float
+    num_generators: int = 1
+    world_size: int = 1
+    completions_at_once: int = 1
+    """An engine's `max_concurrent_completions`: below so many a generator claims another batch; 1 is one batch."""
+    num_cores: int = 0
+    """Cores of the one machine that all processes share; 0: each has devices of its own."""
+    threads: int = 1
+    """Each generator and rank has so many, where they share a machine."""
+    generator_gain: float = 1.0
+    """Under `colocated`, how many times faster one generator samples than with its own share of the devices."""
+    trainer_gain: float = 1.0
+    """The same of a rank."""
+    is_gain_known: bool = False
+    """Whether the gains are measured, or stated; otherwise they are what ideal scaling gives."""
+    switch_s: float = 0.0
+    """Under `colocated`, to hand the devices over, once in each direction."""
 
-    def of(self, batch: BatchCost) -> float:
-        return self.fixed + self.per_token * batch.num_tokens
 
-
-def batch_bytes(spec: JobSpec) -> BatchBytes:
-    """Encodes a batch of the spec's shape with few and with many tokens a completion; the line through both."""
-    few, many = 1, 257
-    completions = spec.rollout.prompts_per_batch * spec.rollout.group_size
-    small, large = (len(encode(_sample(spec, tokens))) for tokens in (few, many))
-    per_token = (large - small) / ((many - few) * completions)
-    return BatchBytes(fixed=small - per_token * few * completions, per_token=per_token)
-
-
-def _sample(spec: JobSpec, tokens: int) -> RolloutBatch:
-    rollout = Rollout(
-        completion=Completion(
-            token_ids=pack_int32([1] * tokens), generator_logprobs=pack_float32([-1.5] * tokens), finish_reason="stop"
-        ),
-        text="x" * (TEXT_CHARACTERS_PER_TOKEN * tokens),
-        reward=1.0,
-        reward_breakdown={component.name: 1.0 for component in spec.reward.components},
-    )
-    group = RolloutGroup(
-        prompt_id="train/1000",
-        prompt_index=1000,
-        prompt_token_ids=pack_int32([1] * min(spec.rollout.max_prompt_tokens, 256)),
-        rollouts=(rollout,) * spec.rollout.group_size,
-    )
-    return RolloutBatch(
-        job_id="job-000000000000",
-        batch_id="10/train/100",
-        iteration=10,
-        purpose="train",
-        policy_version=10,
-        weights_digest="ab" * 32,
-        group_size=spec.rollout.group_size,
-        generator_id="generator",
-        attempt=1,
-        timings=BatchTimings(
-            generation_started_s=1.5, generation_ended_s=2.5, scoring_started_s=2.5, scoring_ended_s=3.5
-        ),
-        groups=(group,) * spec.rollout.prompts_per_batch,
-    )
+def batch_bytes(spec: JobSpec, batch: BatchCost) -> float:
+    """Bytes of a published rollout batch, within a few per cent of its encoded record."""
+    rollout = spec.rollout
+    of_prompt = BYTES_OF_A_PROMPT_TOKEN * min(rollout.max_prompt_tokens, PROMPT_TOKENS)
+    fixed = BYTES_OF_A_BATCH + rollout.prompts_per_batch * (of_prompt + BYTES_OF_A_COMPLETION * rollout.group_size)
+    return fixed + BYTES_OF_A_TOKEN * batch.num_tokens

@@ -1,152 +1,90 @@
-"""The simulated trainer, and the start of a whole pipeline: its loop is that of `consumer/trainer/`.
+"""When an iteration's batches are trained: its loop is that of `onbeat/loop/`, its ranks those of `consumer/ranks/`.
 
-take (at once, or when all are published) ─▶ ranks train ─▶ step ─▶ publish ─▶ commit t, open the next ─▶ checkpoint
+take (as they arrive, or when all are there) ─▶ each to the rank that is free first, or all ranks together ─▶ step
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from simpy import AllOf, Environment, Event, Store
-
-from onbeat_extras.planning.pipeline.generators import SimulatedGenerator
-from onbeat_extras.planning.pipeline.simulation import Pipeline
-from onbeat_extras.planning.pipeline.window import Batch, OpenIteration
+from contracts.events import TimelineSpan
+from onbeat_extras.planning.pipeline.costs import BatchCost, Waits
 
 CLAIMED_AT_ONCE = 4
-"""As in consumer/trainer/gather.py."""
-HANDED_OUT_PER_RANK = 2
-"""As in consumer/ranks/group.py."""
-
-Steps = Generator[Event, Any, None]
+"""As in onbeat/loop/gathering.py."""
 
 
-def start(pipeline: Pipeline) -> Event:
-    """Puts all processes into a pipeline; returns the end of its trainer."""
-    pipeline.window.start()
-    pipeline.outcome.scripts["open_iteration"] += pipeline.setup.schedule.num_open
-    for number in range(1, pipeline.setup.machines.num_generators + 1):
-        pipeline.environment.process(SimulatedGenerator(pipeline, number).run())
-    return pipeline.environment.process(SimulatedTrainer(pipeline).run())
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A batch that is there from `scored_s` on."""
+
+    iteration: int
+    batch_id: str
+    is_training: bool
+    version: int
+    cost: BatchCost
+    scored_s: float
 
 
+@dataclass(kw_only=True)
 class SimulatedTrainer:
-    """The loop of one trainer with its ranks."""
+    """One trainer with its ranks."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._environment: Environment = pipeline.environment
-        setup = pipeline.setup
-        self._setup = setup
-        self._world_size = setup.machines.world_size
-        self._is_lockstep = setup.spec.trainer.sharding == "fsdp"
-        is_alone = pipeline.is_colocated
-        self._gain = setup.machines.trainer_gain if is_alone else 1.0
-        self._switch_s = setup.machines.switch_s if is_alone else 0.0
-        self._orders: Store = Store(self._environment)
-        self._num_training = 0
-        self._trained = self._environment.event()
-        if self._world_size > 1 and not self._is_lockstep:
-            for rank in range(self._world_size):
-                self._environment.process(self._serve_rank(rank))
+    waits: Waits
+    takes_at_once: bool
+    world_size: int
+    is_lockstep: bool
+    """Whether the ranks share the model, and so pass together."""
+    gain: float
+    switch_s: float
+    spans: list[TimelineSpan]
+    num_takes: int = 0
+    _free: list[float] = field(default_factory=list)
+    """When each rank is free."""
 
-    def run(self) -> Steps:
-        """Returns with the last of the setup's commits."""
-        for _ in range(self._setup.num_iterations):
-            slot = next(iter(self._pipeline.window.open.values()))
-            yield from self._gather(slot)
-            if slot.number < self._setup.spec.iterations:
-                yield from self._step(slot.number)
-            yield from self._commit(slot)
+    def train(self, arrivals: Sequence[Arrival], turned_s: float) -> float:
+        """arrivals: all of an iteration, in their order. turned_s: from then on. Returns when the last pass ends."""
+        now_s, taken = turned_s, 0
+        self._free = [turned_s] * self.world_size
+        while taken < len(arrivals):
+            ready_s = arrivals[taken if self.takes_at_once else -1].scored_s
+            waits = ready_s > max(now_s, *self._free)
+            if ready_s > now_s:
+                # While ranks are at work it looks again when one of them is done.
+                now_s = ready_s if waits else min(end_s for end_s in self._free if end_s >= ready_s)
+            if waits and not taken:
+                now_s += self.switch_s
+            there = [batch for batch in arrivals[taken : taken + CLAIMED_AT_ONCE] if batch.scored_s <= now_s]
+            taken += len(there)
+            self.num_takes += 1
+            now_s += self.waits.arrival_s if waits else self.waits.take_s * len(there)
+            now_s = self._pass([batch for batch in there if batch.is_training], now_s)
+        return max(now_s, *self._free)
 
-    def _gather(self, slot: OpenIteration) -> Steps:
-        """Trains what arrives until every batch of the iteration was taken."""
-        pipeline, num_taken, has_waited = self._pipeline, 0, False
-        while num_taken < slot.expected or self._num_training:
-            may_take = self._setup.schedule.takes_at_once or slot.is_published
-            if may_take and slot.published and self._has_room:
-                if has_waited and not num_taken and self._switch_s:
-                    yield self._environment.timeout(self._switch_s)
-                arrived = [slot.published.popleft() for _ in range(min(CLAIMED_AT_ONCE, len(slot.published)))]
-                num_taken += len(arrived)
-                pipeline.outcome.scripts["claim_rollouts"] += 1
-                waits = self._setup.costs.waits
-                yield self._environment.timeout(waits.arrival_s if has_waited else waits.take_s * len(arrived))
-                has_waited = False
-                yield from self._train([batch for batch in arrived if batch.purpose == "train"])
-                continue
-            has_waited = not self._num_training
-            yield self._trained if self._num_training else pipeline.rollouts()
-
-    @property
-    def _has_room(self) -> bool:
-        if self._world_size == 1 or self._is_lockstep:
-            return True
-        return self._num_training < HANDED_OUT_PER_RANK * self._world_size
-
-    def _train(self, batches: list[Batch]) -> Steps:
-        """One process trains a batch as it gets it; ranks take orders; ranks in lockstep pass together."""
+    def _pass(self, batches: Sequence[Arrival], now_s: float) -> float:
+        """Returns when the trainer can take others: ranks of their own work on meanwhile."""
+        if self.is_lockstep:
+            for at in range(0, len(batches), self.world_size):
+                together = batches[at : at + self.world_size]
+                now_s = max(self._book(batch, rank, now_s) for rank, batch in enumerate(together))
+            return now_s
         for batch in batches:
-            self._count(batch)
-        if self._world_size == 1:
-            for batch in batches:
-                yield from self._pass(batch, 0)
-        elif self._is_lockstep:
-            while batches:
-                together, batches = batches[: self._world_size], batches[self._world_size :]
-                yield AllOf(
-                    self._environment,
-                    [self._environment.process(self._pass(batch, rank)) for rank, batch in enumerate(together)],
-                )
-        else:
-            self._num_training += len(batches)
-            for batch in batches:
-                self._orders.put(batch)
+            rank = self._free.index(min(self._free))
+            self._free[rank] = self._book(batch, rank, max(now_s, self._free[rank]))
+        return now_s if self.world_size > 1 else max(now_s, self._free[0])
 
-    def _serve_rank(self, rank: int) -> Steps:
-        while True:
-            batch = yield self._orders.get()
-            assert isinstance(batch, Batch)
-            yield from self._pass(batch, rank)
-            self._num_training -= 1
-            bell, self._trained = self._trained, self._environment.event()
-            bell.succeed()
-
-    def _pass(self, batch: Batch, rank: int) -> Steps:
-        pipeline, started_s = self._pipeline, self._pipeline.now_s
-        cost = pipeline.cost_of(batch)
-        yield from pipeline.processors.compute(cost.train_s / self._gain, threads=self._setup.machines.threads)
+    def _book(self, batch: Arrival, rank: int, started_s: float) -> float:
+        ended_s = started_s + batch.cost.train_s / self.gain
         who = f"trainer {rank}" if rank else "trainer"
-        pipeline.span(who, "train", batch.iteration, started_s, batch_id=batch.batch_id)
-
-    def _count(self, batch: Batch) -> None:
-        outcome = self._pipeline.outcome
-        outcome.lags[batch.iteration - batch.version] += 1
-        outcome.num_tokens += self._pipeline.cost_of(batch).num_tokens
-
-    def _step(self, iteration: int) -> Steps:
-        pipeline, cost = self._pipeline, self._setup.costs.step(self._pipeline.draw)
-        started_s = pipeline.now_s
-        yield from pipeline.processors.compute(cost.step_s / self._gain, threads=self._setup.machines.threads)
-        pipeline.span("trainer", "step", iteration, started_s)
-        started_s = pipeline.now_s
-        yield self._environment.timeout(cost.publish_s)
-        pipeline.span("trainer", "sync", iteration, started_s)
-        pipeline.outcome.scripts["publish_weights"] += 1
-
-    def _commit(self, slot: OpenIteration) -> Steps:
-        pipeline, waits, spec = self._pipeline, self._setup.costs.waits, self._setup.spec
-        started_s = pipeline.now_s
-        yield self._environment.timeout(waits.open_s)
-        pipeline.window.commit()
-        pipeline.clear(slot.number)
-        pipeline.outcome.scripts["commit_iteration"] += 1
-        pipeline.outcome.commits_s.append(pipeline.now_s)
-        pipeline.span("trainer", "open", slot.number + 1, started_s)
-        if self._switch_s:
-            yield self._environment.timeout(self._switch_s)
-        pipeline.ring_prompts()
-        yield self._environment.timeout(waits.after_s)
-        if slot.number < spec.iterations and spec.checkpoints_after(slot.number):
-            yield self._environment.timeout(waits.checkpoint_s)
+        self.spans.append(
+            TimelineSpan(
+                who=who,
+                what="train",
+                iteration=batch.iteration,
+                batch_id=batch.batch_id,
+                started_s=started_s,
+                ended_s=ended_s,
+            )
+        )
+        return ended_s

@@ -16,8 +16,8 @@ from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from onbeat_extras.planning import measured
-from onbeat_extras.planning.pipeline.costs import Costs
-from onbeat_extras.planning.pipeline.simulation import Machines, Outcome
+from onbeat_extras.planning.pipeline.costs import Costs, Machines
+from onbeat_extras.planning.pipeline.walk import Run
 from onbeat_extras.planning.sources import costs_of_job, measured_folder
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
@@ -35,8 +35,8 @@ def spec(schedule: str = "periodic", **changes: object) -> JobSpec:
     return job_spec(**{**stated, **lag, "trainer__checkpoint_every_iterations": 100, **changes})
 
 
-def write_run(root: Path, of_job: JobSpec, found: Outcome) -> RunFolder:
-    """A run folder as a trainer leaves it, out of a simulated run."""
+def write_run(root: Path, of_job: JobSpec, found: Run) -> RunFolder:
+    """A run folder as a trainer leaves it, out of a predicted run."""
     folder = RunFolder(root, JOB)
     folder.path.mkdir(parents=True)
     folder.spec.write_bytes(encode_json(of_job))
@@ -55,7 +55,7 @@ def measured_costs(folder: RunFolder, of_job: JobSpec, *, num_cores: int = 0) ->
     )
 
 
-def _line(number: int, found: Outcome) -> IterationMetrics:
+def _line(number: int, found: Run) -> IterationMetrics:
     turned_s = found.commits_s[number - 1] + WAITS.after_s if number else 0.0
     return msgspec.structs.replace(iteration_metrics(), iteration=number, num_tokens=400, started_s=turned_s)
 

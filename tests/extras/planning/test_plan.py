@@ -11,7 +11,7 @@ import pytest
 from contracts.schedule import Schedule
 from onbeat import cli
 from onbeat_extras.planning import lanes
-from onbeat_extras.planning.pipeline.simulation import Machines
+from onbeat_extras.planning.pipeline.costs import Machines
 from onbeat_extras.planning.plan import candidates, choose, compare, machines_for
 from onbeat_extras.planning.predictions import Prediction, Range, RedisLoad, predict
 from tests.builders import job_spec
@@ -48,7 +48,6 @@ def prediction(schedule: str, seconds: float, *, lag: int = 0, generators: int =
         generators_busy=0.5,
         trainer_busy=0.5,
         lag_mean=0.0,
-        hedges=0.0,
         redis=RedisLoad(scripts_per_s=1.0, bytes_per_s=1.0, most_resident_bytes=1.0),
     )
 

@@ -1,7 +1,8 @@
-"""The window of a plan and the fence of a real server, taken through the same job: they give out the same batches."""
+"""A plan and the fence of a real server, taken through the same job: they give out the same batches."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from random import Random
 
 import pytest
@@ -19,8 +20,10 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.loop import window as trainers
 from onbeat.prompts.plan import IterationPlan
-from onbeat_extras.planning.pipeline.window import Batch, Window
+from onbeat_extras.planning.pipeline.trainer import Arrival
+from onbeat_extras.planning.pipeline.walk import Run
 from tests.builders import job_spec
+from tests.extras.planned import batch, costs, run
 from tests.integration.test_fence import DIGEST, answer_to, manifest, record
 
 LEASE_S = 600.0
@@ -72,15 +75,15 @@ class Fence:
         return self.generators[number].claim(LEASE_S, held=(held, DIGEST))
 
     def publish(self, number: int, claim: Claim) -> str:
-        batch = answer_to(
+        answer = answer_to(
             claim.prompt_batch,
             f"g{number}",
             purpose=claim.prompt_batch.purpose,
             num_groups=len(claim.prompt_batch.prompts),
             group_size=claim.prompt_batch.group_size,
         )
-        assert self.generators[number].publish(claim, batch) is PublishOutcome.ACCEPTED
-        return batch_digest(batch)
+        assert self.generators[number].publish(claim, answer) is PublishOutcome.ACCEPTED
+        return batch_digest(answer)
 
     def commit(self, iteration: int, trained: dict[str, str]) -> None:
         made, opening = None, None
@@ -123,29 +126,34 @@ def test_a_plan_gives_out_the_batches_that_the_fence_does_under_the_same_version
     settings: StackSettings, schedule: str, lag: int, seed: int
 ) -> None:
     spec, draw = job(schedule, lag), Random(seed)
-    fence, planned = Fence(settings, spec), Window(spec, spec.schedule_rule)
-    planned.start()
+    stated = costs(*[batch(draw.uniform(0.5, 4.0), draw.uniform(0.1, 2.0)) for _ in range(64)], step_s=0.3)
+    planned = run(spec, spec.schedule_rule, stated, seed=seed, num_generators=GENERATORS)
     held = [-1] * GENERATORS
-    outstanding: list[tuple[int, Claim, Batch]] = []
-    trained: dict[int, dict[str, str]] = {}
-    num_claimed = 0
-    while planned.open:
-        number = draw.randrange(GENERATORS)
-        if draw.random() < 0.6:
-            claim, expected = fence.claim(number, held[number]), planned.claim(number, held[number], 0.0)
-            assert (claim is None) == (expected is None)
-            if claim is not None and expected is not None:
-                asked = claim.prompt_batch
-                assert (asked.batch_id, asked.policy_version) == (expected.batch_id, expected.version)
-                held[number] = expected.version
-                outstanding.append((number, claim, expected))
-                num_claimed += 1
-        elif outstanding:
-            by, claim, expected = outstanding.pop(draw.randrange(len(outstanding)))
-            trained.setdefault(expected.iteration, {})[expected.batch_id] = fence.publish(by, claim)
-            assert planned.publish(expected, 0.0)
-        oldest = min(planned.open)
-        if planned.open[oldest].is_published and draw.random() < 0.5:
-            fence.commit(oldest, trained.pop(oldest))
-            planned.commit()
-    assert num_claimed == 5 * 3 + 4 * 2  # evaluations of versions 0, 2, 4 and 5
+    fence, claims = Fence(settings, spec), {}
+    trained: dict[int, dict[str, str]] = defaultdict(dict)
+    for _, _, number, event in events(planned):
+        if isinstance(event, int):
+            fence.commit(event, trained.pop(event))
+        elif event.batch_id in claims:
+            trained[event.iteration][event.batch_id] = fence.publish(number, claims.pop(event.batch_id))
+        else:
+            claim = fence.claim(number, held[number])
+            assert claim is not None
+            asked = claim.prompt_batch
+            assert (asked.batch_id, asked.policy_version) == (event.batch_id, event.version)
+            held[number], claims[event.batch_id] = event.version, claim
+    assert len(planned.batches) == 5 * 3 + 4 * 2  # evaluations of versions 0, 2, 4 and 5
+
+
+def events(planned: Run) -> list[tuple[float, int, int, Arrival | int]]:
+    """(time, its kind, generator, the batch that it claims or publishes); of a commit, the iteration."""
+    batches = {one.batch_id: one for one in planned.batches}
+    found: list[tuple[float, int, int, Arrival | int]] = [
+        (at_s, 1, 0, iteration) for iteration, at_s in enumerate(planned.commits_s)
+    ]
+    for span in planned.spans:
+        if span.what == "generate":
+            number, one = int(span.who.split()[-1]) - 1, batches[span.batch_id]
+            found += [(span.started_s, 2, number, one), (one.scored_s, 0, number, one)]
+    # Sorting is stable: what is claimed at one moment stays in the order of the claims.
+    return sorted(found, key=lambda event: event[:2])
