@@ -27,6 +27,7 @@ from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE
+from tests.forked import ForkedChild, is_forked
 from tests.redundant_redis import RedundantRedis
 
 REPOSITORY = Path(__file__).parents[1]
@@ -105,7 +106,9 @@ class Pipeline:
         return self._start(name, (sys.executable, str(program), *arguments), settings)
 
     def _start(self, name: str, command: tuple[str, ...], settings: StackSettings, *, port: int = 0) -> ChildProcess:
-        child = ChildProcess(
+        # A library of numbers takes its threads and its device when it is imported.
+        is_plain = settings.threads == 1 and not settings.colocated_threads and settings.device == "cpu"
+        child = (ForkedChild if is_plain and is_forked(command) else ChildProcess)(
             name,
             command=command,
             environment=child_environment(os.environ, settings, port=port),

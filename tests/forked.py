@@ -1,0 +1,143 @@
+"""Processes that are forked from one that has imported what they need: a start takes tenths of a second, not seconds.
+
+    test ── a start ──▶ nursery ── fork ──▶ `python -m MODULE ARGUMENTS`, with an environment and a log of its own
+         ── its number ─▶       ◀── its exit code, once it has ended
+
+In all else they are what a ChildProcess starts: a process group of their own, SIGTERM when their launcher ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from onbeat.process.child_process import ChildProcess
+from onbeat.process.launcher import end_with_launcher, with_own_packages
+from onbeat.process.private_folders import make_missing
+
+MODULES = ("consumer", "consumer.stages", "producer")
+IMPORTED = (
+    *(f"{module}.__main__" for module in MODULES),
+    *("consumer.trainer.job_run", "producer.engine.transformers.engine", "producer.engine.fingerprint"),
+    "transformers.models.qwen3.modeling_qwen3",
+)
+MAX_BYTES = 1 << 18
+ANSWERS_WITHIN_S = 120.0
+
+
+class Forked:
+    """A process of the nursery, with the parts of a `subprocess.Popen` that a ChildProcess uses."""
+
+    def __init__(self, nursery: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._exit_code is None:
+            self._exit_code = asked(self._nursery, self.pid)
+        return self._exit_code
+
+    def wait(self, timeout: float = ANSWERS_WITHIN_S) -> int:
+        ends_s = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > ends_s:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.02)
+        return code
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def is_forked(command: Sequence[str]) -> bool:
+    """Whether it is Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has imported what it needs."""
+    return command[1] == "-m" and command[2] in MODULES
+
+
+class ForkedChild(ChildProcess):
+    """Its command is one of those."""
+
+    def start(self) -> None:
+        make_missing(self.log_path.parent)
+        start = {"argv": self.command[2:], "environment": self.environment, "log": str(self.log_path)}
+        self._process = Forked(nursery(), asked(nursery(), start) or 0)  # type: ignore[assignment]
+
+
+@cache
+def nursery() -> socket.socket:
+    """The nursery of this process, which ends with it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen(
+            (sys.executable, "-m", "tests.forked", str(theirs.fileno())),
+            env=with_own_packages({**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}),
+            pass_fds=(theirs.fileno(),),
+            preexec_fn=end_with_launcher(),
+            process_group=0,
+        )
+    ours.settimeout(ANSWERS_WITHIN_S)
+    return ours
+
+
+def asked(nursery: socket.socket, question: dict[str, Any] | int) -> int | None:
+    """question: a start, whose answer is its process number; or this, whose answer is its exit code once it has ended."""
+    nursery.send(json.dumps(question).encode())
+    return json.loads(nursery.recv(MAX_BYTES))
+
+
+def serve(control: socket.socket) -> dict[str, Any] | None:
+    """Forks until its launcher is gone; in a fork it returns what to run."""
+    while question := control.recv(MAX_BYTES):
+        asked_for = json.loads(question)
+        if isinstance(asked_for, int):
+            pid, status = os.waitpid(asked_for, os.WNOHANG)
+            control.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
+            continue
+        ask_kernel = end_with_launcher()
+        pid = os.fork()
+        if not pid:
+            if ask_kernel:
+                ask_kernel()
+            return asked_for
+        control.send(json.dumps(pid).encode())
+    return None
+
+
+def become(start: dict[str, Any], control: socket.socket) -> None:
+    """Makes this process one that was started by itself."""
+    os.setpgid(0, 0)
+    control.close()
+    log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, number in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, number)
+    os.environ.clear()
+    os.environ.update(start["environment"])
+    module, *arguments = start["argv"]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        import_module(name)
+    gc.freeze()
+    if start := serve(control):
+        become(start, control)
+
+
+if __name__ == "__main__":
+    main()
