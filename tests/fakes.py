@@ -48,14 +48,16 @@ class Changes:
     """Lets a test await what fakes record, also from other threads."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
 
     def notify(self) -> None:
-        self._loop.call_soon_threadsafe(self._changed.set)
+        if self._loop is not None:  # else the test awaits nothing yet
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     async def until(self, reached: Callable[[], bool], *, deadline_s: float = 20.0) -> None:
         """Returns once `reached()` is true; it is asked after every change."""
+        self._loop = asyncio.get_running_loop()
         async with asyncio.timeout(deadline_s):
             while not reached():
                 self._changed.clear()

@@ -92,7 +92,7 @@ def nursery() -> socket.socket:
 
 
 def asked(nursery: socket.socket, question: dict[str, Any] | int) -> int | None:
-    """question: a start, whose answer is its process number; or this, whose answer is its exit code once it has ended."""
+    """question: a start, whose answer is its process number; or this, whose answer is its exit code after its end."""
     nursery.send(json.dumps(question).encode())
     return json.loads(nursery.recv(MAX_BYTES))
 

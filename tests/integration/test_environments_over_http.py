@@ -142,22 +142,19 @@ def test_every_path_needs_the_key_and_the_process_says_how_it_is(service: Servic
     assert any(line.startswith("onbeat_environment_sessions ") and float(line.split()[1]) >= 1 for line in lines)
 
 
-def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_request(service: Service) -> None:
-    async def run() -> None:
-        async with client_of(service) as client:
-            facts = await client.facts(ECHO)
-            assert (facts.deterministic, facts.version) == (True, "environment-plugin 1.0")
-            assert "echo" in await client.names()
-            with pytest.raises(InvalidInput, match="level is easy or hard") as refused:
-                await client.facts(EnvironmentTable(name="strict", params={"level": "odd"}))
-            assert refused.value.field == "environment.params"
-            tasks = [Task(task="{}", seed=seed) for seed in (3, 4)]
-            assert await client.canary(ECHO, tasks, step_timeout_s=10.0) == ""
-            assert "turn 0 differs" in await client.canary(EnvironmentTable(name="clock"), tasks, step_timeout_s=10.0)
-            shown = await client.openings(ECHO, tasks, step_timeout_s=10.0, job_id="job-1")
-            assert [getattr(one, "messages", ())[0].content for one in shown] == ["say 3", "say 4"]
-
-    asyncio.run(run())
+async def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_request(service: Service) -> None:
+    async with client_of(service) as client:
+        facts = await client.facts(ECHO)
+        assert (facts.deterministic, facts.version) == (True, "environment-plugin 1.0")
+        assert "echo" in await client.names()
+        with pytest.raises(InvalidInput, match="level is easy or hard") as refused:
+            await client.facts(EnvironmentTable(name="strict", params={"level": "odd"}))
+        assert refused.value.field == "environment.params"
+        tasks = [Task(task="{}", seed=seed) for seed in (3, 4)]
+        assert await client.canary(ECHO, tasks, step_timeout_s=10.0) == ""
+        assert "turn 0 differs" in await client.canary(EnvironmentTable(name="clock"), tasks, step_timeout_s=10.0)
+        shown = await client.openings(ECHO, tasks, step_timeout_s=10.0, job_id="job-1")
+        assert [getattr(one, "messages", ())[0].content for one in shown] == ["say 3", "say 4"]
 
 
 @pytest.mark.parametrize(

@@ -54,35 +54,27 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool)
     return made, llm, started.arguments
 
 
-def test_a_sleep_gives_weights_and_cache_back_once_and_holds_no_version(
+async def test_a_sleep_gives_weights_and_cache_back_once_and_holds_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     made, llm, arguments = engine(tmp_path, monkeypatch, sleep_mode=True)
     assert arguments["enable_sleep_mode"] is True
-
-    async def turn() -> None:
-        for call in (made.sleep, made.sleep):
-            await call()
-        assert made.policy_version is None
-        for _ in range(2):
-            await made.wake(num_threads=4)
-
-    asyncio.run(turn())
+    for call in (made.sleep, made.sleep):
+        await call()
+    assert made.policy_version is None
+    for _ in range(2):
+        await made.wake(num_threads=4)
     assert llm.said == ["sleep at level 2", "wake up"]
 
 
-def test_without_sleep_mode_the_engine_keeps_its_memory_and_its_version(
+async def test_without_sleep_mode_the_engine_keeps_its_memory_and_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, llm, arguments = engine(tmp_path, monkeypatch, sleep_mode=False)
     assert arguments["enable_sleep_mode"] is False
-
-    async def turn() -> None:
-        await made.sleep()
-        await made.wake(num_threads=None)
-
-    asyncio.run(turn())
+    await made.sleep()
+    await made.wake(num_threads=None)
     assert llm.said == []
     assert made.policy_version is not None
 

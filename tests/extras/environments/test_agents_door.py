@@ -69,172 +69,136 @@ async def stepped(ask: Asked, turn: int, messages: dict[int, Message]) -> list[R
     return await ask.pool.step(steps)
 
 
-def test_requests_of_a_plain_client_are_the_turns_of_an_environment(ask: Asked) -> None:
-    async def run() -> None:
-        results = await opened(ask, "echo", *map(session, range(40)))
-        for number, result in enumerate(results):
-            assert isinstance(result, Turned)
-            assert result.opening is not UNSET
-            assert result.opening.asks_for_tokens is True
-            assert [one.content for one in result.opening.messages] == [f"say {number % 10}"]
-        first = await stepped(ask, 0, {number: said(str(number % 10)) for number in range(40)})
-        assert [text_of(one) for one in first] == [str(number % 10) for number in range(40)]
-        last = await stepped(ask, 1, {number: said("no") for number in range(40)})
-        assert {(reply_of(one).reward, reply_of(one).done) for one in last} == {(1.0, True)}
-        assert reply_of(last[0]).metrics == {"right": 1.0}
-
-    asyncio.run(run())
-
-
-def test_a_history_brings_an_agent_back_to_where_it_was(ask: Asked) -> None:
-    async def run() -> None:
-        await opened(ask, "echo", session(4), session(5), turns=3)
-        first = await stepped(ask, 0, {4: said("4"), 5: said("x")})
-        played = Played(message=said("4"), reply_digest=reply_digest(reply_of(first[0])))
-        (again,) = await opened(ask, "echo", session(4, played), turns=3)
-        assert text_of(again) == "4"
-        second = await stepped(ask, 1, {4: said("4"), 5: said("y")})
-        assert [text_of(one) for one in second] == ["4 4", "x y"]
-
-    asyncio.run(run())
-
-
-def test_an_asynchronous_client_may_stream(ask: Asked) -> None:
-    async def run() -> None:
-        await opened(ask, "echo_later", session(1))
-        (first,) = await stepped(ask, 0, {1: said("one")})
-        assert text_of(first) == "3 tokens"
-        (last,) = await stepped(ask, 1, {1: said("three")})
-        assert reply_of(last).reward == float(len("one three"))
-
-    asyncio.run(run())
-
-
-def test_tools_and_their_calls_go_through_the_door(ask: Asked) -> None:
-    async def run() -> None:
-        (result,) = await opened(ask, "calls", session(1))
+async def test_requests_of_a_plain_client_are_the_turns_of_an_environment(ask: Asked) -> None:
+    results = await opened(ask, "echo", *map(session, range(40)))
+    for number, result in enumerate(results):
         assert isinstance(result, Turned)
         assert result.opening is not UNSET
-        assert [tool.name for tool in result.opening.tools] == ["add"]
-        call = ToolCall(name="add", arguments='{"a": 1}', call_id="call_0")
-        (first,) = await stepped(ask, 0, {1: said("", 0, 1, calls=(call,))})
-        (message,) = reply_of(first).messages
-        assert (message.role, message.call_id, message.content) == ("tool", "call_0", 'add {"a": 1} tool_calls')
-        (last,) = await stepped(ask, 1, {1: said("3")})
-        assert reply_of(last).reward == 1.5
-
-    asyncio.run(run())
+        assert result.opening.asks_for_tokens is True
+        assert [one.content for one in result.opening.messages] == [f"say {number % 10}"]
+    first = await stepped(ask, 0, {number: said(str(number % 10)) for number in range(40)})
+    assert [text_of(one) for one in first] == [str(number % 10) for number in range(40)]
+    last = await stepped(ask, 1, {number: said("no") for number in range(40)})
+    assert {(reply_of(one).reward, reply_of(one).done) for one in last} == {(1.0, True)}
+    assert reply_of(last[0]).metrics == {"right": 1.0}
 
 
-def test_tokens_go_in_and_out_as_they_are(ask: Asked) -> None:
-    async def run() -> None:
-        (result,) = await opened(ask, "by_tokens", session(1))
-        assert isinstance(result, Turned)
-        assert result.opening is not UNSET
-        (first,) = result.opening.messages
-        assert first.token_ids is not UNSET
-        assert unpack_int32(first.token_ids) == [1, 2, 3]
-        (turned,) = await stepped(ask, 0, {1: said("", 5, 6)})
-        (observation,) = reply_of(turned).messages
-        assert observation.token_ids is not UNSET
-        assert unpack_int32(observation.token_ids) == [7, 7]
-        (last,) = await stepped(ask, 1, {1: said("", 8, 9, 10)})
-        assert reply_of(last).reward == 9.0
+async def test_a_history_brings_an_agent_back_to_where_it_was(ask: Asked) -> None:
+    await opened(ask, "echo", session(4), session(5), turns=3)
+    first = await stepped(ask, 0, {4: said("4"), 5: said("x")})
+    played = Played(message=said("4"), reply_digest=reply_digest(reply_of(first[0])))
+    (again,) = await opened(ask, "echo", session(4, played), turns=3)
+    assert text_of(again) == "4"
+    second = await stepped(ask, 1, {4: said("4"), 5: said("y")})
+    assert [text_of(one) for one in second] == ["4 4", "x y"]
 
-    asyncio.run(run())
+
+async def test_an_asynchronous_client_may_stream(ask: Asked) -> None:
+    await opened(ask, "echo_later", session(1))
+    (first,) = await stepped(ask, 0, {1: said("one")})
+    assert text_of(first) == "3 tokens"
+    (last,) = await stepped(ask, 1, {1: said("three")})
+    assert reply_of(last).reward == float(len("one three"))
+
+
+async def test_tools_and_their_calls_go_through_the_door(ask: Asked) -> None:
+    (result,) = await opened(ask, "calls", session(1))
+    assert isinstance(result, Turned)
+    assert result.opening is not UNSET
+    assert [tool.name for tool in result.opening.tools] == ["add"]
+    call = ToolCall(name="add", arguments='{"a": 1}', call_id="call_0")
+    (first,) = await stepped(ask, 0, {1: said("", 0, 1, calls=(call,))})
+    (message,) = reply_of(first).messages
+    assert (message.role, message.call_id, message.content) == ("tool", "call_0", 'add {"a": 1} tool_calls')
+    (last,) = await stepped(ask, 1, {1: said("3")})
+    assert reply_of(last).reward == 1.5
+
+
+async def test_tokens_go_in_and_out_as_they_are(ask: Asked) -> None:
+    (result,) = await opened(ask, "by_tokens", session(1))
+    assert isinstance(result, Turned)
+    assert result.opening is not UNSET
+    (first,) = result.opening.messages
+    assert first.token_ids is not UNSET
+    assert unpack_int32(first.token_ids) == [1, 2, 3]
+    (turned,) = await stepped(ask, 0, {1: said("", 5, 6)})
+    (observation,) = reply_of(turned).messages
+    assert observation.token_ids is not UNSET
+    assert unpack_int32(observation.token_ids) == [7, 7]
+    (last,) = await stepped(ask, 1, {1: said("", 8, 9, 10)})
+    assert reply_of(last).reward == 9.0
 
 
 @pytest.mark.parametrize(("act", "problem"), REWRITTEN.items())
-def test_a_history_that_was_rewritten_is_refused_by_the_first_thing_that_differs(
+async def test_a_history_that_was_rewritten_is_refused_by_the_first_thing_that_differs(
     act: str, problem: str, ask: Asked
 ) -> None:
-    async def run() -> None:
-        await opened(ask, "faulty", session(1, act=act))
-        (result,) = await stepped(ask, 0, {1: said("hi", 0)})
-        assert isinstance(result, Failure)
-        assert result.reason == "rewritten"
-        assert result.detail.startswith(problem)
-
-    asyncio.run(run())
+    await opened(ask, "faulty", session(1, act=act))
+    (result,) = await stepped(ask, 0, {1: said("hi", 0)})
+    assert isinstance(result, Failure)
+    assert result.reason == "rewritten"
+    assert result.detail.startswith(problem)
 
 
-def test_two_requests_at_a_time_are_no_trajectory(ask: Asked) -> None:
-    async def run() -> None:
-        (result,) = await opened(ask, "faulty", session(1, act="two_at_once"))
-        if reason_of(result) == "turned":
-            (result,) = await stepped(ask, 0, {1: said("hi")})
-        assert reason_of(result) == "rewritten"
-
-    asyncio.run(run())
-
-
-def test_what_the_policy_is_not_sampled_by_is_refused_by_its_name(ask: Asked) -> None:
-    async def run() -> None:
-        await opened(ask, "faulty", session(1, act="refused"))
+async def test_two_requests_at_a_time_are_no_trajectory(ask: Asked) -> None:
+    (result,) = await opened(ask, "faulty", session(1, act="two_at_once"))
+    if reason_of(result) == "turned":
         (result,) = await stepped(ask, 0, {1: said("hi")})
-        metrics = reply_of(result).metrics
-        assert set(metrics.values()) == {1.0}
-        assert len(metrics) == 12
-
-    asyncio.run(run())
+    assert reason_of(result) == "rewritten"
 
 
-def test_the_doors_other_refusals_have_their_status(ask: Asked) -> None:
-    async def run() -> None:
-        await opened(ask, "faulty", session(1, act="errors"))
-        (result,) = await stepped(ask, 0, {1: said("hi")})
-        assert reply_of(result).metrics == {
-            "key": 401.0,
-            "path": 404.0,
-            "model": 404.0,
-            "json": 400.0,
-            "deep": 400.0,
-            "role": 400.0,
-            "image": 400.0,
-            "large": 413.0,
-            "tokens": 400.0,
-        }
-
-    asyncio.run(run())
+async def test_what_the_policy_is_not_sampled_by_is_refused_by_its_name(ask: Asked) -> None:
+    await opened(ask, "faulty", session(1, act="refused"))
+    (result,) = await stepped(ask, 0, {1: said("hi")})
+    metrics = reply_of(result).metrics
+    assert set(metrics.values()) == {1.0}
+    assert len(metrics) == 12
 
 
-def test_a_client_that_hangs_up_and_asks_the_same_again_has_its_answer(ask: Asked) -> None:
-    async def run() -> None:
-        await opened(ask, "faulty", session(1, act="give_up"))
-        await asyncio.sleep(0.5)  # longer than its client's patience
-        (result,) = await stepped(ask, 0, {1: said("hi")})
-        assert reply_of(result).reward == 1.0
-
-    asyncio.run(run())
-
-
-def test_a_faulty_agent_costs_itself(ask: Asked) -> None:
-    async def run() -> None:
-        for act, reason in COSTS.items():
-            limit_s = 1.0 if act == "hang" else 30.0
-            await opened(ask, "faulty", session(1, act=act), session(2, act="ask_for_ever"), limit_s=limit_s)
-            first, second = await stepped(ask, 0, {1: said("hi"), 2: said("hi")})
-            assert (reason_of(first), reason_of(second)) == (reason, "turned"), act
-            (third,) = await stepped(ask, 1, {2: said("on")})
-            assert text_of(third) == "more"
-        starts = {"nothing": "invalid_reply", "hang_first": "timeout"}
-        for act, reason in starts.items():
-            (result,) = await opened(ask, "faulty", session(1, act=act), limit_s=1.0)
-            assert reason_of(result) == reason
-
-    asyncio.run(run())
+async def test_the_doors_other_refusals_have_their_status(ask: Asked) -> None:
+    await opened(ask, "faulty", session(1, act="errors"))
+    (result,) = await stepped(ask, 0, {1: said("hi")})
+    assert reply_of(result).metrics == {
+        "key": 401.0,
+        "path": 404.0,
+        "model": 404.0,
+        "json": 400.0,
+        "deep": 400.0,
+        "role": 400.0,
+        "image": 400.0,
+        "large": 413.0,
+        "tokens": 400.0,
+    }
 
 
-def test_an_agent_that_asks_for_ever_is_refused_when_its_session_ends(ask: Asked) -> None:
-    async def run() -> None:
-        for number in range(3):
-            await opened(ask, "faulty", session(number, act="ask_for_ever"))
-            await stepped(ask, 0, {number: said("hi")})
-            assert ask.pool.close([f"s{number}"]) == 1
-        (result,) = await opened(ask, "echo", session(4))
-        assert reason_of(result) == "turned"
+async def test_a_client_that_hangs_up_and_asks_the_same_again_has_its_answer(ask: Asked) -> None:
+    await opened(ask, "faulty", session(1, act="give_up"))
+    await asyncio.sleep(0.5)  # longer than its client's patience
+    (result,) = await stepped(ask, 0, {1: said("hi")})
+    assert reply_of(result).reward == 1.0
 
-    asyncio.run(run())
+
+async def test_a_faulty_agent_costs_itself(ask: Asked) -> None:
+    for act, reason in COSTS.items():
+        limit_s = 1.0 if act == "hang" else 30.0
+        await opened(ask, "faulty", session(1, act=act), session(2, act="ask_for_ever"), limit_s=limit_s)
+        first, second = await stepped(ask, 0, {1: said("hi"), 2: said("hi")})
+        assert (reason_of(first), reason_of(second)) == (reason, "turned"), act
+        (third,) = await stepped(ask, 1, {2: said("on")})
+        assert text_of(third) == "more"
+    starts = {"nothing": "invalid_reply", "hang_first": "timeout"}
+    for act, reason in starts.items():
+        (result,) = await opened(ask, "faulty", session(1, act=act), limit_s=1.0)
+        assert reason_of(result) == reason
+
+
+async def test_an_agent_that_asks_for_ever_is_refused_when_its_session_ends(ask: Asked) -> None:
+    for number in range(3):
+        await opened(ask, "faulty", session(number, act="ask_for_ever"))
+        await stepped(ask, 0, {number: said("hi")})
+        assert ask.pool.close([f"s{number}"]) == 1
+    (result,) = await opened(ask, "echo", session(4))
+    assert reason_of(result) == "turned"
 
 
 def test_an_agents_loopback_leads_nowhere_else(ask: Asked) -> None:

@@ -111,21 +111,17 @@ async def played_to_its_end(
 
 
 @pytest.mark.parametrize("name", PLAYS)
-def test_a_built_in_environment_is_played_to_its_end_and_twice_the_same(name: str) -> None:
+async def test_a_built_in_environment_is_played_to_its_end_and_twice_the_same(name: str) -> None:
     table, task, messages, reward, first = PLAYS[name]
-
-    async def run() -> None:
-        async with asked() as ask:
-            opening, replies = await played_to_its_end(ask.pool, table, task, messages)
-            again = await played_to_its_end(ask.pool, table, task, messages)
-            assert (opening, replies) == again
-            assert replies[-1].done
-            assert sum(reply.reward for reply in replies) == pytest.approx(reward)
-            assert replies[0].messages[0].content.startswith(first)
-            canary = CanaryRequest(environment=table, tasks=(Task(task=json.dumps(task), seed=3),), step_timeout_s=60.0)
-            assert await ask.pool.canary(canary) == ""
-
-    asyncio.run(run())
+    async with asked() as ask:
+        opening, replies = await played_to_its_end(ask.pool, table, task, messages)
+        again = await played_to_its_end(ask.pool, table, task, messages)
+        assert (opening, replies) == again
+        assert replies[-1].done
+        assert sum(reply.reward for reply in replies) == pytest.approx(reward)
+        assert replies[0].messages[0].content.startswith(first)
+        canary = CanaryRequest(environment=table, tasks=(Task(task=json.dumps(task), seed=3),), step_timeout_s=60.0)
+        assert await ask.pool.canary(canary) == ""
 
 
 def test_a_call_that_cannot_be_read_or_names_no_tool_is_answered_as_a_message() -> None:
@@ -146,7 +142,7 @@ def test_a_call_that_cannot_be_read_or_names_no_tool_is_answered_as_a_message() 
     assert replies[-1].metrics == {"tool_calls": 5.0, "refused_tool_calls": 3.0}
 
 
-def test_what_is_wrong_with_its_parameters_is_named() -> None:
+async def test_what_is_wrong_with_its_parameters_is_named() -> None:
     tables: dict[str, dict[str, Any]] = {
         "`pdb:Pdb` is of no module that the stack's operator allows": {"name": "trl", "params": {"factory": "pdb:Pdb"}},
         "those of ONBEAT_TRL_MODULES (trl_counter)": {"name": "trl", "params": {"factory": "trl_counter.x:Counter"}},
@@ -160,18 +156,14 @@ def test_what_is_wrong_with_its_parameters_is_named() -> None:
         "is none of the tasks": {"name": "reasoning_gym", "params": {"task": "codeio"}},
         "unexpected keyword argument": {"name": "tools", "params": {"colour": "red"}},
     }
-
-    async def run() -> None:
-        async with asked(replace(SETTINGS, trl_modules="trl_counter")) as ask:
-            for problem, fields in tables.items():
-                loaded = await ask.pool.facts(EnvironmentTable(**fields))
-                assert loaded.failure is not None
-                assert problem in loaded.failure.detail, loaded
-                assert loaded.field == "environment.params"
-            listed = EnvironmentTable(name="trl", params={"factory": "trl_counter:Counter"})
-            assert (await ask.pool.facts(listed)).failure is None
-            by_name = await ask.pool.facts(EnvironmentTable(name="trl", params={"factory": "counter"}))
-            assert by_name.facts is not None
-            assert by_name.facts.version == "extras-plugin 1.0"
-
-    asyncio.run(run())
+    async with asked(replace(SETTINGS, trl_modules="trl_counter")) as ask:
+        for problem, fields in tables.items():
+            loaded = await ask.pool.facts(EnvironmentTable(**fields))
+            assert loaded.failure is not None
+            assert problem in loaded.failure.detail, loaded
+            assert loaded.field == "environment.params"
+        listed = EnvironmentTable(name="trl", params={"factory": "trl_counter:Counter"})
+        assert (await ask.pool.facts(listed)).failure is None
+        by_name = await ask.pool.facts(EnvironmentTable(name="trl", params={"factory": "counter"}))
+        assert by_name.facts is not None
+        assert by_name.facts.version == "extras-plugin 1.0"

@@ -161,21 +161,17 @@ def test_a_server_that_breaks_costs_its_own_session_by_a_reason(store: Asked, ro
 
 
 @long_variant
-def test_a_server_that_hangs_meets_the_deadline_of_its_step_and_takes_its_tree_with_it() -> None:
+async def test_a_server_that_hangs_meets_the_deadline_of_its_step_and_takes_its_tree_with_it() -> None:
     mark = f"left-by-a-server-{os.getpid()}"
-
-    async def run() -> None:
-        async with stores() as ask:
-            opening_of(await opened(ask, server="rude", limit_s=60.0))
-            ask.pool.close(["s0"])
-            opening_of(await opened(ask, server="rude", limit_s=1.0))
-            found = await stepped(ask, 0, 0, call("do", act=f"hang {mark}"))
-            assert isinstance(found, Failure)
-            assert found.reason == "timeout"
-            assert not [one for one in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in read(one)]
-            assert not servers_running()
-
-    asyncio.run(run())
+    async with stores() as ask:
+        opening_of(await opened(ask, server="rude", limit_s=60.0))
+        ask.pool.close(["s0"])
+        opening_of(await opened(ask, server="rude", limit_s=1.0))
+        found = await stepped(ask, 0, 0, call("do", act=f"hang {mark}"))
+        assert isinstance(found, Failure)
+        assert found.reason == "timeout"
+        assert not [one for one in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in read(one)]
+        assert not servers_running()
 
 
 @pytest.mark.parametrize(
@@ -186,14 +182,11 @@ def test_a_server_that_hangs_meets_the_deadline_of_its_step_and_takes_its_tree_w
         ("exec head -c 40000000 /dev/zero", NoAnswer, "more than 16777216 bytes"),
     ],
 )
-def test_what_never_begins_as_a_server_is_refused(script: str, kind: type[Exception], problem: str) -> None:
-    async def run() -> None:
-        connection = Connection(McpServer(command="/bin/sh", args=("-c", script)))
-        with pytest.raises(kind, match=problem):
-            await connection.open()
-        await connection.close()
-
-    asyncio.run(run())
+async def test_what_never_begins_as_a_server_is_refused(script: str, kind: type[Exception], problem: str) -> None:
+    connection = Connection(McpServer(command="/bin/sh", args=("-c", script)))
+    with pytest.raises(kind, match=problem):
+        await connection.open()
+    await connection.close()
 
 
 def test_a_spec_names_only_what_the_operator_allowed_and_says_nothing_of_what_is_run() -> None:

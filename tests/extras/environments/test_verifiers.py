@@ -101,29 +101,23 @@ def test_a_job_learns_from_an_environment_of_verifiers_and_verifies_whatever_die
                 assert pipeline.verdict(job_id).environments == (f"verifiers {metadata.version('verifiers')}",)
 
 
-def test_an_episode_ends_as_verifiers_says_and_is_worth_what_its_reward_says(ask: Asked) -> None:
-    async def run() -> None:
-        results = await opened(ask, episode(1, index=0), episode(2, index=1), episode(3, index=0))
-        openings = [result.opening for result in results if isinstance(result, Turned)]
-        texts = [opening.messages[0].content for opening in openings if opening is not UNSET]
-        assert texts[0] == texts[2] != texts[1]
-        told = text_of(await stepped(ask, 1, 0, said("?" + texts[0][0] + texts[0][2])))
-        answer = str(sum(map(int, told.rstrip("=").split())))[::-1]
-        ended = reply_of(await stepped(ask, 1, 1, said(answer)))
-        assert (ended.done, ended.reward) == (True, 1.0)
-        assert ended.metrics == {"reward_is_right": 1.0, "model_turns": 2.0}
-        assert reply_of(await stepped(ask, 2, 0, said("no"))).reward == 0.0
-
-    asyncio.run(run())
+async def test_an_episode_ends_as_verifiers_says_and_is_worth_what_its_reward_says(ask: Asked) -> None:
+    results = await opened(ask, episode(1, index=0), episode(2, index=1), episode(3, index=0))
+    openings = [result.opening for result in results if isinstance(result, Turned)]
+    texts = [opening.messages[0].content for opening in openings if opening is not UNSET]
+    assert texts[0] == texts[2] != texts[1]
+    told = text_of(await stepped(ask, 1, 0, said("?" + texts[0][0] + texts[0][2])))
+    answer = str(sum(map(int, told.rstrip("=").split())))[::-1]
+    ended = reply_of(await stepped(ask, 1, 1, said(answer)))
+    assert (ended.done, ended.reward) == (True, 1.0)
+    assert ended.metrics == {"reward_is_right": 1.0, "model_turns": 2.0}
+    assert reply_of(await stepped(ask, 2, 0, said("no"))).reward == 0.0
 
 
-def test_an_episode_of_as_many_turns_as_its_seat_may_have_is_scored_as_it_is(ask: Asked) -> None:
-    async def run() -> None:
-        await opened(ask, episode(4), max_turns=1)
-        ended = reply_of(await stepped(ask, 4, 0, said("?")))
-        assert (ended.done, ended.metrics["model_turns"]) == (True, 1.0)
-
-    asyncio.run(run())
+async def test_an_episode_of_as_many_turns_as_its_seat_may_have_is_scored_as_it_is(ask: Asked) -> None:
+    await opened(ask, episode(4), max_turns=1)
+    ended = reply_of(await stepped(ask, 4, 0, said("?")))
+    assert (ended.done, ended.metrics["model_turns"]) == (True, 1.0)
 
 
 @pytest.fixture
@@ -134,21 +128,17 @@ def readable_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_its_client_for_training_asks_by_tokens(ask: Asked, readable_folder: Path) -> None:
+async def test_its_client_for_training_asks_by_tokens(ask: Asked, readable_folder: Path) -> None:
     tokenizer = chat_tokenizer(CHATML, with_tags=True)
     tokenizer.save_pretrained(readable_folder)
-
-    async def run() -> None:
-        (result,) = await opened(ask, episode(5), tokenizer=str(readable_folder), renderer="qwen3")
-        assert isinstance(result, Turned)
-        assert result.opening is not UNSET
-        (message,) = result.opening.messages
-        assert message.token_ids is not UNSET
-        assert "m+n=" in tokenizer.decode(unpack_int32(message.token_ids))
-        turn = tokenizer("no<|im_end|>", add_special_tokens=False).input_ids
-        assert reply_of(await stepped(ask, 5, 0, said("no", turn))).done
-
-    asyncio.run(run())
+    (result,) = await opened(ask, episode(5), tokenizer=str(readable_folder), renderer="qwen3")
+    assert isinstance(result, Turned)
+    assert result.opening is not UNSET
+    (message,) = result.opening.messages
+    assert message.token_ids is not UNSET
+    assert "m+n=" in tokenizer.decode(unpack_int32(message.token_ids))
+    turn = tokenizer("no<|im_end|>", add_special_tokens=False).input_ids
+    assert reply_of(await stepped(ask, 5, 0, said("no", turn))).done
 
 
 @pytest.mark.parametrize(

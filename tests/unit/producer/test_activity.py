@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 
 from contracts.errors import WeightsRejected
 from onbeat.telemetry.metrics import GeneratorMetrics
 from producer.activity import Activity
-from tests.unit.producer.test_generator import Stack, drive
+from tests.unit.producer.test_generator import Stack
 
 
 class Clock:
@@ -19,21 +18,18 @@ class Clock:
         return self.now_s
 
 
-def test_loads_publications_and_waits_reach_the_jobs_timeline(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job()
-        async with stack.running():
-            await stack.changes.until(lambda: stack.generator._activity.spans.idle.is_set())
-            await asyncio.sleep(0.01)
-            side.add(*stack.work("job", 0))
-            await stack.changes.until(lambda: len(side.published) == 1 and bool(side.spans))
-            await stack.changes.until(lambda: "wait" in {span.what for span in side.spans})
-        (wait,) = (span for span in side.spans if span.what == "wait")
-        assert (wait.who, wait.iteration, wait.batch_id) == ("generator-a", 0, "")
-        assert wait.ended_s - wait.started_s >= 0.01
-        assert {span.what for span in side.spans} <= {"wait", "load", "publish"}
-
-    drive(tmp_path, scenario)
+async def test_loads_publications_and_waits_reach_the_jobs_timeline(stack: Stack) -> None:
+    side = stack.add_job()
+    async with stack.running():
+        await stack.changes.until(lambda: stack.generator._activity.spans.idle.is_set())
+        await asyncio.sleep(0.01)
+        side.add(*stack.work("job", 0))
+        await stack.changes.until(lambda: len(side.published) == 1 and bool(side.spans))
+        await stack.changes.until(lambda: "wait" in {span.what for span in side.spans})
+    (wait,) = (span for span in side.spans if span.what == "wait")
+    assert (wait.who, wait.iteration, wait.batch_id) == ("generator-a", 0, "")
+    assert wait.ended_s - wait.started_s >= 0.01
+    assert {span.what for span in side.spans} <= {"wait", "load", "publish"}
 
 
 def test_a_span_is_kept_unless_it_is_over_at_once_or_raises() -> None:

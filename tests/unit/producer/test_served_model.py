@@ -65,17 +65,13 @@ def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path)
     assert said == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
 
 
-def test_a_version_that_is_tried_without_a_claim_is_loaded_once_and_said_to_be_refused(tmp_path: Path) -> None:
+async def test_a_version_that_is_tried_without_a_claim_is_loaded_once_and_said_to_be_refused(tmp_path: Path) -> None:
     shop = EngineShop(tmp_path)
     model = ServedModel(shop.make, lambda model: spell)
     manifest = fake_version(tmp_path, "job", 3)
     (tmp_path / manifest.directory / "weights.safetensors").unlink()
-
-    async def run() -> None:
-        with pytest.raises(WeightsRejected):
-            await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
-
-    asyncio.run(run())
+    with pytest.raises(WeightsRejected):
+        await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
     assert model.rejected_weights == "job/weights/v000003", "its trainer looks after it"
     assert shop.log.count("load 3") == 1
     assert model.loaded is not None
@@ -99,7 +95,7 @@ def test_versions_are_received_for_the_job_whose_version_is_loaded_and_for_no_ot
     assert [line for line in shop.log if line.startswith("receive")] == ["receive 1"]
 
 
-def test_a_model_that_is_not_there_costs_the_one_in_memory_nothing(tmp_path: Path) -> None:
+async def test_a_model_that_is_not_there_costs_the_one_in_memory_nothing(tmp_path: Path) -> None:
     def detokenizer(model: ModelSpec) -> Any:
         if model.path == "absent":
             raise InvalidInput("no folder", field="model.path")
@@ -107,14 +103,10 @@ def test_a_model_that_is_not_there_costs_the_one_in_memory_nothing(tmp_path: Pat
 
     shop = EngineShop(tmp_path)
     model = ServedModel(shop.make, detokenizer)
-
-    async def run() -> None:
-        await model.ready_for(job_spec(), fake_version(tmp_path, "job", 0))
-        with pytest.raises(InvalidInput):
-            await model.ready_for(job_spec(model__path="absent"), fake_version(tmp_path, "other", 0))
-        await model.ready_for(job_spec(), fake_version(tmp_path, "job", 0))
-
-    asyncio.run(run())
+    await model.ready_for(job_spec(), fake_version(tmp_path, "job", 0))
+    with pytest.raises(InvalidInput):
+        await model.ready_for(job_spec(model__path="absent"), fake_version(tmp_path, "other", 0))
+    await model.ready_for(job_spec(), fake_version(tmp_path, "job", 0))
     assert shop.log.count("open qwen3") == 1
 
 
@@ -152,26 +144,23 @@ def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -
     assert model.loading_weights == ""
 
 
-def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> None:
+async def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> None:
     manifest = fake_version(tmp_path, "job", 3)
 
     async def for_ever(_seconds: float) -> None:
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        shop = EngineShop(tmp_path)
-        model = ServedModel(shop.make, lambda _model: spell, sleep=for_ever)
-        (tmp_path / manifest.directory / manifest.files[0].name).unlink()
-        with pytest.raises(EngineUnavailable, match=r"loading job/weights/v000003 is not done after 0\.05 s"):
-            await model.ready_for(job_spec(timeouts__generation_s=0.05), manifest)
-        assert model.loading_weights == ""
-        await model.aclose()
-        assert shop.log == ["open qwen3", "load 3"], "what hangs cannot be closed"
-
-    asyncio.run(run())
+    shop = EngineShop(tmp_path)
+    model = ServedModel(shop.make, lambda _model: spell, sleep=for_ever)
+    (tmp_path / manifest.directory / manifest.files[0].name).unlink()
+    with pytest.raises(EngineUnavailable, match=r"loading job/weights/v000003 is not done after 0\.05 s"):
+        await model.ready_for(job_spec(timeouts__generation_s=0.05), manifest)
+    assert model.loading_weights == ""
+    await model.aclose()
+    assert shop.log == ["open qwen3", "load 3"], "what hangs cannot be closed"
 
 
-def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tmp_path: Path) -> None:
     manifest = fake_version(tmp_path, "job", 3)
     path = tmp_path / manifest.directory / manifest.files[0].name
     path.write_bytes(path.read_bytes()[:-1])
@@ -180,12 +169,9 @@ def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tmp_path
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    async def run() -> None:
-        model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, sleep=sleep)
-        with pytest.raises(WeightsRejected):
-            await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
-
-    asyncio.run(run())
+    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, sleep=sleep)
+    with pytest.raises(WeightsRejected):
+        await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
     assert pauses == []
 
 
@@ -217,21 +203,17 @@ def test_a_batch_of_another_number_of_threads_waits_until_the_engine_is_free(tmp
     assert not model.holds(job_spec(schedule="colocated"), manifest)
 
 
-def test_an_engine_that_sleeps_wakes_before_it_loads_and_reads_no_version_ahead(tmp_path: Path) -> None:
+async def test_an_engine_that_sleeps_wakes_before_it_loads_and_reads_no_version_ahead(tmp_path: Path) -> None:
     shop = EngineShop(tmp_path)
     model = ServedModel(shop.make, lambda _model: spell, threads_for=threads_of)
     spec = job_spec(schedule="colocated")
     path = "job/weights/.v000001.0123456789ab/a.safetensors"
-
-    async def run() -> None:
-        await model.ready_for(spec, fake_version(tmp_path, "job", 0))
-        await model.sleep()
-        await model.sleep()
-        assert model.awake_for == ""
-        await model.load_ahead(WeightShard(policy_version=1, path=path, name="a.safetensors", num_bytes=8))
-        await model.ready_for(spec, fake_version(tmp_path, "job", 1))
-
-    asyncio.run(run())
+    await model.ready_for(spec, fake_version(tmp_path, "job", 0))
+    await model.sleep()
+    await model.sleep()
+    assert model.awake_for == ""
+    await model.load_ahead(WeightShard(policy_version=1, path=path, name="a.safetensors", num_bytes=8))
+    await model.ready_for(spec, fake_version(tmp_path, "job", 1))
     assert shop.log[1:] == ["wake with 4 threads", "load 0", "sleep", "wake with 4 threads", "load 1"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -104,308 +104,259 @@ class Stack:
             await task
 
 
-def drive(scenario: Callable[[Stack], Awaitable[None]], **options: Any) -> None:
-    async def run() -> None:
-        await scenario(Stack(**options))
-
-    asyncio.run(run())
+@pytest.fixture
+def stack() -> Stack:
+    return Stack()
 
 
-def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_alone() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, SCORER, OWN)
-        side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
-        info = {"stages": "job/reward_model, job/teacher", "items": "", "leaves_alone": ""}
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == info)
-        assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
-        assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
-        assert "own" not in {stage for stage, _ in side.asked}
-        assert (side.failed, stack.stack.left, stack.models.is_closed) == ([], ["worker-a"], True)
-
-    drive(scenario)
+async def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_alone(stack: Stack) -> None:
+    side = stack.add_job(TEACHER, SCORER, OWN)
+    side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
+    info = {"stages": "job/reward_model, job/teacher", "items": "", "leaves_alone": ""}
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == info)
+    assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
+    assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
+    assert "own" not in {stage for stage, _ in side.asked}
+    assert (side.failed, stack.stack.left, stack.models.is_closed) == ([], ["worker-a"], True)
 
 
-def test_what_was_computed_is_told_to_its_job_also_by_a_worker_that_stops_at_once() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, SCORER)
-        side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2)
-        assert {(job_id, span.who, span.what, span.batch_id) for job_id, span in stack.told} == {
-            ("job", "stage worker-a", "compute teacher", "0/train/0"),
-            ("job", "stage worker-a", "compute reward_model", "0/train/0"),
-        }
-        assert len(stack.told) == 2, "each once"
-        assert all(span.started_s <= span.ended_s for _, span in stack.told)
-
-    drive(scenario)
+async def test_what_was_computed_is_told_to_its_job_also_by_a_worker_that_stops_at_once(stack: Stack) -> None:
+    side = stack.add_job(TEACHER, SCORER)
+    side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 2)
+    assert {(job_id, span.who, span.what, span.batch_id) for job_id, span in stack.told} == {
+        ("job", "stage worker-a", "compute teacher", "0/train/0"),
+        ("job", "stage worker-a", "compute reward_model", "0/train/0"),
+    }
+    assert len(stack.told) == 2, "each once"
+    assert all(span.started_s <= span.ended_s for _, span in stack.told)
 
 
-def test_no_more_is_claimed_than_a_service_has_room_for_and_one_that_is_full_holds_no_other_up() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, JUDGE)
-        stack.models.gate.clear()
-        stack.judge.gate.clear()
-        side.add(*(("teacher", f"0/train/{number}", 0) for number in range(2)))
-        side.add(*(("llm_judge", "0/train/0", row) for row in range(5)))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.claimed) == 4)
-            assert len(side.free) == 3
-            # Both are full, so that no item is waited for: the oldest news of either would end each wait at once.
-            num_waits = len(stack.waiting.stages)
-            stack.judge.gate.set()
-            await stack.changes.until(lambda: len(side.there) == 5)
-            assert not [names for names in stack.waiting.stages[num_waits:] if "teacher" in names]
-            stack.models.gate.set()
-            await stack.changes.until(lambda: len(side.there) == 7)
-        assert max(rows for stage, rows in side.asked if stage == "llm_judge") == 3
+async def test_no_more_is_claimed_than_a_service_has_room_for_and_one_that_is_full_holds_no_other_up(
+    stack: Stack,
+) -> None:
+    side = stack.add_job(TEACHER, JUDGE)
+    stack.models.gate.clear()
+    stack.judge.gate.clear()
+    side.add(*(("teacher", f"0/train/{number}", 0) for number in range(2)))
+    side.add(*(("llm_judge", "0/train/0", row) for row in range(5)))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.claimed) == 4)
+        assert len(side.free) == 3
+        # Both are full, so that no item is waited for: the oldest news of either would end each wait at once.
+        num_waits = len(stack.waiting.stages)
+        stack.judge.gate.set()
+        await stack.changes.until(lambda: len(side.there) == 5)
+        assert not [names for names in stack.waiting.stages[num_waits:] if "teacher" in names]
+        stack.models.gate.set()
+        await stack.changes.until(lambda: len(side.there) == 7)
+    assert max(rows for stage, rows in side.asked if stage == "llm_judge") == 3
 
-    drive(scenario)
 
-
-def test_stages_and_jobs_take_turns() -> None:
-    async def scenario(stack: Stack) -> None:
-        one, other = stack.add_job(TEACHER, job_id="job-a"), stack.add_job(TEACHER, SCORER, job_id="job-b")
-        for side in (one, other):
-            side.add(*(("teacher", f"0/train/{number}", 0) for number in range(3)))
-        other.add(*(("reward_model", "0/train/0", row) for row in range(3)))
-        async with stack.running():
-            await stack.changes.until(lambda: len(one.there) + len(other.there) == 9)
-        assert sorted(place[0] for place in stack.models.begun[:3]) == ["reward_model", "teacher", "teacher"]
-        assert sorted(place[0] for place in stack.models.begun[3:6]) == ["reward_model", "teacher", "teacher"]
-
-    drive(scenario)
+async def test_stages_and_jobs_take_turns(stack: Stack) -> None:
+    one, other = stack.add_job(TEACHER, job_id="job-a"), stack.add_job(TEACHER, SCORER, job_id="job-b")
+    for side in (one, other):
+        side.add(*(("teacher", f"0/train/{number}", 0) for number in range(3)))
+    other.add(*(("reward_model", "0/train/0", row) for row in range(3)))
+    async with stack.running():
+        await stack.changes.until(lambda: len(one.there) + len(other.there) == 9)
+    assert sorted(place[0] for place in stack.models.begun[:3]) == ["reward_model", "teacher", "teacher"]
+    assert sorted(place[0] for place in stack.models.begun[3:6]) == ["reward_model", "teacher", "teacher"]
 
 
 @pytest.mark.parametrize("error", [BatchFailed("no number"), ContractViolation("no such token")])
-def test_an_item_that_fails_is_given_back_with_its_reason_and_those_beside_it_are_not(error: Exception) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(JUDGE)
-        bad = ("llm_judge", "0/train/0", 1)
-        stack.judge.errors[bad] = error
-        side.add(*(("llm_judge", "0/train/0", row) for row in range(3)))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2 and bool(side.failed))
-        assert side.failed == [(bad, str(error))]
-
-    drive(scenario)
-
-
-def test_columns_of_another_shape_fail_their_item() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(JUDGE)
-        side.put_errors = [ContractViolation("column x is missing")]
-        side.add(("llm_judge", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: bool(side.failed))
-        assert side.failed == [(("llm_judge", "0/train/0", 0), "column x is missing")]
-
-    drive(scenario)
+async def test_an_item_that_fails_is_given_back_with_its_reason_and_those_beside_it_are_not(
+    error: Exception, stack: Stack
+) -> None:
+    side = stack.add_job(JUDGE)
+    bad = ("llm_judge", "0/train/0", 1)
+    stack.judge.errors[bad] = error
+    side.add(*(("llm_judge", "0/train/0", row) for row in range(3)))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 2 and bool(side.failed))
+    assert side.failed == [(bad, str(error))]
 
 
-def test_columns_wait_for_room_in_a_full_server() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        side.put_errors = [BrokerFull("at maxmemory"), BrokerFull("at maxmemory")]
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 1)
-        assert (len(stack.models.begun), side.failed) == (1, [])
+async def test_columns_of_another_shape_fail_their_item(stack: Stack) -> None:
+    side = stack.add_job(JUDGE)
+    side.put_errors = [ContractViolation("column x is missing")]
+    side.add(("llm_judge", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: bool(side.failed))
+    assert side.failed == [(("llm_judge", "0/train/0", 0), "column x is missing")]
 
-    drive(scenario)
+
+async def test_columns_wait_for_room_in_a_full_server(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    side.put_errors = [BrokerFull("at maxmemory"), BrokerFull("at maxmemory")]
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 1)
+    assert (len(stack.models.begun), side.failed) == (1, [])
 
 
 @pytest.mark.parametrize("outcome", [PutOutcome.DIVERGENT, PutOutcome.SETTLED, PutOutcome.NOT_READY])
-def test_refused_columns_are_dropped_and_the_worker_goes_on(outcome: PutOutcome) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        side.outcome = outcome
-        side.add(*(("teacher", f"0/train/{number}", 0) for number in range(2)))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2)
-        assert side.failed == []
-
-    drive(scenario)
+async def test_refused_columns_are_dropped_and_the_worker_goes_on(outcome: PutOutcome, stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    side.outcome = outcome
+    side.add(*(("teacher", f"0/train/{number}", 0) for number in range(2)))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 2)
+    assert side.failed == []
 
 
-def test_leases_are_renewed_and_what_is_not_needed_any_more_is_dropped() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        place, following = ("teacher", "0/train/0", 0), ("teacher", "0/train/1", 0)
-        stack.models.gate.clear()
-        side.add(place, following)
-        async with stack.running():
-            await stack.changes.until(lambda: [place] in side.renewed)
-            side.settled.add(place)
-            await stack.changes.until(lambda: stack.models.dropped == [place])
-            stack.models.gate.set()
-            await stack.changes.until(lambda: list(side.there) == [following])
-        assert side.failed == []
-
-    drive(scenario)
+async def test_leases_are_renewed_and_what_is_not_needed_any_more_is_dropped(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    place, following = ("teacher", "0/train/0", 0), ("teacher", "0/train/1", 0)
+    stack.models.gate.clear()
+    side.add(place, following)
+    async with stack.running():
+        await stack.changes.until(lambda: [place] in side.renewed)
+        side.settled.add(place)
+        await stack.changes.until(lambda: stack.models.dropped == [place])
+        stack.models.gate.set()
+        await stack.changes.until(lambda: list(side.there) == [following])
+    assert side.failed == []
 
 
-def test_an_item_whose_lease_was_lost_is_computed_to_its_end_and_its_worker_is_not_idle(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_item_whose_lease_was_lost_is_computed_to_its_end_and_its_worker_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stack: Stack
 ) -> None:
     monkeypatch.setattr("onbeat.work.worker.LOG_AFTER_S", 0.0)
     caplog.set_level("INFO", logger="onbeat.work.worker")
-
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, JUDGE)
-        side.at_claim = stack.changes.notify
-        place = ("teacher", "0/train/0", 0)
-        stack.models.gate.clear()
-        side.lost.add(place)
-        side.add(place)
-        async with stack.running():
-            await stack.changes.until(lambda: any("no longer holds" in line for line in caplog.messages))
-            asked = len(side.asked)
-            await stack.changes.until(lambda: len(side.asked) > asked + 5)
-            assert not any("waiting for" in line for line in caplog.messages)
-            stack.models.gate.set()
-            await stack.changes.until(lambda: place in side.there)
-        assert sum(place in places for places in side.renewed) == 1, "a lost lease is not begun anew"
-
-    drive(scenario)
+    side = stack.add_job(TEACHER, JUDGE)
+    side.at_claim = stack.changes.notify
+    place = ("teacher", "0/train/0", 0)
+    stack.models.gate.clear()
+    side.lost.add(place)
+    side.add(place)
+    async with stack.running():
+        await stack.changes.until(lambda: any("no longer holds" in line for line in caplog.messages))
+        asked = len(side.asked)
+        await stack.changes.until(lambda: len(side.asked) > asked + 5)
+        assert not any("waiting for" in line for line in caplog.messages)
+        stack.models.gate.set()
+        await stack.changes.until(lambda: place in side.there)
+    assert sum(place in places for places in side.renewed) == 1, "a lost lease is not begun anew"
 
 
-def test_the_server_of_a_lone_stage_that_is_left_alone_is_asked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_of_a_lone_stage_that_is_left_alone_is_asked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onbeat.work.worker.PROBE_EVERY_S", 0.001)
     probed: list[bool] = []
 
     async def probe() -> None:
         probed.append(True)
 
-    async def scenario() -> None:
-        server = Dependency(JUDGE_NAME, "http://judge", probe=probe)
-        stack = Stack(dependencies=(server,))
-        side = stack.add_job(JUDGE)
-        bad = ("llm_judge", "0/train/0", 0)
-        stack.judge.errors[bad] = InvalidInput("refuses its key", field="ONBEAT_JUDGE_KEY")
-        side.add(bad)
-        async with stack.running():
-            await stack.changes.until(lambda: "refuses its key" in stack.leaves_alone())
-            probed.clear()
-            server.missed(JudgeUnavailable("no answer"))
-            async with asyncio.timeout(20.0):
-                while server.is_away:
-                    await asyncio.sleep(0)
-        assert probed
-
-    asyncio.run(scenario())
+    server = Dependency(JUDGE_NAME, "http://judge", probe=probe)
+    stack = Stack(dependencies=(server,))
+    side = stack.add_job(JUDGE)
+    bad = ("llm_judge", "0/train/0", 0)
+    stack.judge.errors[bad] = InvalidInput("refuses its key", field="ONBEAT_JUDGE_KEY")
+    side.add(bad)
+    async with stack.running():
+        await stack.changes.until(lambda: "refuses its key" in stack.leaves_alone())
+        probed.clear()
+        server.missed(JudgeUnavailable("no answer"))
+        async with asyncio.timeout(20.0):
+            while server.is_away:
+                await asyncio.sleep(0)
+    assert probed
 
 
-def test_a_service_that_is_away_costs_an_item_no_attempt_whichever_it_is() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        bad = ("teacher", "0/train/0", 0)
-        stack.models.errors[bad] = RewardUnavailable("no answer")
-        side.add(bad)
-        async with stack.running():
-            await stack.changes.until(lambda: bool(side.released))
-            stack.models.errors.clear()
-            await stack.changes.until(lambda: bad in side.there)
-        assert side.failed == []
-
-    drive(scenario)
+async def test_a_service_that_is_away_costs_an_item_no_attempt_whichever_it_is(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    bad = ("teacher", "0/train/0", 0)
+    stack.models.errors[bad] = RewardUnavailable("no answer")
+    side.add(bad)
+    async with stack.running():
+        await stack.changes.until(lambda: bool(side.released))
+        stack.models.errors.clear()
+        await stack.changes.until(lambda: bad in side.there)
+    assert side.failed == []
 
 
-def test_a_job_that_ends_is_forgotten_and_one_that_is_removed_or_unreadable_is_left_alone() -> None:
-    async def scenario(stack: Stack) -> None:
-        side, gone = stack.add_job(TEACHER), stack.add_job(TEACHER, job_id="gone")
-        gone.is_removed = True
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 1)
-            assert stack.models.jobs == {"job"}
-            stack.stack.active.clear()
-            side.add(("teacher", "0/train/1", 0))
-            await stack.changes.until(lambda: not stack.models.jobs or len(side.there) == 2)
-            await until_forgotten(stack)
-
+async def test_a_job_that_ends_is_forgotten_and_one_that_is_removed_or_unreadable_is_left_alone(stack: Stack) -> None:
     async def until_forgotten(stack: Stack) -> None:
         async with asyncio.timeout(20.0):
             while stack.models.jobs:
                 await asyncio.sleep(0)
 
-    drive(scenario)
+    side, gone = stack.add_job(TEACHER), stack.add_job(TEACHER, job_id="gone")
+    gone.is_removed = True
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 1)
+        assert stack.models.jobs == {"job"}
+        stack.stack.active.clear()
+        side.add(("teacher", "0/train/1", 0))
+        await stack.changes.until(lambda: not stack.models.jobs or len(side.there) == 2)
+        await until_forgotten(stack)
 
 
 @pytest.mark.parametrize("error", [NotFound("there is no such job"), ContractViolation("it published no `prompt`")])
-def test_a_job_of_which_nothing_can_be_claimed_holds_no_other_up(error: Exception) -> None:
-    async def scenario(stack: Stack) -> None:
-        bad, side = stack.add_job(TEACHER, job_id="bad"), stack.add_job(TEACHER)
-        bad.claim_errors = [error] * 3
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 1 and not bad.claim_errors)
-        assert (side.failed, bad.failed) == ([], [])
-
-    drive(scenario)
+async def test_a_job_of_which_nothing_can_be_claimed_holds_no_other_up(error: Exception, stack: Stack) -> None:
+    bad, side = stack.add_job(TEACHER, job_id="bad"), stack.add_job(TEACHER)
+    bad.claim_errors = [error] * 3
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 1 and not bad.claim_errors)
+    assert (side.failed, bad.failed) == ([], [])
 
 
-def test_a_stage_whose_model_is_not_here_is_left_alone_until_it_is() -> None:
+async def test_a_stage_whose_model_is_not_here_is_left_alone_until_it_is(stack: Stack) -> None:
     """No item of it is tried: another worker may have the model."""
-
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, SCORER)
-        stack.lacking.add("teacher")
-        side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 0))
-        async with stack.running():
-            said = "job/teacher: stages.teacher.model: no folder `/models/m`"
-            await stack.changes.until(lambda: len(side.there) == 1 and stack.leaves_alone() == said)
-            assert (side.free, side.failed) == ([("teacher", "0/train/0", 0)], [])
-            stack.lacking.clear()
-            await stack.changes.until(lambda: len(side.there) == 2 and not stack.leaves_alone())
-        assert side.failed == []
-
-    drive(scenario)
+    side = stack.add_job(TEACHER, SCORER)
+    stack.lacking.add("teacher")
+    side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 0))
+    async with stack.running():
+        said = "job/teacher: stages.teacher.model: no folder `/models/m`"
+        await stack.changes.until(lambda: len(side.there) == 1 and stack.leaves_alone() == said)
+        assert (side.free, side.failed) == ([("teacher", "0/train/0", 0)], [])
+        stack.lacking.clear()
+        await stack.changes.until(lambda: len(side.there) == 2 and not stack.leaves_alone())
+    assert side.failed == []
 
 
-def test_a_worker_of_which_all_stages_lack_their_models_waits_for_none_of_them() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        stack.lacking.add("teacher")
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: "teacher" in stack.leaves_alone())
-            stack.lacking.clear()
-            await stack.changes.until(lambda: len(side.there) == 1)
-        assert [] not in stack.waiting.stages
-
-    drive(scenario)
+async def test_a_worker_of_which_all_stages_lack_their_models_waits_for_none_of_them(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    stack.lacking.add("teacher")
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: "teacher" in stack.leaves_alone())
+        stack.lacking.clear()
+        await stack.changes.until(lambda: len(side.there) == 1)
+    assert [] not in stack.waiting.stages
 
 
-def test_a_stage_that_this_host_can_not_serve_costs_no_attempt_and_is_served_again_once_it_can() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, SCORER)
-        bad = ("teacher", "0/train/0", 0)
-        stack.models.errors[bad] = InvalidInput("its vocabulary\nis another", field="stages.teacher.model")
-        side.add(bad)
-        async with stack.running():
-            said = "job/teacher: stages.teacher.model: its vocabulary is another"
-            await stack.changes.until(lambda: stack.leaves_alone() == said)
-            side.add(("teacher", "0/train/1", 0), ("reward_model", "0/train/0", 0))
-            await stack.changes.until(lambda: len(side.there) == 1)
-            assert side.free == [bad, ("teacher", "0/train/1", 0)]
-            assert [place for place, _ in side.released] == [bad]
-            stack.models.refusal = InvalidInput("it is another still", field="stages.teacher.model")
-            stack.now_s += PAUSES_S[0]
-            await stack.changes.until(lambda: "it is another still" in stack.leaves_alone())
-            assert len(side.there) == 1, "nothing is claimed to find that out"
-            stack.models.refusal = None
-            stack.models.errors.clear()
-            stack.now_s += 2 * PAUSES_S[0]
-            await stack.changes.until(lambda: len(side.there) == 3 and not stack.leaves_alone())
-        assert side.failed == []
+async def test_a_stage_that_this_host_can_not_serve_costs_no_attempt_and_is_served_again_once_it_can(
+    stack: Stack,
+) -> None:
+    side = stack.add_job(TEACHER, SCORER)
+    bad = ("teacher", "0/train/0", 0)
+    stack.models.errors[bad] = InvalidInput("its vocabulary\nis another", field="stages.teacher.model")
+    side.add(bad)
+    async with stack.running():
+        said = "job/teacher: stages.teacher.model: its vocabulary is another"
+        await stack.changes.until(lambda: stack.leaves_alone() == said)
+        side.add(("teacher", "0/train/1", 0), ("reward_model", "0/train/0", 0))
+        await stack.changes.until(lambda: len(side.there) == 1)
+        assert side.free == [bad, ("teacher", "0/train/1", 0)]
+        assert [place for place, _ in side.released] == [bad]
+        stack.models.refusal = InvalidInput("it is another still", field="stages.teacher.model")
+        stack.now_s += PAUSES_S[0]
+        await stack.changes.until(lambda: "it is another still" in stack.leaves_alone())
+        assert len(side.there) == 1, "nothing is claimed to find that out"
+        stack.models.refusal = None
+        stack.models.errors.clear()
+        stack.now_s += 2 * PAUSES_S[0]
+        await stack.changes.until(lambda: len(side.there) == 3 and not stack.leaves_alone())
+    assert side.failed == []
 
-    drive(scenario)
 
-
-def test_an_idle_worker_says_once_what_it_waits_for_and_again_after_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_an_idle_worker_says_once_what_it_waits_for_and_again_after_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stack: Stack
 ) -> None:
     monkeypatch.setattr("onbeat.work.worker.LOG_AFTER_S", 0.0)
     caplog.set_level("INFO", logger="onbeat.work.worker")
@@ -413,99 +364,80 @@ def test_an_idle_worker_says_once_what_it_waits_for_and_again_after_work(
     def said() -> int:
         return sum("waiting for items of job/" in line for line in caplog.messages)
 
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER, JUDGE)
-        side.at_claim = stack.changes.notify
-        stack.models.gate.clear()
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.asked) > 5)
-            assert said() == 0, "it works"
-            stack.models.gate.set()
-            await stack.changes.until(lambda: said() == 1)
-            asked = len(side.asked)
-            await stack.changes.until(lambda: len(side.asked) > asked + 5)
-            assert said() == 1
-            side.add(("teacher", "0/train/1", 0))
-            await stack.changes.until(lambda: said() == 2)
-
-    drive(scenario)
+    side = stack.add_job(TEACHER, JUDGE)
+    side.at_claim = stack.changes.notify
+    stack.models.gate.clear()
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.asked) > 5)
+        assert said() == 0, "it works"
+        stack.models.gate.set()
+        await stack.changes.until(lambda: said() == 1)
+        asked = len(side.asked)
+        await stack.changes.until(lambda: len(side.asked) > asked + 5)
+        assert said() == 1
+        side.add(("teacher", "0/train/1", 0))
+        await stack.changes.until(lambda: said() == 2)
 
 
-def test_a_stop_in_the_middle_of_a_turn_claims_of_no_other_stage() -> None:
-    async def scenario(stack: Stack) -> None:
-        side, loop = stack.add_job(TEACHER, SCORER), asyncio.get_running_loop()
-        side.add(("reward_model", "0/train/0", 0))
-        side.at_claim = lambda: typed(loop.call_soon_threadsafe(stack.worker.stop))
-        async with stack.running() as task:
-            await asyncio.wait({task}, timeout=20.0)
-        assert (side.asked, side.claimed) == ([("teacher", 1)], [])
-
-    drive(scenario)
+async def test_a_stop_in_the_middle_of_a_turn_claims_of_no_other_stage(stack: Stack) -> None:
+    side, loop = stack.add_job(TEACHER, SCORER), asyncio.get_running_loop()
+    side.add(("reward_model", "0/train/0", 0))
+    side.at_claim = lambda: typed(loop.call_soon_threadsafe(stack.worker.stop))
+    async with stack.running() as task:
+        await asyncio.wait({task}, timeout=20.0)
+    assert (side.asked, side.claimed) == ([("teacher", 1)], [])
 
 
-def test_after_a_stop_nothing_is_claimed_and_what_is_in_work_ends() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        stack.models.gate.clear()
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: len(stack.models.begun) == 1)
-            side.add(("teacher", "0/train/1", 0))
-            stack.worker.stop()
-            stack.models.gate.set()
-        assert list(side.there) == [("teacher", "0/train/0", 0)]
-        assert side.free == [("teacher", "0/train/1", 0)]
-
-    drive(scenario)
+async def test_after_a_stop_nothing_is_claimed_and_what_is_in_work_ends(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    stack.models.gate.clear()
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: len(stack.models.begun) == 1)
+        side.add(("teacher", "0/train/1", 0))
+        stack.worker.stop()
+        stack.models.gate.set()
+    assert list(side.there) == [("teacher", "0/train/0", 0)]
+    assert side.free == [("teacher", "0/train/1", 0)]
 
 
-def test_what_does_not_end_within_the_grace_is_given_up_and_not_failed() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        stack.models.gate.clear()
-        side.add(("teacher", "0/train/0", 0))
-        async with stack.running():
-            await stack.changes.until(lambda: len(stack.models.begun) == 1)
-        assert (side.there, side.failed) == ({}, [])
-
-    drive(scenario, stop_grace_s=0.05)
+async def test_what_does_not_end_within_the_grace_is_given_up_and_not_failed() -> None:
+    stack = Stack(stop_grace_s=0.05)
+    side = stack.add_job(TEACHER)
+    stack.models.gate.clear()
+    side.add(("teacher", "0/train/0", 0))
+    async with stack.running():
+        await stack.changes.until(lambda: len(stack.models.begun) == 1)
+    assert (side.there, side.failed) == ({}, [])
 
 
-def test_a_worker_that_can_not_go_on_dies_with_its_reason() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        stack.models.errors["teacher", "0/train/0", 0] = DeadlineExceeded("not done after 5 s")
-        side.add(("teacher", "0/train/0", 0))
-        with pytest.raises(BaseExceptionGroup) as raised:
-            await stack.worker.run()
-        assert raised.value.subgroup(DeadlineExceeded) is not None
-        assert (stack.worker.has_claimed, side.failed) == (True, [])
-
-    drive(scenario)
+async def test_a_worker_that_can_not_go_on_dies_with_its_reason(stack: Stack) -> None:
+    side = stack.add_job(TEACHER)
+    stack.models.errors["teacher", "0/train/0", 0] = DeadlineExceeded("not done after 5 s")
+    side.add(("teacher", "0/train/0", 0))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await stack.worker.run()
+    assert raised.value.subgroup(DeadlineExceeded) is not None
+    assert (stack.worker.has_claimed, side.failed) == (True, [])
 
 
-def test_a_broker_that_stays_away_ends_a_worker() -> None:
-    async def scenario(stack: Stack) -> None:
-        stack.stack.is_away = True
-        with pytest.raises(BaseExceptionGroup) as raised:
-            await stack.worker.run()
-        assert raised.value.subgroup(BrokerUnavailable) is not None
-        assert not stack.worker.has_claimed
-
-    drive(scenario)
+async def test_a_broker_that_stays_away_ends_a_worker(stack: Stack) -> None:
+    stack.stack.is_away = True
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await stack.worker.run()
+    assert raised.value.subgroup(BrokerUnavailable) is not None
+    assert not stack.worker.has_claimed
 
 
-def test_a_server_that_stays_full_ends_a_worker() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(TEACHER)
-        side.put_errors = [BrokerFull("at maxmemory")]
-        side.add(("teacher", "0/train/0", 0))
-        with pytest.raises(BaseExceptionGroup) as raised:
-            await stack.worker.run()
-        assert raised.value.subgroup(BrokerFull) is not None
-
-    drive(scenario, full_timeout_s=0.0)
+async def test_a_server_that_stays_full_ends_a_worker() -> None:
+    stack = Stack(full_timeout_s=0.0)
+    side = stack.add_job(TEACHER)
+    side.put_errors = [BrokerFull("at maxmemory")]
+    side.add(("teacher", "0/train/0", 0))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await stack.worker.run()
+    assert raised.value.subgroup(BrokerFull) is not None
 
 
 JUDGES = {**JUDGE, "on_failure": -0.5, "max_attempts": 3}
@@ -517,58 +449,48 @@ def unjudged(*, lasts: bool) -> CompletionUnjudged:
 
 
 @pytest.mark.parametrize(("stage", "score"), [(JUDGES, -0.5), (OF_MODEL, 0.25)])
-def test_a_completion_that_cannot_be_judged_gets_the_stated_score_and_the_reason_beside_it(
-    stage: dict[str, Any], score: float
+async def test_a_completion_that_cannot_be_judged_gets_the_stated_score_and_the_reason_beside_it(
+    stage: dict[str, Any], score: float, stack: Stack
 ) -> None:
     name, asked = stage["type"], 3 if stage is JUDGES else 1
-
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(stage)
-        bad, good = (name, "0/train/0", 1), (name, "0/train/0", 2)
-        service = stack.judge if stage is JUDGES else stack.models
-        service.errors[bad] = unjudged(lasts=stage is OF_MODEL)
-        side.add(bad, good)
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.there) == 2)
-        assert side.there[bad] == {name: [pack_float32([score])], f"{name}_failure": [b"no_answer"]}
-        assert side.there[good] == {name: [pack_float32([1.0])], f"{name}_failure": [b""]}
-        assert service.begun.count(bad) == asked, "in each of max_attempts, unless it is the same each time"
-        assert side.failed == []
-
-    drive(scenario)
+    side = stack.add_job(stage)
+    bad, good = (name, "0/train/0", 1), (name, "0/train/0", 2)
+    service = stack.judge if stage is JUDGES else stack.models
+    service.errors[bad] = unjudged(lasts=stage is OF_MODEL)
+    side.add(bad, good)
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.there) == 2)
+    assert side.there[bad] == {name: [pack_float32([score])], f"{name}_failure": [b"no_answer"]}
+    assert side.there[good] == {name: [pack_float32([1.0])], f"{name}_failure": [b""]}
+    assert service.begun.count(bad) == asked, "in each of max_attempts, unless it is the same each time"
+    assert side.failed == []
 
 
 @pytest.mark.parametrize(
     ("stage", "error"), [(JUDGE, unjudged(lasts=True)), (JUDGES, BatchFailed("the server is away"))]
 )
-def test_without_a_stated_score_and_where_the_completion_is_not_the_cause_the_item_fails(
-    stage: dict[str, Any], error: BatchFailed
+async def test_without_a_stated_score_and_where_the_completion_is_not_the_cause_the_item_fails(
+    stage: dict[str, Any], error: BatchFailed, stack: Stack
 ) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(stage)
-        bad = ("llm_judge", "0/train/0", 1)
-        stack.judge.errors[bad] = error
-        side.add(bad)
-        async with stack.running():
-            await stack.changes.until(lambda: bool(side.failed))
-        assert side.failed == [(bad, str(error))]
-        assert side.there == {}
-
-    drive(scenario)
+    side = stack.add_job(stage)
+    bad = ("llm_judge", "0/train/0", 1)
+    stack.judge.errors[bad] = error
+    side.add(bad)
+    async with stack.running():
+        await stack.changes.until(lambda: bool(side.failed))
+    assert side.failed == [(bad, str(error))]
+    assert side.there == {}
 
 
-def test_what_a_resume_states_holds_for_a_worker_that_never_saw_the_job_end() -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(JUDGE)
-        bad = ("llm_judge", "0/train/0", 1)
-        stack.judge.errors[bad] = unjudged(lasts=True)
-        side.add(bad)
-        async with stack.running():
-            await stack.changes.until(lambda: bool(side.failed))
-            resumed = stack.add_job(JUDGES)
-            stack.stack.active.pop()
-            resumed.add(bad)
-            await stack.changes.until(lambda: bool(resumed.there))
-        assert resumed.there[bad]["llm_judge_failure"] == [b"no_answer"]
-
-    drive(scenario)
+async def test_what_a_resume_states_holds_for_a_worker_that_never_saw_the_job_end(stack: Stack) -> None:
+    side = stack.add_job(JUDGE)
+    bad = ("llm_judge", "0/train/0", 1)
+    stack.judge.errors[bad] = unjudged(lasts=True)
+    side.add(bad)
+    async with stack.running():
+        await stack.changes.until(lambda: bool(side.failed))
+        resumed = stack.add_job(JUDGES)
+        stack.stack.active.pop()
+        resumed.add(bad)
+        await stack.changes.until(lambda: bool(resumed.there))
+    assert resumed.there[bad]["llm_judge_failure"] == [b"no_answer"]

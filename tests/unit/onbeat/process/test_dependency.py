@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -46,106 +46,89 @@ class Played:
         return self.service.outlast(self.ask, **{"deadline_s": 60.0} | options)
 
 
-def run(scenario: Callable[[Played], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scenario(Played()))
+@pytest.fixture
+def played() -> Played:
+    return Played()
 
 
-def test_absence_is_outlasted_and_what_is_known_of_it_goes_with_the_first_answer() -> None:
-    async def scenario(played: Played) -> None:
-        played.problems = [RewardUnavailable("503"), RewardUnavailable("no answer:\nConnectError")]
-        asked = asyncio.ensure_future(played.outlast())
-        while len(played.problems):
-            await asyncio.sleep(0)
-        assert played.service.why in ("at http://r: no answer: ConnectError", "")
-        assert await asked == "scored"
-        assert (played.service.is_away, played.service.why, played.service.away_s) == (False, "", 0.0)
-        assert (played.service.answered_s, played.num_probes) == (0.0, 0)
-
-    run(scenario)
-
-
-def test_past_its_deadline_the_absence_is_raised_and_is_not_in_doubt() -> None:
-    async def scenario(played: Played) -> None:
-        played.problems = [RewardUnavailable("503")] * 9
-        with pytest.raises(RewardUnavailable) as found:
-            await played.outlast(deadline_s=3.5)
-        assert not found.value.is_doubtful
-        assert len(played.problems) == 5, "four requests in as many seconds"
-        assert (played.service.is_away, played.service.away_s, played.service.answered_s) == (True, 3.0, None)
-
-    run(scenario)
-
-
-def test_what_a_service_that_answers_others_leaves_unanswered_is_in_doubt_at_once() -> None:
-    async def scenario(played: Played) -> None:
-        played.problems = [in_doubt(RewardUnavailable("broken off"))]
-        with pytest.raises(RewardUnavailable) as found:
-            await played.outlast()
-        assert found.value.is_doubtful
-        assert not played.service.is_away
-        played.is_up = False
-        played.problems = [in_doubt(RewardUnavailable("broken off")) for _ in range(5)]
-        assert await played.outlast() == "scored", "a service that died of something else is waited for"
-
-    run(scenario)
-
-
-def test_a_wait_ends_where_others_reach_the_service_or_nobody_needs_the_answer() -> None:
-    async def scenario(played: Played) -> None:
-        played.problems = [RewardUnavailable("no answer")] * 3
-        with pytest.raises(RewardUnavailable):
-            await played.outlast(is_needed=lambda: False)
-        played.service.reached_by_others()
-        with pytest.raises(RewardUnavailable) as found:
-            await played.outlast()
-        assert not found.value.is_doubtful
-        assert len(played.problems) == 1, "one request each"
-        played.service.answered()
-        assert not played.service.others_reach
-
-    run(scenario)
-
-
-def test_it_is_asked_after_only_while_there_is_a_reason() -> None:
-    async def scenario(played: Played) -> None:
-        await played.service.look()
-        assert played.num_probes == 0
-        played.service.others_miss = True
-        await played.service.look()
-        assert (played.num_probes, played.service.answered_s) == (1, 0.0)
-        played.service.others_miss = False
-        played.service.missed(RewardUnavailable("no answer"))
-        played.is_up = False
-        await played.service.look()
-        assert (played.num_probes, played.service.is_away) == (2, True)
-        played.is_up = True
-        await played.service.look()
-        assert not played.service.is_away
-
-    run(scenario)
-
-
-def test_a_request_that_takes_long_has_its_service_asked_after() -> None:
-    async def scenario(played: Played) -> None:
-        gate = asyncio.Event()
-
-        async def hangs() -> str:
-            await gate.wait()
-            return "scored"
-
-        asked = asyncio.ensure_future(played.service.outlast(hangs, deadline_s=60.0))
+async def test_absence_is_outlasted_and_what_is_known_of_it_goes_with_the_first_answer(played: Played) -> None:
+    played.problems = [RewardUnavailable("503"), RewardUnavailable("no answer:\nConnectError")]
+    asked = asyncio.ensure_future(played.outlast())
+    while len(played.problems):
         await asyncio.sleep(0)
-        await played.service.look()
-        assert played.num_probes == 0
-        played.now_s += SLOW_S + 1.0
-        played.is_up = False
-        await played.service.look()
-        assert (played.num_probes, played.service.is_away) == (1, True)
-        gate.set()
-        assert await asked == "scored"
-        assert not played.service.is_away
+    assert played.service.why in ("at http://r: no answer: ConnectError", "")
+    assert await asked == "scored"
+    assert (played.service.is_away, played.service.why, played.service.away_s) == (False, "", 0.0)
+    assert (played.service.answered_s, played.num_probes) == (0.0, 0)
 
-    run(scenario)
+
+async def test_past_its_deadline_the_absence_is_raised_and_is_not_in_doubt(played: Played) -> None:
+    played.problems = [RewardUnavailable("503")] * 9
+    with pytest.raises(RewardUnavailable) as found:
+        await played.outlast(deadline_s=3.5)
+    assert not found.value.is_doubtful
+    assert len(played.problems) == 5, "four requests in as many seconds"
+    assert (played.service.is_away, played.service.away_s, played.service.answered_s) == (True, 3.0, None)
+
+
+async def test_what_a_service_that_answers_others_leaves_unanswered_is_in_doubt_at_once(played: Played) -> None:
+    played.problems = [in_doubt(RewardUnavailable("broken off"))]
+    with pytest.raises(RewardUnavailable) as found:
+        await played.outlast()
+    assert found.value.is_doubtful
+    assert not played.service.is_away
+    played.is_up = False
+    played.problems = [in_doubt(RewardUnavailable("broken off")) for _ in range(5)]
+    assert await played.outlast() == "scored", "a service that died of something else is waited for"
+
+
+async def test_a_wait_ends_where_others_reach_the_service_or_nobody_needs_the_answer(played: Played) -> None:
+    played.problems = [RewardUnavailable("no answer")] * 3
+    with pytest.raises(RewardUnavailable):
+        await played.outlast(is_needed=lambda: False)
+    played.service.reached_by_others()
+    with pytest.raises(RewardUnavailable) as found:
+        await played.outlast()
+    assert not found.value.is_doubtful
+    assert len(played.problems) == 1, "one request each"
+    played.service.answered()
+    assert not played.service.others_reach
+
+
+async def test_it_is_asked_after_only_while_there_is_a_reason(played: Played) -> None:
+    await played.service.look()
+    assert played.num_probes == 0
+    played.service.others_miss = True
+    await played.service.look()
+    assert (played.num_probes, played.service.answered_s) == (1, 0.0)
+    played.service.others_miss = False
+    played.service.missed(RewardUnavailable("no answer"))
+    played.is_up = False
+    await played.service.look()
+    assert (played.num_probes, played.service.is_away) == (2, True)
+    played.is_up = True
+    await played.service.look()
+    assert not played.service.is_away
+
+
+async def test_a_request_that_takes_long_has_its_service_asked_after(played: Played) -> None:
+    gate = asyncio.Event()
+
+    async def hangs() -> str:
+        await gate.wait()
+        return "scored"
+
+    asked = asyncio.ensure_future(played.service.outlast(hangs, deadline_s=60.0))
+    await asyncio.sleep(0)
+    await played.service.look()
+    assert played.num_probes == 0
+    played.now_s += SLOW_S + 1.0
+    played.is_up = False
+    await played.service.look()
+    assert (played.num_probes, played.service.is_away) == (1, True)
+    gate.set()
+    assert await asked == "scored"
+    assert not played.service.is_away
 
 
 def test_no_answer_of_what_plays_environments_leaves_no_doubt() -> None:

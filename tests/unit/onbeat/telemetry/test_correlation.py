@@ -64,25 +64,21 @@ def test_two_batches_that_are_carried_at_once_keep_their_own_facts() -> None:
     assert trace_headers() == {}
 
 
-def test_the_id_goes_with_the_request_and_comes_out_in_the_lines_of_the_service(lines: io.StringIO) -> None:
+async def test_the_id_goes_with_the_request_and_comes_out_in_the_lines_of_the_service(lines: io.StringIO) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         logging.getLogger("service").info("scoring")
         await PlainTextResponse("no", status_code=422)(scope, receive, send)
 
     rules = AccessRules.of(StackSettings(), key="k", key_setting="ONBEAT_REWARD_KEY")
     transport = httpx.ASGITransport(Access(app, rules))
-
-    async def score() -> None:
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            client = RewardClient(http, key="k")
-            reward = replace(job_spec().reward, max_attempts=1)
-            item = RewardItem(prompt="p", completion="c", reference="r")
-            with about_batch("job-1", **BATCH), suppress(OnbeatError):  # type: ignore[arg-type]
-                await client.score(reward, [item], job_id="job-1", tries=1, dependency_s=0.1)
-            for hostile in ("", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 10_000):
-                await http.get("/", headers={"Authorization": "Bearer k", "traceparent": hostile})
-
-    asyncio.run(score())
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        client = RewardClient(http, key="k")
+        reward = replace(job_spec().reward, max_attempts=1)
+        item = RewardItem(prompt="p", completion="c", reference="r")
+        with about_batch("job-1", **BATCH), suppress(OnbeatError):  # type: ignore[arg-type]
+            await client.score(reward, [item], job_id="job-1", tries=1, dependency_s=0.1)
+        for hostile in ("", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 10_000):
+            await http.get("/", headers={"Authorization": "Bearer k", "traceparent": hostile})
     found = [json.loads(line) for line in lines.getvalue().splitlines()]
     scoring = [one.get("trace_id") for one in found if one["logger"] == "service"]
     assert scoring == [trace_id_of("job-1", "7/train/2"), None, None, None, None]

@@ -14,7 +14,7 @@ from contracts.rollouts import Prompt, PromptBatch, RolloutBatch, RolloutGroup, 
 from onbeat.work import worker
 from producer.rollout.sampled_batch import Places
 from tests.builders import prompt_batch, rollout
-from tests.unit.producer.test_generator import Stack, drive
+from tests.unit.producer.test_generator import Stack
 
 RESERVES = (("c", "d"), ("e", "f"))
 """The reserves of the prompts `a` and `b`, attempt by attempt."""
@@ -77,38 +77,35 @@ def test_without_equal_rewards_or_without_reserves_one_round_is_all(reserves: tu
     assert [group.prompt_id for group in places.groups] == ["a", "b"]
 
 
-def test_a_batch_is_published_once_every_place_has_a_group_that_teaches_or_no_reserve(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job()
-        stack.rewards.equal_prompts = {"a", "c", "e"}
-        add(stack)
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.published) == 1)
-        batch = side.published[0]
-        assert asked(stack) == ["ab", "c", "e"]
-        assert held(batch) == [("e", 4, 2), ("b", 1, 0)]
-        assert [group.has_equal_rewards for group in batch.groups] == [True, False]
-        times = [
-            moment
-            for one in batch.rounds
-            for moment in (
-                one.generation_started_s,
-                one.generation_ended_s,
-                one.scoring_started_s,
-                one.scoring_ended_s,
-            )
-        ]
-        assert len(times) == 12
-        assert times == sorted(times)
-
-    drive(tmp_path, scenario)
+async def test_a_batch_is_published_once_every_place_has_a_group_that_teaches_or_no_reserve(stack: Stack) -> None:
+    side = stack.add_job()
+    stack.rewards.equal_prompts = {"a", "c", "e"}
+    add(stack)
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.published) == 1)
+    batch = side.published[0]
+    assert asked(stack) == ["ab", "c", "e"]
+    assert held(batch) == [("e", 4, 2), ("b", 1, 0)]
+    assert [group.has_equal_rewards for group in batch.groups] == [True, False]
+    times = [
+        moment
+        for one in batch.rounds
+        for moment in (
+            one.generation_started_s,
+            one.generation_ended_s,
+            one.scoring_started_s,
+            one.scoring_ended_s,
+        )
+    ]
+    assert len(times) == 12
+    assert times == sorted(times)
 
 
-def test_two_generators_make_the_same_batch_whatever_else_they_sample(tmp_path: Path) -> None:
+async def test_two_generators_make_the_same_batch_whatever_else_they_sample(tmp_path: Path) -> None:
     """One generator samples several batches at once and has other work, the other has only this batch (I7)."""
     digests: list[str] = []
 
-    async def scenario(stack: Stack) -> None:
+    async def sample(stack: Stack) -> None:
         side = stack.add_job()
         stack.rewards.equal_prompts = {"a", "b", "d"}
         stack.shop.capacity = 1 + 99 * len(digests)
@@ -120,125 +117,106 @@ def test_two_generators_make_the_same_batch_whatever_else_they_sample(tmp_path: 
         assert held(batch) == [("c", 2, 1), ("f", 5, 2)]
         digests.append(batch_digest(batch))
 
-    drive(tmp_path / "alone", scenario)
-    drive(tmp_path / "busy", scenario)
+    for name in ("alone", "busy"):
+        await sample(Stack(tmp_path / name))
     assert digests[0] == digests[1]
 
 
-def test_the_next_batch_is_sampled_while_the_first_one_is_scored(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job()
-        stack.rewards.equal_prompts = {"a"}
-        stack.rewards.gate.clear()
-        add(stack)
-        add(stack, 1)
-        async with stack.running():
-            await stack.changes.until(lambda: asked(stack) == ["ab", "ab"])
-            stack.rewards.gate.set()
-            await stack.changes.until(lambda: len(side.published) == 2)
-        assert asked(stack) == ["ab", "ab", "c", "c"]
-
-    drive(tmp_path, scenario)
+async def test_the_next_batch_is_sampled_while_the_first_one_is_scored(stack: Stack) -> None:
+    side = stack.add_job()
+    stack.rewards.equal_prompts = {"a"}
+    stack.rewards.gate.clear()
+    add(stack)
+    add(stack, 1)
+    async with stack.running():
+        await stack.changes.until(lambda: asked(stack) == ["ab", "ab"])
+        stack.rewards.gate.set()
+        await stack.changes.until(lambda: len(side.published) == 2)
+    assert asked(stack) == ["ab", "ab", "c", "c"]
 
 
-def test_weights_stay_until_no_batch_can_come_back_to_the_engine(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(timeouts__generator_lease_s=0.03)
-        stack.rewards.equal_prompts = {"a"}
-        stack.rewards.gate.clear()
-        add(stack)
-        side.add(*stack.work("job", 0, version=1))
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.claimed) == 2 and len(stack.rewards.requests) == 1)
-            beats = len(side.renewed)
-            await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
-            assert sorted(side.renewed[-1]) == ["0/train/0", "1/train/0"]
-            assert "load 1" not in stack.shop.log
-            stack.rewards.gate.set()
-            await stack.changes.until(lambda: len(side.published) == 2)
-        assert stack.shop.log[1:-1] == [
-            "load 0",
-            "generate job 0/train/0",
-            "generate job 0/train/0",
-            "load 1",
-            "generate job 1/train/0",
-        ]
-        assert [batch.policy_version for batch in side.published] == [0, 1]
-
-    drive(tmp_path, scenario)
+async def test_weights_stay_until_no_batch_can_come_back_to_the_engine(stack: Stack) -> None:
+    side = stack.add_job(timeouts__generator_lease_s=0.03)
+    stack.rewards.equal_prompts = {"a"}
+    stack.rewards.gate.clear()
+    add(stack)
+    side.add(*stack.work("job", 0, version=1))
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.claimed) == 2 and len(stack.rewards.requests) == 1)
+        beats = len(side.renewed)
+        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        assert sorted(side.renewed[-1]) == ["0/train/0", "1/train/0"]
+        assert "load 1" not in stack.shop.log
+        stack.rewards.gate.set()
+        await stack.changes.until(lambda: len(side.published) == 2)
+    assert stack.shop.log[1:-1] == [
+        "load 0",
+        "generate job 0/train/0",
+        "generate job 0/train/0",
+        "load 1",
+        "generate job 1/train/0",
+    ]
+    assert [batch.policy_version for batch in side.published] == [0, 1]
 
 
-def test_a_colocated_job_s_engine_sleeps_only_when_no_batch_can_come_back_to_it(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(schedule="colocated")
-        stack.rewards.equal_prompts = {"a"}
-        stack.rewards.gate.clear()
-        add(stack)
-        async with stack.running():
-            await stack.changes.until(lambda: len(stack.rewards.requests) == 1)
-            stack.rewards.gate.set()
-            await stack.changes.until(lambda: len(side.published) == 1 and "sleep" in stack.shop.log)
-        generations = ["generate job 0/train/0"] * 2
-        assert stack.shop.log[1:-1] == ["load 0", *generations, "sleep"]
-
-    drive(tmp_path, scenario)
+async def test_a_colocated_job_s_engine_sleeps_only_when_no_batch_can_come_back_to_it(stack: Stack) -> None:
+    side = stack.add_job(schedule="colocated")
+    stack.rewards.equal_prompts = {"a"}
+    stack.rewards.gate.clear()
+    add(stack)
+    async with stack.running():
+        await stack.changes.until(lambda: len(stack.rewards.requests) == 1)
+        stack.rewards.gate.set()
+        await stack.changes.until(lambda: len(side.published) == 1 and "sleep" in stack.shop.log)
+    generations = ["generate job 0/train/0"] * 2
+    assert stack.shop.log[1:-1] == ["load 0", *generations, "sleep"]
 
 
-def test_a_batch_that_is_settled_between_two_rounds_is_sampled_no_further_and_frees_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_batch_that_is_settled_between_two_rounds_is_sampled_no_further_and_frees_the_weights(
+    monkeypatch: pytest.MonkeyPatch, stack: Stack
 ) -> None:
     # The serve loop learns that the weights are free; it doesn't find out when it looks at them next.
     monkeypatch.setattr(worker, "LOG_AFTER_S", 600.0)
-
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(timeouts__generator_lease_s=0.03)
-        stack.rewards.equal_prompts = {"a"}
-        stack.rewards.gate.clear()
-        add(stack)
-        add(stack, version=1)
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.claimed) == 2 and len(stack.rewards.requests) == 1)
-            side.settled.add("0/train/0")
-            await stack.changes.until(lambda: asked(stack) == ["ab", "ab"])
-            stack.rewards.gate.set()
-            await stack.changes.until(lambda: len(side.published) == 1)
-        assert stack.shop.log.count("generate job 0/train/0") == 1
-        assert (side.published[0].policy_version, side.failed, side.refused) == (1, [], [])
-
-    drive(tmp_path, scenario)
+    side = stack.add_job(timeouts__generator_lease_s=0.03)
+    stack.rewards.equal_prompts = {"a"}
+    stack.rewards.gate.clear()
+    add(stack)
+    add(stack, version=1)
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.claimed) == 2 and len(stack.rewards.requests) == 1)
+        side.settled.add("0/train/0")
+        await stack.changes.until(lambda: asked(stack) == ["ab", "ab"])
+        stack.rewards.gate.set()
+        await stack.changes.until(lambda: len(side.published) == 1)
+    assert stack.shop.log.count("generate job 0/train/0") == 1
+    assert (side.published[0].policy_version, side.failed, side.refused) == (1, [], [])
 
 
-def test_a_batch_whose_lease_went_to_another_between_two_rounds_is_finished(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job(timeouts__generator_lease_s=0.03)
-        stack.rewards.equal_prompts = {"a"}
-        stack.rewards.gate.clear()
-        add(stack)
-        async with stack.running():
-            await stack.changes.until(lambda: len(side.renewed) >= 2 and len(stack.rewards.requests) == 1)
-            side.lost.add("0/train/0")
-            await stack.changes.until(lambda: side.renewed[-1] == ["0/train/0"])
-            stack.rewards.gate.set()
-            await stack.changes.until(lambda: len(side.published) == 1)
-        assert held(side.published[0]) == [("c", 2, 1), ("b", 1, 0)]
-
-    drive(tmp_path, scenario)
+async def test_a_batch_whose_lease_went_to_another_between_two_rounds_is_finished(stack: Stack) -> None:
+    side = stack.add_job(timeouts__generator_lease_s=0.03)
+    stack.rewards.equal_prompts = {"a"}
+    stack.rewards.gate.clear()
+    add(stack)
+    async with stack.running():
+        await stack.changes.until(lambda: len(side.renewed) >= 2 and len(stack.rewards.requests) == 1)
+        side.lost.add("0/train/0")
+        await stack.changes.until(lambda: side.renewed[-1] == ["0/train/0"])
+        stack.rewards.gate.set()
+        await stack.changes.until(lambda: len(side.published) == 1)
+    assert held(side.published[0]) == [("c", 2, 1), ("b", 1, 0)]
 
 
-def test_a_later_round_without_scores_fails_the_whole_batch(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        side = stack.add_job()
-        stack.rewards.equal_prompts = {"a"}
-        stack.rewards.gate.clear()
-        add(stack)
-        async with stack.running():
-            await stack.changes.until(lambda: asked(stack) == ["ab"])
-            stack.shop.gates["0/train/0"] = asyncio.Event()
-            stack.rewards.gate.set()
-            await stack.changes.until(lambda: stack.shop.log.count("generate job 0/train/0") == 2)
-            stack.rewards.errors.append(BatchFailed("2 completions: timeout"))
-            stack.shop.gates["0/train/0"].set()
-            await stack.changes.until(lambda: len(side.failed) == 1)
-        assert (side.failed, side.published) == ([("0/train/0", "2 completions: timeout")], [])
-
-    drive(tmp_path, scenario)
+async def test_a_later_round_without_scores_fails_the_whole_batch(stack: Stack) -> None:
+    side = stack.add_job()
+    stack.rewards.equal_prompts = {"a"}
+    stack.rewards.gate.clear()
+    add(stack)
+    async with stack.running():
+        await stack.changes.until(lambda: asked(stack) == ["ab"])
+        stack.shop.gates["0/train/0"] = asyncio.Event()
+        stack.rewards.gate.set()
+        await stack.changes.until(lambda: stack.shop.log.count("generate job 0/train/0") == 2)
+        stack.rewards.errors.append(BatchFailed("2 completions: timeout"))
+        stack.shop.gates["0/train/0"].set()
+        await stack.changes.until(lambda: len(side.failed) == 1)
+    assert (side.failed, side.published) == ([("0/train/0", "2 completions: timeout")], [])
