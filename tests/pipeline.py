@@ -107,7 +107,7 @@ class Pipeline:
 
     def _start(self, name: str, command: tuple[str, ...], settings: StackSettings, *, port: int = 0) -> ChildProcess:
         # A library of numbers takes its threads and its device when it is imported.
-        is_plain = settings.threads == 1 and not settings.colocated_threads and settings.device == "cpu"
+        is_plain = settings.threads == 1 and settings.colocated_threads <= 1 and settings.device == "cpu"
         child = (ForkedChild if is_plain and is_forked(command) else ChildProcess)(
             name,
             command=command,

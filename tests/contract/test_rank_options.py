@@ -50,19 +50,19 @@ LAGGING: dict[str, Any] = {
 PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "updates, KL": UPDATES | KL,
     "updates, decoupled PPO": UPDATES | LAGGING,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
     "FSDP, trajectories, split": FSDP | PLAYED | SPLIT,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
     "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,
-    "FSDP, recomputed, padded": FSDP | RECOMPUTED | PADDED,
     "FSDP, updates, decoupled PPO by sequence": FSDP
     | UPDATES
     | LAGGING
     | {"algorithm__correction_level": "sequence", "algorithm__correction_high": 1000.0},
-    "FSDP, split, KL in the reward": FSDP
+    "FSDP, recomputed, padded, split, KL in the reward": FSDP
+    | RECOMPUTED
+    | PADDED
     | SPLIT
     | KL
     | {"algorithm__kl_placement": "reward", "algorithm__kl_estimator": "k1"},

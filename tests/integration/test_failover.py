@@ -155,7 +155,7 @@ def test_a_stack_whose_confirmations_would_be_worth_nothing_is_refused(
     redundant: RedundantRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_REPLICAS: asks for 3, and the server has 2"):
-        broker_of(redundant, TRAINER, replicas=3).check()
+        broker_of(redundant, TRAINER, replicas=3, patience_s=1.0).check()
     for server in redundant.servers:
         redundant.ask(server, "CONFIG", "SET", "min-replicas-to-write", 0)
     with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_URL.*without its replicas.*min-replicas-to-write 1"):

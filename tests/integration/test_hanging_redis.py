@@ -16,9 +16,9 @@ from broker.connection.client import connect
 from broker.presence import Presence
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
-from onbeat.process.child_process import ChildProcess
 from onbeat.stack.plan import child_environment
 from onbeat.stack.redis import EmbeddedRedis
+from tests.forked import ForkedChild
 
 FOR_EVER_S = 3600.0
 """A process that waited for its broker so long would outlast the test's deadline."""
@@ -65,7 +65,7 @@ def test_a_generator_that_is_asked_to_end_does_not_wait_for_its_broker(
 ) -> None:
     settings = StackSettings(redis_url=server.url, run_root=str(tmp_path), broker_timeout_s=FOR_EVER_S)
     broker = connect(settings)
-    child = ChildProcess(
+    child = ForkedChild(
         "producer",
         command=(sys.executable, "-m", "producer"),
         environment=child_environment(os.environ, settings, port=0),

@@ -13,10 +13,10 @@ import pytest
 from broker.connection.client import connect
 from broker.presence import StagePresence
 from contracts.settings import StackSettings
-from onbeat.process.child_process import ChildProcess
 from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import child_environment
 from onbeat.stack.redis import EmbeddedRedis
+from tests.forked import ForkedChild
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -25,7 +25,7 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(
 ) -> None:
     redis_server.load_scripts()  # a test before may have had the server forget them
     settings = StackSettings(redis_url=redis_server.url_of("stage"), model_root=str(tmp_path))
-    child = ChildProcess(
+    child = ForkedChild(
         "stages",
         command=(sys.executable, "-m", "consumer.stages"),
         environment=child_environment(os.environ, settings, port=0),

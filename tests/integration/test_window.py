@@ -32,25 +32,6 @@ def bounded(broker: Broker, lag: int) -> LaggingJob:
     return job
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 5])
-def test_a_job_of_any_lag_keeps_its_window_open_to_its_end(broker: Broker, lag: int) -> None:
-    job, num_iterations = delayed(broker, lag), 8
-    for iteration in range(num_iterations):
-        last = min(iteration + lag, num_iterations - 1)
-        assert job.open_iterations == list(range(iteration, last + 1))
-        assert {batch.policy_version for batch in job.sample()} == {max(0, iteration - lag)}
-        job.commit(iteration, opens=iteration + lag + 1 < num_iterations)
-    assert (job.fence.committed, job.fence.window, job.fence.versions) == (7, (), {8: digest(8)})
-
-
-@pytest.mark.parametrize("lag", [1, 2])
-def test_the_oldest_iteration_is_sampled_first_and_then_the_next_without_its_commit(broker: Broker, lag: int) -> None:
-    job = delayed(broker, lag)
-    claimed = [job.claim().prompt_batch.batch_id for _ in range((lag + 1) * NUM_TRAIN)]
-    assert claimed == [f"{iteration}/train/{index}" for iteration in range(lag + 1) for index in range(NUM_TRAIN)]
-    assert job.generator().claim(LEASE_S) is None
-
-
 def test_an_expired_batch_of_the_oldest_iteration_comes_before_a_later_one(broker: Broker) -> None:
     job = delayed(broker, 1)
     lost = job.claim("dead")
@@ -78,51 +59,6 @@ def test_an_iteration_opens_with_no_versions_but_those_that_its_lag_allows(
             Opening(iteration=1, oldest_version=oldest, newest_version=newest, batches=tuple(job.batches(1))), {}
         )
     assert job.open_iterations == [0]
-
-
-def test_a_version_that_is_not_announced_opens_nothing(broker: Broker) -> None:
-    job = LaggingJob(broker, lagging_spec(1))
-    job.announce(0)
-    with pytest.raises(FenceViolation, match="no_manifest"):
-        job.trainer.open_iteration(job.opening(0), {0: "f" * 64})
-    with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(job.opening(0), {0: digest(0), 1: digest(1)})
-    assert job.open_iterations == []
-
-
-def test_a_commit_says_which_version_it_made_and_opens_the_one_behind_the_window(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    job.sample()
-    trained = job.trained(0)
-    record = job.record(0, trained)
-    job.announce(1)
-    following = job.opening(2)
-    for opening, made, problem in (
-        (following, (2, digest(2)), "out_of_order"),
-        (following, (1, "f" * 64), "no_manifest"),
-        (following, None, "no_manifest"),
-        (job.opening(3), (1, digest(1)), "out_of_order"),
-        (replace(following, oldest_version=0, newest_version=0), (1, digest(1)), "out_of_order"),
-    ):
-        with pytest.raises(FenceViolation, match=problem):
-            job.trainer.commit(record, trained, event=None, opening=opening, made=made)
-    assert (job.fence.committed, job.fence.versions) == (-1, {0: digest(0)})
-    job.trainer.commit(record, trained, event=None, opening=following, made=(1, digest(1)))
-    assert (job.fence.committed, job.open_iterations) == (0, [1, 2])
-    assert job.fence.versions == {0: digest(0), 1: digest(1)}
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-def test_a_commit_that_opens_nothing_names_an_announced_version_too(broker: Broker, lag: int) -> None:
-    job = delayed(broker, lag)
-    job.sample()
-    trained = job.trained(0)
-    record = job.record(0, trained)
-    job.announce(1)
-    for made, problem in (((1, "f" * 64), "no_manifest"), ((0, digest(0)), "out_of_order")):
-        with pytest.raises(FenceViolation, match=problem):
-            job.trainer.commit(record, trained, event=None, opening=None, made=made)
-    assert (job.fence.committed, job.fence.versions) == (-1, {0: digest(0)})
 
 
 def test_a_publication_after_the_last_commit_is_closed(broker: Broker) -> None:
@@ -194,15 +130,6 @@ def test_a_late_batch_of_a_later_iteration_is_copied_where_the_oldest_has_none(b
     assert job.generator("quick").claim(LEASE_S, hedge=True) is None
 
 
-def test_new_work_of_any_iteration_comes_before_a_copy(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    job.sample(count=1)
-    late = job.claim("slow")
-    set_typical_time(broker, job.keys, 1.0)
-    set_claim_times(broker, job.keys, late.prompt_batch.batch_id, iteration=0, claimed_ms=1)
-    assert [job.claim("quick", hedge=True).hedged for _ in range(3)] == [False, False, True]
-
-
 def test_a_generator_that_waits_wakes_for_a_batch_of_any_slot(broker: Broker) -> None:
     job = delayed(broker, 2)
     job.sample(count=3 * NUM_TRAIN)
@@ -237,10 +164,3 @@ def test_a_status_and_a_report_show_the_window_and_add_up_its_streams(broker: Br
     status = job_status(broker, job.job_id)
     assert [one.iteration for one in status.window] == [1, 2, 3]
     assert (status.policy_version, status.weights_digest) == (1, digest(1))
-
-
-def test_a_report_reads_the_slots_of_a_job_whatever_its_lag(broker: Broker) -> None:
-    for lag in (0, 1):
-        job = delayed(broker, lag)
-        report = stream_report(broker, job.job_id)
-        assert [one.num_entries for one in report.streams[:2]] == [NUM_TRAIN * (lag + 1), 0]

@@ -41,31 +41,6 @@ def begun(broker: Broker, lag: int = 1, *, num_done: int = 0, evaluates: bool = 
 # Evaluation
 
 
-def test_an_evaluation_goes_out_when_its_version_is_made_and_is_sampled_by_no_other(broker: Broker) -> None:
-    job = begun(broker, evaluates=True, num_done=1)
-    assert [(one.iteration, one.expected) for one in job.fence.window] == [(1, 2), (2, 3)]
-    with pytest.raises(FenceViolation, match="no_manifest"):
-        job.trainer.dispatch(2, job.evaluation(2))
-    job.sample()
-    job.commit(1)
-    assert job.trainer.dispatch(2, job.evaluation(2)) == 1
-    assert job.trainer.dispatch(2, job.evaluation(2)) == 0
-    claims = [job.claim(held=1) for _ in range(3)]
-    assert [(one.prompt_batch.purpose, one.manifest.policy_version) for one in claims] == [
-        ("train", 1),
-        ("train", 1),
-        ("evaluation", 2),
-    ]
-    older = {"policy_version": 1, "weights_digest": digest(1)}
-    assert job.publish(claims[2], **older) is PublishOutcome.STALE
-    assert job.publish(claims[0], policy_version=2, weights_digest=digest(2)) is PublishOutcome.FUTURE
-    for claim in claims:
-        assert job.publish(claim) is PublishOutcome.ACCEPTED
-    assert job.publish(claims[2]) is PublishOutcome.ACCEPTED, "its answer was lost, and it is sent again"
-    assert job.publish(claims[2], seed=1) is PublishOutcome.DUPLICATE
-    assert len(job.trained(2)) == 3
-
-
 def test_a_commit_whose_evaluation_was_never_sent_is_refused_and_reconciling_sends_it(broker: Broker) -> None:
     job = begun(broker, evaluates=True, num_done=2)
     job.sample()
@@ -82,19 +57,6 @@ def test_a_commit_whose_evaluation_was_never_sent_is_refused_and_reconciling_sen
 
 
 # Lost answers
-
-
-def test_rollouts_of_each_slot_are_given_again_after_a_lost_answer_and_to_a_successor(
-    broker: StutteringBroker,
-) -> None:
-    job = begun(broker, lag=2)
-    job.sample(count=3 * NUM_TRAIN)
-    for iteration in range(3):
-        broker.loses_next_answer = True
-        assert len(job.trained(iteration)) == NUM_TRAIN
-    assert [job.trained(iteration) for iteration in range(3)] == [{}, {}, {}]
-    job.trainer = job.new_trainer("t2")
-    assert [len(job.trained(iteration)) for iteration in range(3)] == [NUM_TRAIN] * 3
 
 
 def test_a_wait_brings_the_rollouts_of_the_iteration_that_it_waits_for(broker: StutteringBroker) -> None:
