@@ -24,7 +24,7 @@ from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
 
 LEASE_S = 600.0
 STARTED = TrainerStarted(at_s=0.0, trainer_epoch=1, next_iteration=0, resumed=False)
@@ -40,16 +40,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def job(broker: Broker) -> Job:
-    """A running job whose iteration 0 is open with two batches."""
-    jobs = JobStore(broker)
-    job_id, _ = jobs.create(job_spec())
-    jobs.move(job_id, JobState.RUNNING)
-    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
-    trainer.acquire()
-    job = Job(broker, job_id, trainer)
-    job.announce(0)
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    return job
+    return opened(broker)
 
 
 def limit(broker: Broker, num_bytes: int) -> None:

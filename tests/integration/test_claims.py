@@ -14,17 +14,15 @@ from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
 from broker.job_store import JobStore
 from broker.stage_side import StageSide
-from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec
 from tests.every_key import fence_keys
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import let_expire, lose_prompts, set_recent_times
 from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
 from tests.integration.test_stages_faults import rewind as end_by_rewind
 
 LEASE_S = 600.0
@@ -32,13 +30,7 @@ NAME = "host-1-0a1b2c3d"
 
 
 def job_on(broker: Broker, count: int = 3) -> Job:
-    job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=3))
-    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
-    trainer.acquire()
-    job = Job(broker, job_id, trainer)
-    job.announce(0)
-    trainer.open_iteration(job.opening(0, count), {0: DIGEST})
-    return job
+    return opened(broker, count=count, rollout__max_attempts=3)
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from broker.connection import client as connection
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.connection.roles import STAGE
 from broker.job_store import JobStore
 from broker.monitor import job_status
@@ -37,7 +35,7 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client import AsyncConsumer, AsyncStage, Consumer, MicroBatch, Producer, PromptClaim, Sample, Stage
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, tiny_model_folder
+from tests.builders import job_spec
 from tests.own_trainer import generating
 
 LEASE_S = 0.6
@@ -51,19 +49,6 @@ LENGTHS = {
     "weight": 2.0,
     "unit": "group",
 }
-
-
-@pytest.fixture
-def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
-    tiny_model_folder(tmp_path / "models")
-    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"))
-
-
-@pytest.fixture
-def broker(own: StackSettings) -> Iterator[Broker]:
-    made = connect(own)
-    yield made
-    made.close()
 
 
 def created(broker: Broker, **changes: Any) -> str:

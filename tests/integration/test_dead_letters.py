@@ -14,7 +14,6 @@ from broker.connection.client import connect
 from broker.dead_letters import DeadLetterBox
 from broker.generator_side import FailOutcome
 from broker.job_store import JobStore
-from broker.trainer_side import TrainerSide
 from contracts.answers import DeadLetters
 from contracts.encoding.wire import convert
 from contracts.errors import Conflict, NotFound
@@ -23,26 +22,17 @@ from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, prompt_batch
+from tests.builders import prompt_batch
 from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
 LEASE_S = 600.0
 
 
 def running(settings: StackSettings, **changes: Any) -> Job:
-    """A running job whose iteration 0 is open with two batches that may fail once."""
-    broker = connect(settings)
-    jobs = JobStore(broker)
-    job_id, _ = jobs.create(job_spec(rollout__max_attempts=1, **changes))
-    jobs.move(job_id, JobState.RUNNING)
-    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
-    trainer.acquire()
-    job = Job(broker, job_id, trainer)
-    job.announce(0)
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    return job
+    """Its batches may fail once."""
+    return opened(connect(settings), rollout__max_attempts=1, **changes)
 
 
 def bury(job: Job, reason: str = "no reward") -> str:

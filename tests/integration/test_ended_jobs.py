@@ -15,26 +15,15 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from tests.builders import job_spec
 from tests.integration.fence_parts import change_fence
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
 
 LEASE_S = 600.0
 
 
 @pytest.fixture
 def job(settings: StackSettings) -> Job:
-    """A running job whose iteration 0 is open with two batches."""
-    broker = connect(settings)
-    jobs = JobStore(broker)
-    job_id, _ = jobs.create(job_spec())
-    jobs.move(job_id, JobState.RUNNING)
-    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
-    trainer.acquire()
-    job = Job(broker, job_id, trainer)
-    job.announce(0)
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    return job
+    return opened(connect(settings))
 
 
 def claimed(job: Job, name: str) -> Claim:

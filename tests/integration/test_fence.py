@@ -16,12 +16,14 @@ from broker.openings import Opening
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff
 from contracts.events import AuditRecord, Rewound
-from contracts.rollouts import PromptBatch, RolloutBatch
+from contracts.jobs import JobState
+from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.builders import job_spec, prompt_batch
 from tests.integration.fence_parts import let_expire
+from tests.integration.window_parts import answer_to
 
 DIGEST = "a" * 64
 
@@ -90,18 +92,17 @@ def record(iteration: int, batches: dict[str, str]) -> AuditRecord:
     )
 
 
-def answer_to(batch: PromptBatch, generator_id: str, **changes: object) -> RolloutBatch:
-    values: dict[str, object] = {
-        "job_id": batch.job_id,
-        "batch_id": batch.batch_id,
-        "iteration": batch.iteration,
-        "policy_version": batch.policy_version,
-        "weights_digest": batch.weights_digest,
-        "num_groups": len(batch.prompts),
-        "group_size": batch.group_size,
-        "generator_id": generator_id,
-    }
-    return rollout_batch(**(values | changes))  # type: ignore[arg-type]
+def opened(broker: Broker, *, count: int = 2, **changes: object) -> Job:
+    """A running job whose iteration 0 is open with so many batches."""
+    jobs = JobStore(broker)
+    job_id, _ = jobs.create(job_spec(**changes))
+    jobs.move(job_id, JobState.RUNNING)
+    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=600.0)
+    trainer.acquire()
+    job = Job(broker, job_id, trainer)
+    job.announce(0)
+    trainer.open_iteration(job.opening(0, count), {0: DIGEST})
+    return job
 
 
 def job_of(gateway: Broker, trainers: Broker, generators: Broker) -> Job:

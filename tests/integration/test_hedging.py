@@ -12,14 +12,11 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
-from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.monitor import job_status, stream_report
-from broker.trainer_side import TrainerSide
 from contracts.settings import StackSettings
-from tests.builders import job_spec
 from tests.integration.fence_parts import let_expire, recent_times, set_claim_times, set_recent_times, set_typical_time
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
 
 LEASE_S = 600.0
 TYPICAL_S = 100.0
@@ -69,19 +66,14 @@ class Straggling:
 
 def straggling(settings: StackSettings, **spec: object) -> Straggling:
     broker = connect(settings)
-    job_id, _ = JobStore(broker).create(job_spec(rollout__max_attempts=2, **spec))
-    trainer = TrainerSide(broker, job_id, owner="t1", lease_s=LEASE_S)
-    trainer.acquire()
-    job = Job(broker, job_id, trainer)
-    job.announce(0)
-    trainer.open_iteration(job.opening(0, 2), {0: DIGEST})
+    job = opened(broker, rollout__max_attempts=2, **spec)
     slow, quick = job.generator("slow"), job.generator("quick")
     first, held = quick.claim(LEASE_S), slow.claim(LEASE_S)
     assert first is not None
     assert held is not None
     quick.publish(first, answer_to(first.prompt_batch, "quick"))
-    set_typical_time(broker, broker.job_keys(job_id), TYPICAL_S)
-    return Straggling(job=job, keys=broker.job_keys(job_id), slow=slow, quick=quick, held=held)
+    set_typical_time(broker, broker.job_keys(job.job_id), TYPICAL_S)
+    return Straggling(job=job, keys=broker.job_keys(job.job_id), slow=slow, quick=quick, held=held)
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 import consumer.trainer.job_run as job_run
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
@@ -29,23 +28,9 @@ from contracts.settings import StackSettings
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from tests.builders import job_spec
 
+pytestmark = pytest.mark.usefixtures("handlers")
+
 FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Puts back the signal handlers: a trainer installs its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def broker(settings: StackSettings) -> Iterator[Broker]:
-    made = connect(settings)
-    yield made
-    made.close()
 
 
 class StandIn:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
 import onbeat.loop.recording as recording
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
@@ -28,8 +26,10 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import RecordingSpec
 from onbeat.rendering.pieces import Pieces
-from tests.builders import job_spec, tiny_model_folder
+from tests.builders import job_spec
 from tests.own_trainer import generating, names_in, one_trainer
+
+pytestmark = pytest.mark.usefixtures("handlers")
 
 STEP = trainer.step
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -37,28 +37,6 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 class Dead(Exception):
     """An error that no trainer expects."""
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Puts back the signal handlers: a trainer installs its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
-    tiny_model_folder(tmp_path / "models")
-    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
-
-
-@pytest.fixture
-def broker(own: StackSettings) -> Iterator[Broker]:
-    made = connect(own)
-    yield made
-    made.close()
 
 
 def trained(own: StackSettings, broker: Broker, **changes: object) -> tuple[RecordedFiles, RunFolder, str]:

@@ -8,24 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from broker import spans
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.spans import SpanStream, is_plausible, report_spans
 from contracts.encoding.wire import encode
 from contracts.events import TimelineSpan
 from contracts.jobs import JobState
-from contracts.settings import StackSettings
 from tests.builders import job_spec
 
 WAIT = TimelineSpan(who="g1", what="wait", iteration=2, started_s=1.0, ended_s=2.0)
-
-
-@pytest.fixture
-def broker(settings: StackSettings) -> Any:
-    made = connect(settings)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.gradient.losses.base import LossInputs
 from consumer.gradient.losses.family import policy_loss
@@ -28,37 +26,17 @@ from contracts.spec_tables.datasets import JsonlDataset, PluginDataset
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.datasets.base import load_dataset
 from onbeat.prompts.source import PromptSource
-from tests.builders import char_tokenizer, job_spec, tiny_model_folder
+from tests.builders import char_tokenizer, job_spec
 from tests.own_trainer import generating, one_trainer
+
+pytestmark = pytest.mark.usefixtures("handlers")
 
 SITE = Path(__file__).parent / "trainer_plugins"
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """A trainer installs its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SITE))
-
-
-@pytest.fixture
-def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
-    tiny_model_folder(tmp_path / "models")
-    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
-
-
-@pytest.fixture
-def broker(own: StackSettings) -> Iterator[Broker]:
-    made = connect(own)
-    yield made
-    made.close()
 
 
 def spec_of(**changes: object) -> JobSpec:

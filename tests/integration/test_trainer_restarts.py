@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +30,8 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 
+pytestmark = pytest.mark.usefixtures("handlers")
+
 STEP = trainer.step
 
 
@@ -39,31 +39,10 @@ class Dead(Exception):
     """An error that no trainer expects."""
 
 
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Puts back the signal handlers: a trainer installs its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def settings_below(folder: Path, settings: StackSettings) -> StackSettings:
     """Makes a model there."""
     tiny_model_folder(folder / "models")
     return replace(settings, model_root=str(folder / "models"), run_root=str(folder / "runs"), threads=1)
-
-
-@pytest.fixture
-def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
-    return settings_below(tmp_path, settings)
-
-
-@pytest.fixture
-def broker(own: StackSettings) -> Iterator[Broker]:
-    made = connect(own)
-    yield made
-    made.close()
 
 
 def spec_of(**changes: object) -> JobSpec:

@@ -6,22 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.generator_side import GeneratorSide, WeightChunks, WeightNews
 from broker.job_store import JobStore
 from broker.keys import OpenKeys
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff
-from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest, WeightShard
 from tests.builders import job_spec
 
 NAME = "weights.safetensors"
-
-
-@pytest.fixture
-def broker(settings: StackSettings) -> Broker:
-    return connect(settings)
 
 
 @pytest.fixture

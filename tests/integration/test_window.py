@@ -5,19 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.generator_side import PublishOutcome
 from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from contracts.errors import FenceViolation
-from contracts.settings import StackSettings
 from tests.integration.fence_parts import set_claim_times, set_typical_time
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
-
-
-@pytest.fixture
-def broker(settings: StackSettings) -> Broker:
-    return connect(settings)
 
 
 def delayed(broker: Broker, lag: int, *, evaluates: bool = False) -> LaggingJob:

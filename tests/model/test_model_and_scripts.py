@@ -20,7 +20,7 @@ from tests.model.state import Bounds
 
 SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
 """So many new walks, instead of the fixed ones (`make soak`)."""
-NUM_WALKS = SOAK or 60
+NUM_WALKS = SOAK or 80
 FIRST_SEED = time.time_ns() if SOAK else 0
 NUM_MOVES = 80
 REACHED = {
@@ -135,7 +135,7 @@ def walk(
 
 def missing(seen: Counter[str], reached: set[str]) -> set[str]:
     """What was never reached; a short search may miss something."""
-    return reached - seen.keys() if NUM_WALKS >= 60 else set()
+    return reached - seen.keys() if NUM_WALKS >= 80 else set()
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""What several of these tests begin with."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from broker.connection.client import Broker, connect
+from contracts.settings import StackSettings
+from tests.builders import tiny_model_folder
+
+
+@pytest.fixture
+def broker(settings: StackSettings) -> Iterator[Broker]:
+    made = connect(settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
+    """Settings of a trainer of the test's own process, with a model."""
+    tiny_model_folder(tmp_path / "models")
+    return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts back the signal handlers: a trainer installs its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
