@@ -125,6 +125,9 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
         os.dup2(source, number)
     os.environ.clear()
     os.environ.update(start["environment"])
+    # As Python does at a start by itself.
+    paths = [one for one in start["environment"].get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:0] = [one for one in paths if one not in sys.path]
     module, *arguments = start["argv"]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
 from contracts.encoding.wire import Record
 from contracts.spec import JobSpec
@@ -39,38 +40,45 @@ LAN_ROUND_TRIP_S = 0.002
 NO_STEPS = "given rates have no steps of an environment: a measured job (--from JOB) has them"
 
 
+Rate = Annotated[float, Meta(gt=0.0, le=1e12)]
+"""A second; beyond 10^12 tokens it is a wrong unit."""
+Seconds = Annotated[float, Meta(ge=0.0, le=604800.0)]
+"""Up to a week, as the longest deadline of a spec."""
+Amount = Annotated[float, Meta(ge=0.0, le=1e30)]
+
+
 class GeneratorRates(Record, frozen=True, kw_only=True):
     """One generator: a process with its devices."""
 
-    tokens_per_s: float
+    tokens_per_s: Rate
     """Sampled tokens a second with all rows busy."""
-    completions_at_once: int = 0
+    completions_at_once: Annotated[int, Meta(ge=0)] = 0
     """Rows: completions that it decodes at the same time; 0: those of one batch, after which it claims the next."""
-    score_s: float = 0.01
+    score_s: Seconds = 0.01
     """Scoring of one batch, beside the next one's sampling."""
 
 
 class TrainerRates(Record, frozen=True, kw_only=True):
     """One rank of the trainer: a process with its devices."""
 
-    tokens_per_s: float
+    tokens_per_s: Rate
     """Tokens through the model, forward and backward, prompts included."""
-    step_s: float
+    step_s: Seconds
     """The optimizer's step."""
-    checkpoint_s: float = 0.0
+    checkpoint_s: Seconds = 0.0
     """A checkpoint, where one is due; generators work on meanwhile."""
 
 
 class SyncRates(Record, frozen=True, kw_only=True):
     """A version's way from the step into the engines."""
 
-    publish_s: float
+    publish_s: Seconds
     """From the step to the announced version."""
-    load_s: float
+    load_s: Seconds
     """From the announcement into a generator's engine, where nothing is sampled meanwhile."""
-    swap_s: float | None = None
+    swap_s: Seconds | None = None
     """The same where a lag lets a generator receive it beside its sampling; none: as long as `load_s`."""
-    switch_s: float = 0.0
+    switch_s: Seconds = 0.0
     """Under `colocated`, to hand the devices over, once in each direction."""
 
 
@@ -94,12 +102,12 @@ class LengthRates(Record, frozen=True, kw_only=True):
 class HardwareRates(Record, frozen=True, kw_only=True):
     """What the devices of one process can do, where it is known: no rate may lie above it."""
 
-    parameters: float = 0.0
+    parameters: Amount = 0.0
     """Active ones, of a token."""
-    rank_peak_flops: float = 0.0
-    generator_bytes_per_s: float = 0.0
+    rank_peak_flops: Amount = 0.0
+    generator_bytes_per_s: Amount = 0.0
     """Bandwidth of a generator's memory: each decoding step reads all active parameters."""
-    bytes_per_parameter: float = 2.0
+    bytes_per_parameter: Amount = 2.0
 
 
 class Rates(Record, frozen=True, kw_only=True):

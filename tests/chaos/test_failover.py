@@ -14,7 +14,7 @@ from tests.redundant_redis import RedundantRedis
 def test_a_lagging_job_outlives_two_primaries(tmp_path: Path) -> None:
     redundant = RedundantRedis(tmp_path / "redis")
     with Pipeline(tmp_path, redundant) as pipeline:
-        spec = short_job(**LAG, iterations=14)
+        spec = short_job(**LAG, iterations=24)
         oracle = sequential_digest(pipeline, spec, tmp_path / "oracle")
         pipeline.start_generators(2)
         job_id, _ = pipeline.jobs.create(spec)
