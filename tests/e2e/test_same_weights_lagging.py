@@ -121,9 +121,9 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
         ),
         pytest.param(
             "lag 2",
-            {"weights": {"transport": "redis"}, "trainer__world_size": 2},
+            {"weights": {"transport": "redis"}},
             "consumer.after_checkpoint:1",
-            id="redis, two ranks",
+            id="redis",
         ),
         pytest.param(
             "lag 2",
@@ -135,10 +135,10 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
         pytest.param("LoRA, lag 1", {}, "consumer.after_commit:3", id="adapters"),
         pytest.param(
             "LoRA, lag 1",
-            {"weights": {"transport": "redis"}},
+            {"weights": {"transport": "redis"}, "trainer__world_size": 2},
             "consumer.after_checkpoint:2",
             marks=long_variant,
-            id="adapters by redis",
+            id="adapters by redis, two ranks",
         ),
         pytest.param("lag 1, two updates", {}, "consumer.after_step:9", marks=long_variant, id="two updates"),
     ],

@@ -14,6 +14,7 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import job_spec
+from tests.chaos.short_job import long_variant
 from tests.pipeline import Pipeline
 
 ITERATIONS = 4
@@ -82,6 +83,7 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 
 
+@long_variant
 @pytest.mark.parametrize(("variant", "sharding"), [("three updates", "none"), ("LoRA", "fsdp")])
 def test_two_ranks_leave_the_weights_of_one(
     pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
