@@ -137,6 +137,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
         import_module(name)
+    for module in MODULES:
+        del sys.modules[f"{module}.__main__"]  # a fork runs it anew
     gc.freeze()
     if start := serve(control):
         become(start, control)
