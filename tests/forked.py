@@ -23,8 +23,8 @@ from importlib import import_module
 from typing import Any
 
 from onbeat.process.child_process import ChildProcess
+from onbeat.process.folders import make_missing
 from onbeat.process.launcher import end_with_launcher, with_own_packages
-from onbeat.process.private_folders import make_missing
 
 MODULES = ("consumer", "consumer.stages", "producer")
 IMPORTED = (
