@@ -59,7 +59,7 @@ def test_no_setting_is_taken_for_a_service_link() -> None:
         ("ONBEAT_PORT_8000_TCP", "8000"),
         ("ONBEAT_PORT_8000", "tcp://10.0.0.1:8000"),
         ("ONBEAT_GATEWAY_PORT", "8000"),
-        ("ONBEAT_NAME", "/web/onbeat"),
+        ("ONBEAT_NAMES", "/web/onbeat"),
         ("ONBEAT_THREAD", "3"),
     ],
 )

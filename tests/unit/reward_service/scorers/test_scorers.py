@@ -247,7 +247,7 @@ def user_function(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise told["returns"]
         return told["returns"]
 
-    monkeypatch.setattr(plugin, "_load", lambda name: function)
+    monkeypatch.setattr(plugin, "_load", lambda name, file, source: (function, plugin.ARGUMENTS))
     return told
 
 
