@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from broker.trainer_side import TrainerSide
 
 GROUP = "onbeat.run_files"
+BRING_S = 60.0
+"""Longest that a person's program waits for copies without a byte of them."""
 
 
 class RunFiles(Protocol):
@@ -78,3 +80,9 @@ def run_files(
             "what copies run folders isn't installed", field="ONBEAT_OBJECTS", cure="pip install 'onbeat[objects]'"
         )
     return make(settings, folder, deadline_s=deadline_s, pause=pause)
+
+
+def bring_missing(settings: StackSettings, folder: RunFolder) -> None:
+    """Brings a run folder that isn't here, where copies are kept. Raises what `RunFiles.bring` does."""
+    if settings.objects and not folder.path.is_dir():
+        run_files(settings, folder, deadline_s=BRING_S).bring()

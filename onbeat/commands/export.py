@@ -21,13 +21,10 @@ from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
 from onbeat.audit.folder import read_audit, read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
-from onbeat.run_files import run_files
+from onbeat.run_files import bring_missing
 from onbeat.stack.access import run_root_from
 from onbeat.terminal.output import tell
 from onbeat.terminal.words import short
-
-BRING_S = 60.0
-"""Longest that a look at the copies of a run's files may take."""
 
 
 def export(
@@ -86,7 +83,7 @@ def _run_of(
     folder = RunFolder(Path(access.run_root), job, weight_root=weight_root)
     if settings.objects and not folder.path.is_dir():
         folder = offline
-        run_files(settings, folder, deadline_s=BRING_S).bring()
+        bring_missing(settings, folder)
     return folder, records
 
 

@@ -28,6 +28,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.options import model_root_or_default
 from onbeat.process.signals import uninterrupted
+from onbeat.run_files import bring_missing
 from onbeat.stack.access import GatewayAccess, page_address
 from onbeat.terminal.follow import TICK_S
 from onbeat.terminal.job_view import JobView
@@ -190,8 +191,9 @@ class Run:
         from onbeat.export import export  # torch is slow to import
 
         self._ended(None)
-        spec = read_spec(self.folder)
         settings = replace(settings_from(os.environ), model_root=str(model_root_or_default(self._model_root)))
+        bring_missing(settings, self.folder)
+        spec = read_spec(self.folder)
         return export(
             self.folder,
             spec,
