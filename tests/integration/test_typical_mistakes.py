@@ -55,7 +55,7 @@ REWARDS = """
 def nothing(**_): pass
 def words(**_): return "0.5"
 def raises(*, completion, **_): return {}["answer"]
-def short(prompt, completion): return 1.0
+def short(text): return 1.0
 """
 SUBMIT = ["submit", "job.toml", "--set"]
 
@@ -135,7 +135,7 @@ STACK = {
     ),
     "a reward with other arguments": (
         [*SUBMIT, "reward.components=[{type='plugin', entry_point='short'}]"],
-        r"reward\.components\[0\]\.entry_point: `short` can't be called: .*'reference' \(it is given prompt, comp",
+        r"reward\.components\[0\]\.entry_point: `short` can't be called: .*'text' \(it is given those of prompt, comp",
     ),
     "an unknown environment": (
         [*SUBMIT, "environment={name='gess'}"],
