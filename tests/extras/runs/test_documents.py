@@ -54,7 +54,7 @@ def test_start_trains_the_first_job_with_a_function_and_rows(
     monkeypatch.setattr(Run, "save_model", lambda run, directory: saved.append(directory))
     (tmp_path / "my-job.toml").write_text(blocks("start.md", "toml", 'name = "word problems"'))
     run_block(blocks("start.md", "python", "onbeat.train("))
-    assert capsys.readouterr().out.split()[:5] == ["1", "0.5", "2", "0.75", "True"]
+    assert capsys.readouterr().out.split()[:5] == ["0", "0.5", "1", "0.75", "True"]
     assert saved == ["my-model"]
     ((_, spec),) = gateway.submitted
     (component,) = spec.reward.components
