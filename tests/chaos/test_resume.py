@@ -55,7 +55,9 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     pipeline: Pipeline, oracle: str
 ) -> None:
     pipeline.children["producer-steady"].stop(grace_s=10.0)
-    job_id = cancelled_in_iteration_2(pipeline, spec(rollout__max_attempts=1, evaluation__num_prompts=0))
+    # A copy of what the dead one has claimed would be no attempt.
+    alone = {"rollout__max_attempts": 1, "rollout__hedge": False}
+    job_id = cancelled_in_iteration_2(pipeline, spec(**alone, evaluation__num_prompts=0))
     pipeline.jobs.resume(job_id)
     generator = pipeline.start("producer-second", crash_at="producer.after_scoring:1")
     trainer = pipeline.start(f"consumer-{job_id}-dies", job_id)

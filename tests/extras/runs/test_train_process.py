@@ -50,7 +50,7 @@ def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Pat
     process = start(program, run_root=tmp_path / "runs")
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
-    assert [line.split()[0] for line in out.splitlines()] == ["1", "2"]
+    assert [line.split()[0] for line in out.splitlines()] == ["0", "1"]
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert nothing_is_left(run_dir)
     (job,) = run_dir.glob("job-*")
