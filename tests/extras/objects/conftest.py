@@ -42,7 +42,7 @@ def open_area(proxy: FaultyProxy, settings: StackSettings) -> OpenBlobs:
     """Opens an area; changes: of the settings."""
     from msgspec.structs import replace
 
-    def opened(area: Any = "weights", *, deadline_s: float = 20.0, **changes: Any) -> Blobs:
+    def opened(area: Any = "weights", *, deadline_s: float = 120.0, **changes: Any) -> Blobs:
         return open_blobs(replace(settings, **changes), "job-1", area, deadline_s=deadline_s)
 
     return opened

@@ -26,7 +26,7 @@ import sys
 from contracts.settings import StackSettings
 from onbeat_extras.objects.blobs import reading
 objects, cache, digest = sys.argv[1:]
-blobs = reading(StackSettings(objects=objects, cache=cache), "job-1", "weights", deadline_s=20.0)
+blobs = reading(StackSettings(objects=objects, cache=cache), "job-1", "weights", deadline_s=120.0)
 blobs.get(digest, num_bytes=10)
 print(blobs.bucket.traffic.num_requests, blobs.bucket.traffic.num_received_bytes)
 """

@@ -17,6 +17,7 @@ from onbeat.http_service.outgoing import make_client
 from onbeat.process.child_process import ChildProcess
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
+from onbeat_extras.objects import hosts as hosts_module
 from onbeat_extras.objects.blobs import Blobs, reading
 from onbeat_extras.objects.cache import open_cache
 from onbeat_extras.objects.served import create_app
@@ -58,12 +59,13 @@ Reader = Callable[..., Blobs]
 
 
 @pytest.fixture
-def reader(host: StackSettings, tmp_path: Path) -> Reader:
+def reader(host: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """Opens an area as another host does, whose store is a folder. changes: of the settings."""
+    monkeypatch.setattr(hosts_module, "ANSWER_S", 120.0)
     settings = StackSettings(objects=f"file://{tmp_path}/store", cache_hosts=host.cache_hosts, cache_key=KEY)
 
     def opened(**changes: str) -> Blobs:
-        return reading(replace(settings, **changes), "job-1", "weights", deadline_s=5.0)
+        return reading(replace(settings, **changes), "job-1", "weights", deadline_s=120.0)
 
     return opened
 

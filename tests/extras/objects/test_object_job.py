@@ -45,7 +45,7 @@ def pipeline(tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatc
 
 
 def bucket(pipeline: ApartPipeline) -> Bucket:
-    return reading(pipeline.settings, "any", "weights", deadline_s=20.0).bucket
+    return reading(pipeline.settings, "any", "weights", deadline_s=120.0).bucket
 
 
 def assert_nothing_is_left(pipeline: ApartPipeline, job_id: str) -> None:
