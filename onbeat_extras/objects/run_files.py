@@ -202,7 +202,8 @@ class ObjectFiles:
 
     def _files_in(self, part: Path | None) -> Iterator[Path]:
         """The plain files of a folder but scratch, what was put aside, and versions, which have stores of their own."""
-        for folder, folders, names in os.walk(part or self._folder.path):
+        top = part or self._folder.path
+        for folder, folders, names in () if top.is_symlink() else os.walk(top):
             left_out = {ASIDE, *({self._folder.weights.name} if Path(folder) == self._folder.path else ())}
             folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
             yield from (
@@ -264,10 +265,13 @@ class ObjectFiles:
             start += piece.num_bytes
 
     def _path_of(self, name: str) -> Path:
-        """Raises ContractViolation for a path out of the run folder: who can write to the bucket names them."""
+        """Raises ContractViolation for a path out of the run folder: a writer of the bucket names them, and a
+        job's author may have left a link there."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise ContractViolation("is no path in a run folder", field=name)
+        if any((self._folder.path / folder).is_symlink() for folder in path.parents):
+            raise ContractViolation("leads out of the run folder by a link", field=name)
         return self._folder.path / path
 
 

@@ -260,6 +260,26 @@ def test_a_path_out_of_the_run_folder_is_refused(host: Hosts, name: str) -> None
         here.files.bring(encode(Listed(trainer_epoch=1, iteration=0, at=at)))
 
 
+def test_a_link_in_the_run_folder_leads_nothing_out_or_in(host: Hosts, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_bytes(b"secret")
+    first, reader, side = host("a"), host("b"), Side()
+    first.files.begin(None)
+    first.write("spec.json", b"{}")
+    (first.folder.path / "rollouts").symlink_to(elsewhere)
+    for has_checkpoint in (False, True):
+        assert "rollouts/secret" not in first.keep(0, side, has_checkpoint=has_checkpoint).files
+    (first.folder.path / "rollouts").unlink()
+    first.write("rollouts/planted", b"x")
+    first.keep(1, side)
+    reader.write("spec.json", b"{}")
+    (reader.folder.path / "rollouts").symlink_to(elsewhere)
+    with pytest.raises(ContractViolation, match="by a link"):
+        reader.files.bring(side.listed)
+    assert [path.name for path in elsewhere.iterdir()] == ["secret"]
+
+
 def test_the_list_of_another_job_is_refused(host: Hosts) -> None:
     here = host("a")
     listed = encode(FileList(job_id="job-2", trainer_epoch=1, iteration=0, files={}))
