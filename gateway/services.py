@@ -63,8 +63,9 @@ class Services:
                 raise Unavailable("the object store does not answer", field="ONBEAT_OBJECTS", cure="try again later")
             if job_id not in self.brought:
                 self.brought[job_id] = run_files(self.settings, folder, deadline_s=BRING_S)
+            listed = self.jobs.files(job_id)
             try:
-                self.brought[job_id].bring(self.jobs.files(job_id), below=below)
+                self.brought[job_id].bring(listed, below=below)
             except Unavailable:
                 self.asks_again_s = time.monotonic() + AWAY_S
                 raise
