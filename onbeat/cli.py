@@ -11,48 +11,73 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import PREFIX, StackSettings
-from onbeat.commands import export, jobs, look, stack
-from onbeat.process.entry_points import all_of
+from onbeat.process.entry_points import docstring_of, load, offers_of
 from onbeat.process.signals import end_on_signals
 from onbeat.telemetry import logs
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 
+HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
+COMMANDS = {
+    "up": "stack",
+    "submit": "jobs",
+    "jobs": "jobs",
+    "watch": "jobs",
+    "cancel": "jobs",
+    "resume": "jobs",
+    "delete": "jobs",
+    "verify": "jobs",
+    "export": "export",
+}
+"""Command → its module of onbeat/commands/, where it is the function of its name; in the order of `onbeat --help`."""
+EXTRAS = "onbeat.commands"
+"""The group of entry points whose commands come after ours, and stand in the place of none; they may have
+`context_settings`."""
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is called: what it needs, another one doesn't wait for."""
+
+    def __init__(self, **settings: Any) -> None:
+        ours = {name: EntryPoint(name, f"onbeat.commands.{at}:{name}", EXTRAS) for name, at in COMMANDS.items()}
+        self.offers = {**ours, **{name: offer for name, offer in offers_of(EXTRAS).items() if name not in ours}}
+        docstrings = {name: docstring_of(offer) for name, offer in self.offers.items()}
+        listed = {name: TyperCommand(name, help=text) for name, text in docstrings.items() if text is not None}
+        super().__init__(**{**settings, "commands": listed})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and self.imported(name), rest
+
+    def imported(self, name: str) -> Any:
+        """The command with its flags. Raises UnknownEntryPoint where its package can't be imported."""
+        function = load(self.offers[name], field="COMMAND", where="command")
+        single = typer.Typer(add_completion=False)
+        single.command(name, context_settings={**HELP_FLAGS, **getattr(function, "context_settings", {})})(function)
+        return typer.main.get_command(single)
+
+
 app = typer.Typer(
+    cls=Commands,
     name="onbeat",
     help="On-policy reinforcement learning of language models while generation and training overlap.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_FLAGS,
 )
-COMMANDS = (
-    stack.up,
-    jobs.submit,
-    jobs.jobs,
-    jobs.watch,
-    jobs.cancel,
-    jobs.resume,
-    jobs.delete,
-    look.streams,
-    look.logs,
-    look.dead,
-    jobs.verify,
-    export.export,
-)
-"""In the order of `onbeat --help`: a new command is a function of onbeat/commands/ and a name here."""
-EXTRAS = "onbeat.commands"
-"""The group of entry points whose commands come after ours, and stand in the place of none; they may have
-`context_settings`."""
-for command in COMMANDS:
-    app.command()(command)
-for name, command in all_of(EXTRAS).items():
-    if name not in {ours.__name__ for ours in COMMANDS}:
-        app.command(name, context_settings=getattr(command, "context_settings", None))(command)
+
+
+@app.callback()
+def _app() -> None:
+    """A group has commands of its own even where it is given none here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

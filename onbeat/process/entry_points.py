@@ -5,8 +5,11 @@ A package says so in its pyproject.toml:  [project.entry-points."onbeat.losses"]
 
 from __future__ import annotations
 
+import ast
 import logging
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidInput
@@ -23,30 +26,53 @@ def names_in(group: str) -> list[str]:
     return sorted(entry_points(group=group).names)
 
 
-def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
-    """What packages offer in a group, imported, by name in their order; none of a package whose folder was removed.
+def offers_of(group: str, *, distribution: str = "") -> dict[str, EntryPoint]:
+    """What packages offer in a group, by name in their order; imports nothing.
 
-    distribution: the one whose offers are imported; "" takes all. One that can't be imported, or that several packages
-    offer, is left out, and said: it is of no use to the others' users, and chance would choose among several.
+    distribution: the one whose offers are meant; "" takes all. A name that several packages offer is left out, and
+    said: chance would choose among them.
     """
     offers: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=group):
         if not distribution or (entry_point.dist is not None and entry_point.dist.name == distribution):
             offers.setdefault(entry_point.name, []).append(entry_point)
+    for name in [name for name, same in offers.items() if len(same) > 1]:
+        packages = ", ".join(sorted(map(_package, offers.pop(name))))
+        log.warning("`%s` in group %s is left out: several packages offer it: %s", name, group, packages)
+    return {name: offers[name][0] for name in sorted(offers)}
+
+
+def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
+    """What `offers_of` a group is, imported; none of a package whose folder was removed.
+
+    One that can't be imported is left out, and said: it is of no use to the others' users.
+    """
     loaded: dict[str, Any] = {}
-    for name, (first, *others) in sorted(offers.items()):
-        if others:
-            packages = ", ".join(sorted(map(_package, [first, *others])))
-            log.warning("`%s` in group %s is left out: several packages offer it: %s", name, group, packages)
-            continue
+    for name, entry_point in offers_of(group, distribution=distribution).items():
         try:
-            loaded[name] = first.load()
+            loaded[name] = entry_point.load()
         # Foreign code may raise anything while it is imported, or ask to exit.
         except (Exception, SystemExit) as error:
-            if not _is_removed(first, error):
+            if not _is_removed(entry_point, error):
                 problem = f"{type(error).__name__}: {error}"
-                log.warning("`%s` of %s is left out: %s", name, _package(first), problem)
+                log.warning("`%s` of %s is left out: %s", name, _package(entry_point), problem)
     return loaded
+
+
+def docstring_of(entry_point: EntryPoint) -> str | None:
+    """The docstring of the function that an entry point names, read from its source; the module isn't imported.
+
+    "" where the source has none, None where there is no module: its folder was removed.
+    """
+    try:
+        module = find_spec(entry_point.module)
+    except Exception:  # of a parent package, which is imported for it and may raise anything
+        return None
+    if module is None or module.origin is None:
+        return None
+    source = ast.parse(Path(module.origin).read_bytes()) if module.origin.endswith(".py") else ast.Module([], [])
+    functions = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr]
+    return (ast.get_docstring(functions[0]) if functions else None) or ""
 
 
 def _is_removed(entry_point: EntryPoint, error: BaseException) -> bool:
@@ -78,17 +104,22 @@ def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryP
 def load_entry_point(group: str, name: str, *, field: str, where: str = "trainer") -> Any:
     """Imports it in the process that `where` names. Raises UnknownEntryPoint, also where it can't be imported."""
     found = find_entry_point(group, name, field=field, where=where)
+    loaded = load(found, field=field, where=where)
+    log.info("`%s` in group %s is %s of %s", name, group, found.value, _package(found))
+    return loaded
+
+
+def load(entry_point: EntryPoint, *, field: str, where: str) -> Any:
+    """What the entry point names, imported. Raises UnknownEntryPoint where it can't be."""
     try:
-        loaded = found.load()
+        return entry_point.load()
     # Foreign code may raise anything while it is imported, or ask to exit, and each of it has the same answer.
     except (Exception, SystemExit) as error:
         raise UnknownEntryPoint(
-            f"`{name}` of {_package(found)} cannot be imported: {type(error).__name__}: {error}",
+            f"`{entry_point.name}` of {_package(entry_point)} cannot be imported: {type(error).__name__}: {error}",
             field=field,
             cure=f"mend the package where the {where} runs",
         ) from error
-    log.info("`%s` in group %s is %s of %s", name, group, found.value, _package(found))
-    return loaded
 
 
 def _package(entry_point: EntryPoint) -> str:

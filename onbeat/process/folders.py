@@ -1,5 +1,5 @@
-"""Folders that only their owner may enter: what is in them, weights, prompts and keys, needs no mode of its own; and
-their removal for good, under a hidden name first, so that no reader sees half of one.
+"""Folders and files that only their owner may open: what is in them, weights, prompts and keys, needs no mode of its
+own; and their removal for good, under a hidden name first, so that no reader sees half of one.
 
 job-0123456789ab/  ─▶  .job-0123456789ab.removed/  ─▶  nothing
 
@@ -33,6 +33,14 @@ def is_private(folder: Path) -> bool:
     found = folder.lstat()
     is_closed = not stat.S_IMODE(found.st_mode) & 0o077
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_closed
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that has mode 0600 from its first byte; an existing one is replaced."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 def make_missing(folder: Path) -> None:

@@ -28,7 +28,7 @@ from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.folders import is_private, make_private
+from onbeat.process.folders import is_private, make_private, write_private
 from onbeat.process.waiting import Waiting
 from onbeat.stack.supervision import describe_exit
 
@@ -193,14 +193,6 @@ class EmbeddedRedis:
 
 def _unwritable(error: OSError) -> InvalidInput:
     return InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to")
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that has mode 0600 from its first byte; an existing one is replaced."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def _wheel_binary() -> str | None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from contracts.settings import StackSettings
+from onbeat.process.folders import write_private
 from onbeat.stack.ports import free_port
-from onbeat.stack.redis import write_private
 
 TARGETS, KEY = "prometheus_targets.json", "prometheus.key"
 TRAINER = "trainer"

@@ -239,7 +239,7 @@ def novel(name: str) -> None:
     print(f"hello {name}")
 ''',
         ),
-        edits=(Edit(line="novel.novel, ", imports="from onbeat.commands import novel"),),
+        edits=(Edit(line='"novel": "novel", '),),
         says=[0, "hello you"],
     ),
     "a setting of the processes": Addition(

@@ -24,7 +24,7 @@ ELSEWHERE = {"pip", "pytest"}
 
 def flags_of_commands() -> dict[str, set[str]]:
     group: Any = typer.main.get_command(app)
-    return {name: {flag for item in command.params for flag in item.opts} for name, command in group.commands.items()}
+    return {name: {flag for item in group.imported(name).params for flag in item.opts} for name in group.commands}
 
 
 def is_typed(line: str) -> bool:

@@ -80,11 +80,7 @@ def save_spec(gateway: FakeGateway, run_root: Path) -> RunFolder:
     [
         (["jobs"], "jobs"),
         (["watch", JOB], "job_id"),
-        (["streams", JOB], "num_prompts"),
-        (["logs", JOB], "lines"),
         (["delete", JOB, "--yes"], "deleted"),
-        (["dead", JOB], "letters"),
-        (["dead", JOB, "--retry", "1700000000500-0"], "job_id"),
         (["submit", "job.toml"], "job_id"),
     ],
 )
@@ -223,17 +219,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [line]
     assert captured.out == ""
-
-
-@pytest.mark.usefixtures("gateway")
-def test_dead_shows_reason_prompts_and_the_way_back_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["dead", JOB]) == 0
-    shown = capsys.readouterr().out
-    assert "3/train/1" in shown
-    assert "the scorer raised" in shown
-    assert "[red]1+1=" in shown
-    assert "--retry 1700000000500-0" in shown
-    assert not {"\x1b", "\x07"} & set(shown)
 
 
 @pytest.mark.usefixtures("gateway")

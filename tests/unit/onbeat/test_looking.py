@@ -1,9 +1,8 @@
-"""Commands that look: `logs`, `streams --follow`, `jobs` with its filters, and job ids for the shell."""
+"""`jobs` with its filters, and job ids for the shell."""
 
 from __future__ import annotations
 
 import io
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from rich.console import Console
 
 from contracts.jobs import JobState
 from onbeat.cli import run
-from onbeat.client.gateway import GatewayClient
-from onbeat.commands.look import LogLines
 from onbeat.commands.options import job_ids
 from onbeat.terminal.job_view import job_table, show_jobs
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
@@ -60,41 +57,6 @@ def test_jobs_are_asked_for_by_state_and_name_and_shown_with_times_and_reasons(
     line = in_a_pipe.getvalue().splitlines()[1]
     assert line.split()[0] == long.job_id
     assert f" {long.name} " in line
-
-
-def test_the_last_lines_of_a_log_are_shown_as_text(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["logs", JOB]) == 0
-    assert capsys.readouterr().err == "the log is empty: no trainer has started yet\n"
-    gateway.log = b"".join(b"line %d\n" % number for number in range(40_000)) + b"\x1b[2Jno end"
-    assert run(["logs", JOB, "--lines", "3"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["line 39998", "line 39999", "\\x1b[2Jno end"]
-    assert run(["logs", JOB, "-n", "30001", "--json"]) == 0
-    lines = json.loads(capsys.readouterr().out)["lines"]
-    assert (len(lines), lines[0], lines[-1]) == (30_001, "line 10000", "\x1b[2Jno end")
-
-
-def test_a_followed_log_ends_with_its_job_and_no_line_is_lost(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gateway.log = b"first\nsec"
-    assert run(["logs", JOB, "--follow", "--json"]) == 0
-    shown = [json.loads(line)["line"] for line in capsys.readouterr().out.splitlines()]
-    assert shown == ["first", "sec"]
-    with GatewayClient(gateway.url, KEY) as client:
-        log = LogLines(client, JOB)
-        assert log.last(10) == ["first"]
-        gateway.log += b"ond\nthird\n"
-        assert log.rest() == ["second", "third"]
-        assert log.rest() == []
-
-
-def test_followed_streams_are_a_line_or_an_object_for_each_look(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["streams", JOB, "--follow", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_prompts"] == 3
-    assert run(["streams", JOB, "--follow"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_submit_and_wait_prints_the_digest_at_its_end(

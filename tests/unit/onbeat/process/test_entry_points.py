@@ -46,10 +46,28 @@ def test_what_cannot_be_used_is_left_out_by_its_name_and_the_rest_is_there(
     ]
 
 
-def test_a_package_s_command_stands_in_the_place_of_none_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text('def submit():\n    """Theirs."""\n\n\ndef novel():\n    """Novel."""\n')
+HEAVY = ("httpx", "numpy", "redis", "torch")
+
+
+def shown_by(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stdout
+
+
+def test_a_package_s_command_stands_in_the_place_of_none_of_ours_and_is_imported_when_it_is_called(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "theirs.py").write_text(
+        'import absent_library\n\n\ndef submit():\n    """Theirs."""\n\n\ndef novel():\n    """Novel."""\n'
+    )
     installed(tmp_path, "theirs", {"submit": "theirs:submit", "novel": "theirs:novel"}, group="onbeat.commands")
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from onbeat.cli import run; run(['--help'])"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from onbeat.cli import run; run(['%s', '--json'])"
+    shown = shown_by(program.replace(", '--json'", "") % "--help")
     assert "Novel." in shown
     assert "Theirs." not in shown
+    problem = "`novel` of theirs 1.0 cannot be imported: ModuleNotFoundError: No module named 'absent_library'"
+    assert problem in shown_by(program % "novel")
+
+
+def test_the_help_waits_for_no_library_of_a_command() -> None:
+    program = f"import sys; from onbeat.cli import run; run(['--help']); print(sys.modules.keys() & {set(HEAVY)})"
+    assert shown_by(program).splitlines()[-1] == "set()"

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from rich.console import Group
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
@@ -26,8 +25,6 @@ from onbeat.process.waiting import Waiting
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_view import PlainView, panel, show_jobs, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
-from onbeat.terminal.stream_report import cell, live_report, report_line, report_tables
-from onbeat.terminal.words import UNKNOWN
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
 """Markup that is open and closed wrongly, what clears a screen, a line of its own, an emoji's name, a turned line."""
@@ -57,12 +54,6 @@ def terminal() -> tuple[TextConsole, io.StringIO]:
     return TextConsole(file=shown, force_terminal=True, width=1000), shown
 
 
-def show_streams(console: TextConsole) -> None:
-    lease = {"generator_id": HOSTILE, "info": {"engine": HOSTILE}, "names": [HOSTILE]}
-    for table in report_tables({"fence_state": HOSTILE, "leases": [lease]}):
-        console.print(table)
-
-
 def show_events(console: TextConsole) -> None:
     view, progress = PlainView(console), JobProgress(STATUS)
     view.event(BatchDead(at_s=0.0, batch_id="3/train/0", reason=HOSTILE), progress)
@@ -79,9 +70,6 @@ VIEWS = {
     "live panel": show_live,
     "lines": show_events,
     "jobs": lambda console: show_jobs([STATUS], console, now_s=1.0),
-    "live streams": lambda console: console.print(Group(*live_report({"fence_state": HOSTILE, "job_id": HOSTILE}))),
-    "a line of streams": lambda console: console.print(report_line({"fence_state": HOSTILE})),
-    "streams": show_streams,
     "verify": lambda console: console.print(_verdict_text(as_record(HOSTILE, VERDICT))),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
@@ -111,16 +99,6 @@ def test_an_object_has_no_controls_and_means_what_it_meant(capsys: pytest.Captur
     (line,) = capsys.readouterr().out.split("\n")[:-1]
     assert line.isprintable()
     assert json.loads(line) == {"name": HOSTILE}
-
-
-def test_an_empty_value_is_a_dash() -> None:
-    shown = io.StringIO()
-    report: dict[str, Any] = {"fence_state": "", "counts": {}, "names": [], "none": None, "nested": {"engine": ""}}
-    (table,) = report_tables(report)
-    TextConsole(file=shown).print(table)
-    values = [line.split()[-1] for line in shown.getvalue().splitlines()]
-    assert values == [UNKNOWN, "0", UNKNOWN, UNKNOWN, UNKNOWN]
-    assert cell("info", {"rejected_weights": "", "engine": "vllm"}) == f"rejected weights {UNKNOWN}   engine vllm"
 
 
 class Held(httpx.SyncByteStream):

@@ -1,4 +1,4 @@
-"""What a person sees of a lag: in the panel, in an iteration's line, in the streams; and nothing of it without one."""
+"""What a person sees of a lag: in the panel, in an iteration's line; and nothing of it without one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 import msgspec
 import pytest
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 
 from consumer.trackers import iteration_values
 from contracts.encoding.wire import encode
@@ -14,7 +14,6 @@ from contracts.events import IterationCommitted, TrajectoryMetrics
 from contracts.jobs import WindowIteration
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import environment_in_words, iteration_line, panel
-from onbeat.terminal.stream_report import report_tables
 from onbeat.terminal.window import kind_in_words, lags_of
 from tests.contract.golden_files import golden, iteration_metrics
 
@@ -77,28 +76,6 @@ def test_a_job_without_a_lag_is_shown_as_ever() -> None:
     assert "lag" not in text
     assert "window" not in text
     assert "lag" not in iteration_line(iteration_metrics(), of_periodic)
-    report = msgspec.to_builtins(golden("StreamReport"))
-    text = shown(Group(*report_tables(report | {"window": [{"iteration": 3}], "max_policy_lag": 0})))
-    assert text == shown(
-        Group(*report_tables({k: v for k, v in report.items() if k not in ("window", "max_policy_lag")}))
-    )
-
-
-def test_the_streams_of_a_lagging_job_show_the_window_with_the_lag_of_each_iteration() -> None:
-    bounded = [msgspec.structs.replace(one, newest_version=one.iteration) for one in WINDOW]
-    report = msgspec.to_builtins(golden("StreamReport")) | {
-        "max_policy_lag": 2,
-        "window": [msgspec.to_builtins(one) for one in (*WINDOW, *bounded[:1])],
-    }
-    rows = [line.split() for line in shown(Group(*report_tables(report))).splitlines()]
-    assert ["7", "5", "5", "8", "7", "1", "2"] in rows
-    assert ["9", "7", "7", "8", "0", "0", "2"] in rows
-    assert ["7", "5", "7", "8", "7", "1", "0", "to", "2"] in rows
-
-
-def test_a_window_that_another_server_answers_is_shown_as_far_as_it_goes() -> None:
-    report = {"max_policy_lag": 2, "window": [{"iteration": "\x1b[2J", "oldest_version": None}]}
-    assert "\\x1b[2J" in shown(Group(*report_tables(report)))
 
 
 @pytest.mark.parametrize(

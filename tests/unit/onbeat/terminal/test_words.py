@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from onbeat.terminal.stream_report import cell
 from onbeat.terminal.words import by_reason, count, duration, number, plural, share, short, size, sparkline
 
 
@@ -78,16 +77,3 @@ def test_sizes_counts_plurals_and_digests() -> None:
 def test_refusals_are_shown_by_reason_the_most_frequent_first() -> None:
     assert by_reason({}) == "0"
     assert by_reason({"stale": 1, "duplicate": 3, "future": 0}) == "4 (duplicate 3, stale 1)"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("trainer_epoch", 1795248437744, "1795248437744"),
-        ("accepted_bytes", 2048, "2.0 KB"),
-        ("oldest_age_s", 65, "1 min 05 s"),
-        ("batches_rejected", {"stale": 2}, "2 (stale 2)"),
-    ],
-)
-def test_a_value_of_the_stream_monitor_is_shown_as_its_key_asks(key: str, value: object, text: str) -> None:
-    assert cell(key, value) == text

@@ -19,8 +19,8 @@ from onbeat.commands import options
 from onbeat.commands.options import Job
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.output import console_for, emit, tell
-from onbeat.terminal.stream_report import live_report, report_line, report_tables
 from onbeat.terminal.words import one_line, plural
+from onbeat_extras.looking.stream_report import live_report, report_line, report_tables
 
 T = TypeVar("T")
 

@@ -1,0 +1,85 @@
+"""The stream monitor's answer as tables: units, empty values, the window of a lag; text from outside stays text."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Group, RenderableType
+
+from onbeat.terminal.output import TextConsole
+from onbeat.terminal.words import UNKNOWN
+from onbeat_extras.looking.stream_report import cell, live_report, report_line, report_tables
+from tests.contract.golden_files import golden
+from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
+from tests.unit.onbeat.terminal.test_window import WINDOW, shown
+
+LEASE = {"generator_id": HOSTILE, "info": {"engine": HOSTILE}, "names": [HOSTILE]}
+VIEWS: dict[str, RenderableType] = {
+    "tables": Group(*report_tables({"fence_state": HOSTILE, "leases": [LEASE]})),
+    "live": Group(*live_report({"fence_state": HOSTILE, "job_id": HOSTILE})),
+    "a line": report_line({"fence_state": HOSTILE}),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_others_wrote_is_text_in_every_view(view: str) -> None:
+    console, written = terminal()
+    console.print(VIEWS[view])
+    assert_is_text(written.getvalue())
+
+
+def test_an_empty_value_is_a_dash() -> None:
+    shown = io.StringIO()
+    report: dict[str, Any] = {"fence_state": "", "counts": {}, "names": [], "none": None, "nested": {"engine": ""}}
+    (table,) = report_tables(report)
+    TextConsole(file=shown).print(table)
+    values = [line.split()[-1] for line in shown.getvalue().splitlines()]
+    assert values == [UNKNOWN, "0", UNKNOWN, UNKNOWN, UNKNOWN]
+    assert cell("info", {"rejected_weights": "", "engine": "vllm"}) == f"rejected weights {UNKNOWN}   engine vllm"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("trainer_epoch", 1795248437744, "1795248437744"),
+        ("accepted_bytes", 2048, "2.0 KB"),
+        ("oldest_age_s", 65, "1 min 05 s"),
+        ("batches_rejected", {"stale": 2}, "2 (stale 2)"),
+    ],
+)
+def test_a_value_of_the_stream_monitor_is_shown_as_its_key_asks(key: str, value: object, text: str) -> None:
+    assert cell(key, value) == text
+
+
+def test_a_report_of_a_job_without_a_lag_has_no_window() -> None:
+    report = msgspec.to_builtins(golden("StreamReport"))
+    text = shown(Group(*report_tables(report | {"window": [{"iteration": 3}], "max_policy_lag": 0})))
+    assert text == shown(
+        Group(*report_tables({k: v for k, v in report.items() if k not in ("window", "max_policy_lag")}))
+    )
+
+
+def test_the_streams_of_a_lagging_job_show_the_window_with_the_lag_of_each_iteration() -> None:
+    bounded = [msgspec.structs.replace(one, newest_version=one.iteration) for one in WINDOW]
+    report = msgspec.to_builtins(golden("StreamReport")) | {
+        "max_policy_lag": 2,
+        "window": [msgspec.to_builtins(one) for one in (*WINDOW, *bounded[:1])],
+    }
+    rows = [line.split() for line in shown(Group(*report_tables(report))).splitlines()]
+    assert ["7", "5", "5", "8", "7", "1", "2"] in rows
+    assert ["9", "7", "7", "8", "0", "0", "2"] in rows
+    assert ["7", "5", "7", "8", "7", "1", "0", "to", "2"] in rows
+
+
+def test_a_window_that_another_server_answers_is_shown_as_far_as_it_goes() -> None:
+    report = {"max_policy_lag": 2, "window": [{"iteration": "\x1b[2J", "oldest_version": None}]}
+    assert "\\x1b[2J" in shown(Group(*report_tables(report)))
+
+
+def test_a_list_of_records_is_a_table_of_its_own_with_a_column_for_each_key() -> None:
+    plain, stages = report_tables({"iteration": 3, "stage_leases": [{"stage": "judge"}, {"lease_s": 30}]})
+    assert plain.title is None
+    assert (stages.title, [column.header for column in stages.columns]) == ("stage leases", ["stage", "lease"])
