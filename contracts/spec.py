@@ -112,7 +112,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     tags: Annotated[tuple[Tag, ...], Meta(max_length=8)] = ()
     """For people: what groups jobs on the page, as the seeds of one setting. Nothing that is trained reads them."""
     iterations: Iterations
-    """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration optimizer steps."""
+    """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration
+    passes of algorithm.mini_batches optimizer steps."""
     model: ModelSpec
     """The model that is trained."""
     dataset: DatasetSpec
@@ -184,6 +185,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
         ):
             raise ValueError(problem)
         self._check_group_size()
+        if self.rollout.batches_per_iteration % self.algorithm.num_mini_batches:
+            raise ValueError(
+                f"algorithm.mini_batches = {self.algorithm.num_mini_batches} can't cut rollout.batches_per_iteration = "
+                f"{self.rollout.batches_per_iteration} into equal parts; take a divisor of it"
+            )
         self._check_credit()
         self._check_resamples()
         self._check_overlong()

@@ -34,18 +34,18 @@ def _check_kept_sets(spec: JobSpec) -> None:
 
 
 def _check_clips(spec: JobSpec) -> None:
-    """Refuses clips of a ratio that is 1: that of one update against the trainer's own log-probs before it.
+    """Refuses clips of a ratio that is 1: that of an iteration's one step against the trainer's log-probs before it.
 
     Under a lag as well: the old policy is the trainer's then, too. A loss of a package may use them as it likes.
     """
     algorithm = spec.algorithm
-    is_one = algorithm.old_policy == "trainer" and algorithm.updates_per_iteration == 1
+    is_one = algorithm.old_policy == "trainer" and not algorithm.moves_between_steps
     if not is_one or isinstance(algorithm.loss, PluginLoss):
         return
     for name, value in (("clip_low", algorithm.clip_low), ("clip_high", algorithm.clip_high)):
         if value is not None:
             raise InvalidInput(
-                'it has no effect: in an iteration\'s one update with old_policy = "trainer" the ratio is exactly 1',
+                'it has no effect: in an iteration\'s one step with old_policy = "trainer" the ratio is exactly 1',
                 field=f"algorithm.{name}",
-                cure='leave it out, or set updates_per_iteration above 1 or old_policy = "generator"',
+                cure='leave it out, or set updates_per_iteration or mini_batches above 1, or old_policy = "generator"',
             )

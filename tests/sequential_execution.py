@@ -8,14 +8,15 @@ There is no Redis, no window, no generator and no lease in it: an engine, a lear
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import torch
 
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.learner import OptimizerStep
+from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import learning_rate_at
-from consumer.gradient.statistics import iteration_scaling
+from consumer.gradient.statistics import divided_by, iteration_scaling
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import BatchTimings, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.run_folder import RunFolder
@@ -139,10 +140,18 @@ class SequentialExecution:
         stats = [learner.train(batch).stats for batch in batches]
         scaling = iteration_scaling(stats, spec.algorithm)
         rate = learning_rate_at(iteration, spec.optimizer, spec.iterations)
-        for left in reversed(range(spec.algorithm.updates_per_iteration)):
+        parts = range(spec.algorithm.num_mini_batches)
+        steps = [(update, part) for update in range(spec.algorithm.updates_per_iteration) for part in parts]
+        for update, part in steps:
+            if update or part:
+                list(learner.train_again(lambda: None, part))
+            of_part = [one for one in stats if mini_batch_of(one.batch_id, spec) == part]
             learner.step(
-                OptimizerStep(divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0)
+                OptimizerStep(
+                    divisor=dataclasses.replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor,
+                    baseline=scaling.baseline,
+                    learning_rate=rate,
+                    is_last=(update, part) == steps[-1],
+                )
             )
-            if left:
-                list(learner.train_again(lambda: None))
         return self._published(iteration + 1)

@@ -37,7 +37,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
-    """What one update on one batch costs."""
+    """What one batch costs in one step, or before it."""
 
     num_tokens: int = 0
     """Tokens through the policy's layers; a prompt counts as often as it goes through."""
@@ -64,9 +64,16 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
 
 
 def training_cost(
-    shape: ModelShape, batch: RolloutBatch, *, rows: NDArray[np.int64], shares_prompts: bool, with_reference: bool
+    shape: ModelShape,
+    batch: RolloutBatch,
+    *,
+    rows: NDArray[np.int64],
+    shares_prompts: bool,
+    with_reference: bool,
+    is_trained: bool,
 ) -> TrainingCost:
-    """Counts the given rows of a batch. shares_prompts: a group's prompt goes through once.
+    """Counts the given rows of a batch. shares_prompts: a group's prompt goes through once. is_trained: whether there
+    is a backward pass.
 
     The last token of a response counts, although it is never an input: its log-prob is asked for.
     """
@@ -90,7 +97,9 @@ def training_cost(
     attention = shape.num_layers * shape.attention_width * pairs
     # A multiply-add is 2 operations: 2 forward, 2 for the gradient of the input, and 2 for that of a trained weight.
     # Attention has two products of no weight, queries by keys and scores by values: 4 forward, 8 backward.
-    flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
+    flops = forward = 2.0 * multiplied + 4.0 * attention
+    if is_trained:
+        flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
     if with_reference:
-        flops += 2.0 * multiplied + 4.0 * attention
+        flops += forward
     return TrainingCost(num_tokens=num_tokens, flops=flops)

@@ -31,7 +31,7 @@ from onbeat.process.host_memory import give_free_memory_back
 from onbeat.weights.publication import TensorSink
 
 Kept = tuple[MicroBatchStats, KeptBatch]
-"""A batch as the first update left it, for the further ones."""
+"""A batch as it was before the iteration's first step, for the further ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,20 @@ class OptimizerStep(Record, frozen=True, kw_only=True):
     """0.0 without a late baseline (`Scaling`)."""
     learning_rate: float
     is_last: bool
-    """Whether it is the iteration's last update, after which its batches are let go."""
+    """Whether it is the iteration's last step, after which its batches are let go."""
+
+
+def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
+    """Returns which of the iteration's mini-batches a rollout batch is part of: 0 to the first ones by number (I7)."""
+    if spec.algorithm.num_mini_batches == 1:
+        return 0
+    number = int(batch_id.rpartition("/")[2])
+    return number * spec.algorithm.num_mini_batches // spec.rollout.batches_per_iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A rollout batch whose gradient is in a sum."""
+    """A rollout batch whose gradient is in a sum, or which was measured for a later step."""
 
     stats: MicroBatchStats
     rank: int
@@ -84,34 +92,46 @@ class Learner:
     lockstep: Lockstep | None = None
     """Not None where the ranks share the policy's parameters."""
     kept: list[Kept] = field(default_factory=list)
-    """The batches that further updates of the open iteration train; empty where each iteration has one update."""
+    """The batches that further steps of the open iteration train; empty where each iteration has one step."""
 
     def train(self, batch: RolloutBatch) -> Trained:
-        """Adds a batch's gradient to the sums. Raises what `train_micro_batch` raises."""
+        """Adds a batch's gradient to the sums; one of a later mini-batch is measured, and waits for its step.
+
+        Raises what `train_micro_batch` raises.
+        """
         started_s = time.time()
+        is_first = mini_batch_of(batch.batch_id, self.spec) == 0
         stats, kept = train_micro_batch(
-            self.policy, batch, reference=self.reference, spec=self.spec, accumulator=self.accumulator
+            self.policy,
+            batch,
+            reference=self.reference,
+            spec=self.spec,
+            accumulator=self.accumulator if is_first else None,
         )
-        if kept is not None and self.spec.algorithm.updates_per_iteration > 1:
+        if kept is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
             self.kept.append((stats, kept))
-        trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None)
+        trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
         policy = self.spec.recording or None
         if policy is None or not policy.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
             return trained
         return replace(trained, logprobs=measured_logprobs(batch, kept))
 
-    def train_again(self, check: Callable[[], None]) -> Iterator[Trained]:
-        """Trains the kept batches under the weights of the last step; `check` is called before each."""
-        for one in self.kept:
+    def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> Iterator[Trained]:
+        """Trains a mini-batch's kept batches under the weights of the last step; `check` is called before each."""
+        for one in self.kept_of(mini_batch):
             check()
             yield self.train_kept(one)
+
+    def kept_of(self, mini_batch: int) -> list[Kept]:
+        """Returns the kept batches of one mini-batch of the open iteration."""
+        return [one for one in self.kept if mini_batch_of(one[1].batch.batch_id, self.spec) == mini_batch]
 
     def train_kept(self, one: Kept) -> Trained:
         """Trains one of the kept batches under the weights of the last step."""
         started_s = time.time()
         stats, kept = one
         again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
-        return self._trained(again, kept.batch, started_s, with_reference=False)
+        return self._trained(again, kept.batch, started_s, with_reference=False, is_trained=True)
 
     def beside(self, number: int) -> Learner:
         """Returns a learner that another thread of this process trains with at the same time.
@@ -180,7 +200,7 @@ class Learner:
         restore_state(checkpoint, self.policy, self.optimizer)
 
     def _trained(
-        self, stats: MicroBatchStats, batch: RolloutBatch, started_s: float, *, with_reference: bool
+        self, stats: MicroBatchStats, batch: RolloutBatch, started_s: float, *, with_reference: bool, is_trained: bool
     ) -> Trained:
         cost = training_cost(
             self._shape,
@@ -188,6 +208,7 @@ class Learner:
             rows=np.array(stats.trained_rows, dtype=np.int64),
             shares_prompts=self.spec.trainer.packing == "shared_prompt",
             with_reference=with_reference,
+            is_trained=is_trained,
         )
         reach("consumer.after_micro_batch")
         return Trained(stats=replace(stats, cost=cost), rank=self.place.rank, started_s=started_s, ended_s=time.time())

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.adapters import Adapters
@@ -62,6 +63,8 @@ class Lockstep:
     def through(self) -> None:
         """Returns when no rank has a pass left in this turn."""
         self._wait_for_turn(Pass.NONE)
+        # A pass without gradient leaves the outermost parameters whole, and a step moves their rows alone.
+        cast(FSDPModule, self._policy).reshard()
 
     def _watch(self, model: PreTrainedModel, kind: Callable[[], Pass]) -> None:
         def before(_module: nn.Module, _inputs: Any) -> None:

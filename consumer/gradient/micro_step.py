@@ -1,7 +1,7 @@
 """One rollout batch → its gradient, added to the iteration's.
 
 Parameters do not move between two optimizer steps, and the loss is a sum over responses, so batches may come in any
-order. Steps after the first of an iteration train its batches again: `train_kept_batch`.
+order. Steps after the first of an iteration train batches that it has kept: `train_kept_batch`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def train_micro_batch(
     *,
     reference: PreTrainedModel | None,
     spec: JobSpec,
-    accumulator: GradientAccumulator,
+    accumulator: GradientAccumulator | None,
 ) -> tuple[MicroBatchStats, KeptBatch | None]:
     """Prepares, measures, goes backward and accumulates; `.grad` is None before and after.
 
@@ -103,8 +103,9 @@ def train_micro_batch(
         backward   loss and gradient of each pass, into the sum        forward where it isn't known, backward
 
     A batch with more tokens than a pass may have goes through in several, always the same ones, and the accumulator
-    rounds the gradient of each (I7). reference: `Policy.reference` where `spec.loads_reference`, else None: a column of
-    the batch has its log-probs, or no KL is asked for.
+    rounds the gradient of each (I7). Without an accumulator the batch is measured alone, for a later step. reference:
+    `Policy.reference` where `spec.loads_reference`, else None: a column of the batch has its log-probs, or no KL is
+    asked for.
     A batch in which nothing teaches costs no forward pass, and there is nothing to keep of it. Raises ContractViolation
     for tokens that the model cannot take and for a column that is not there, TrainingDiverged for a loss or gradient
     that is not finite.
@@ -116,8 +117,9 @@ def train_micro_batch(
     if not prepared.passes:
         return replace(measured, advantages=_flat(prepared.advantages, batch)), None
     forward = functools.partial(_token_logprobs, policy, reference=reference, spec=spec)
-    passes, advantages = _measure(batch, prepared, policy=policy, forward=forward, spec=spec)
-    stats, kept_rows = _backward(passes, measured, spec=spec, accumulator=accumulator)
+    with torch.set_grad_enabled(accumulator is not None):
+        passes, advantages = _measure(batch, prepared, policy=policy, forward=forward, spec=spec)
+        stats, kept_rows = _backward(passes, measured, spec=spec, accumulator=accumulator)
     kept = KeptBatch(batch=batch, advantages=advantages, passes=tuple(kept_rows))
     rows = tuple(np.concatenate(prepared.passes).tolist())
     return replace(stats, advantages=_flat(advantages, batch), trained_rows=rows), kept
@@ -228,7 +230,7 @@ def _measure(
 
 
 def _backward(
-    passes: Sequence[MeasuredPass], stats: MicroBatchStats, *, spec: JobSpec, accumulator: GradientAccumulator
+    passes: Sequence[MeasuredPass], stats: MicroBatchStats, *, spec: JobSpec, accumulator: GradientAccumulator | None
 ) -> tuple[MicroBatchStats, list[KeptRows]]:
     """Adds the batch's gradient to the sum, and that of its baseline to the baseline's, where there is one."""
     baseline_loss_sum = 0.0
@@ -258,10 +260,10 @@ def _add_gradients(
     stats: MicroBatchStats,
     *,
     spec: JobSpec,
-    accumulator: GradientAccumulator,
+    accumulator: GradientAccumulator | None,
     to_baseline: bool = False,
 ) -> Iterator[tuple[TokenLogprobs, LossTerms]]:
-    """Yields the log-probs and the loss of each pass, whose gradient is in the sum by then."""
+    """Yields the log-probs and the loss of each pass, whose gradient is in the sum by then, where there is one."""
     for number, one in enumerate(passes, start=1):
         logprobs = one.logprobs()
         loss_mask = one.micro_batch.loss_mask.to(logprobs.policy.device)
@@ -275,9 +277,10 @@ def _add_gradients(
         )
         if not math.isfinite(terms.loss_sum.item()):
             raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
-        # A known graph is gone through once more, after that of the baseline.
-        terms.loss_sum.backward(retain_graph=to_baseline and one.is_known)
-        accumulator.add(to_baseline=to_baseline, more=number < len(passes))
+        if accumulator is not None:
+            # A known graph is gone through once more, after that of the baseline.
+            terms.loss_sum.backward(retain_graph=to_baseline and one.is_known)
+            accumulator.add(to_baseline=to_baseline, more=number < len(passes))
         # Detached, or every pass's graph would live until the last one.
         yield logprobs, replace(terms, loss_sum=terms.loss_sum.detach())
 

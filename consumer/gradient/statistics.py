@@ -102,7 +102,7 @@ class Scaling:
 
 
 class TrainedBatches(BatchesOf[MicroBatchStats]):
-    """The batches of one update of an iteration."""
+    """The batches of an iteration, or of one of its steps."""
 
     def __init__(self, stats: Iterable[MicroBatchStats], scaling: Scaling) -> None:
         """scaling: of `iteration_scaling`."""
@@ -168,7 +168,9 @@ class Update:
     """One optimizer step."""
 
     stats: Sequence[MicroBatchStats]
-    """The numbers of every training batch, with the loss that this step went down."""
+    """The numbers of the batches that it was taken on, with the loss that it went down."""
+    scaling: Scaling
+    """With their count."""
     grad_norm: float
     """The gradient's norm before clipping."""
 
@@ -189,16 +191,19 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
 
 def iteration_scaling(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> Scaling:
     """Computes what only the whole iteration knows; at least one batch, in any order."""
+    advantages = [advantage for stats in batches for advantage in stats.advantages]
+    late = ADVANTAGES[algorithm.advantage].late(advantages, algorithm.advantage_epsilon)
+    return Scaling(count=divided_by(batches, algorithm), baseline=late.baseline, deviation=late.deviation)
+
+
+def divided_by(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> int:
+    """Counts what the loss of these batches is divided by."""
     counts = {
         "completions": sum(len(stats.rewards) for stats in batches),
         "tokens": sum(stats.num_tokens for stats in batches),
         "batches": len(batches),
     }
-    advantages = [advantage for stats in batches for advantage in stats.advantages]
-    late = ADVANTAGES[algorithm.advantage].late(advantages, algorithm.advantage_epsilon)
-    return Scaling(
-        count=counts[policy_loss(algorithm).normaliser.counts], baseline=late.baseline, deviation=late.deviation
-    )
+    return counts[policy_loss(algorithm).normaliser.counts]
 
 
 def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -> IterationNumbers:
@@ -212,13 +217,16 @@ def counts_by_lag(batches: Iterable[MicroBatchStats], *, max_policy_lag: int) ->
     return tuple(counts[lag] for lag in range(max_policy_lag + 1)) if max_policy_lag else ()
 
 
-def mean_over_updates(numbers: Sequence[IterationNumbers], *, can_clip: Sequence[bool]) -> IterationNumbers:
-    """Makes the numbers of the iteration from those of each update, as they are declared."""
+def mean_over_updates(
+    whole: IterationNumbers, numbers: Sequence[IterationNumbers], *, can_clip: Sequence[bool]
+) -> IterationNumbers:
+    """Makes the numbers of the iteration from those of each update, as they are declared. whole: of all batches as they
+    were before the first step."""
     clipping = [of_one for of_one, clips in zip(numbers, can_clip, strict=True) if clips]
     rules = {one.name: one.metadata.get("over") for one in fields(IterationNumbers)}
     means = {name: _mean(numbers, name) for name, rule in rules.items() if rule == EACH}
     means |= {name: _mean(clipping, name) or 0.0 for name, rule in rules.items() if rule == CLIPPING}
-    return replace(numbers[0], **means)  # pyright: ignore[reportArgumentType]
+    return replace(whole, **means)  # pyright: ignore[reportArgumentType]
 
 
 def _mean(numbers: Sequence[IterationNumbers], name: str) -> float | None:

@@ -39,12 +39,12 @@ class Ranks:
         """
         return [] if batch is None else [self.learner.train(batch)]
 
-    def train_again(self, check: Callable[[], None]) -> list[Trained]:
-        """Trains the iteration's batches that teach for a further update: each rank those that it has kept.
+    def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> list[Trained]:
+        """Trains a mini-batch's batches that teach for a further step: each rank those that it has kept.
 
         check: is called now and then; an error that it raises ends the training. Raises as `train` does.
         """
-        return list(self.learner.train_again(check))
+        return list(self.learner.train_again(check, mini_batch))
 
     def step(self, step: OptimizerStep, publication: Publication | None = None) -> float:
         """Steps on the sums over all ranks; returns the gradient's norm before clipping.

@@ -98,8 +98,8 @@ class RankGroup(Ranks):
         trained, self._trained = self._trained, []
         return trained
 
-    def train_again(self, check: Callable[[], None]) -> list[Trained]:
-        self._have_all(orders.TrainAgain(), "to train again", check)
+    def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> list[Trained]:
+        self._have_all(orders.TrainAgain(mini_batch=mini_batch), "to train again", check)
         self._num_training = 0
         return self.train()
 

@@ -57,7 +57,10 @@ class Begin(OrderToAll, tag="begin", frozen=True, kw_only=True):
 
 
 class TrainAgain(OrderToAll, tag="train_again", frozen=True, kw_only=True):
-    """Each rank trains for a further update: it answers HasTrained for every batch that it has kept, and then Done."""
+    """Each rank trains for a further step: it answers HasTrained for each batch that it has kept of a mini-batch, and
+    then Done."""
+
+    mini_batch: int
 
 
 class Step(OrderToAll, tag="step", frozen=True, kw_only=True):

@@ -109,7 +109,7 @@ class Rank:
                     self._learner.restore(read_checkpoint(Path(order.checkpoint)))
                 self._check_agreement()
             case orders.TrainAgain():
-                self._train_again()
+                self._train_again(order.mini_batch)
             case orders.Step():
                 value = self._step(order)
             case orders.PublishWeights():
@@ -123,9 +123,9 @@ class Rank:
                 raise AssertionError("run has ended")
         return orders.Done(rank=rank, value=value)
 
-    def _train_again(self) -> None:
+    def _train_again(self, mini_batch: int) -> None:
         # The lease needs no check here: rank 0's main thread looks after it meanwhile.
-        for trained in self._learner.train_again(lambda: None):
+        for trained in self._learner.train_again(lambda: None, mini_batch):
             self._exchange.answer(orders.HasTrained(rank=self._learner.place.rank, trained=trained))
         self._keep_step()
 

@@ -176,10 +176,10 @@ class ThreadedRank(Ranks):
             trained.append(self._take(self._arrived.get()))
         return trained
 
-    def train_again(self, check: Callable[[], None]) -> list[Trained]:
+    def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> list[Trained]:
         # An iteration that is to be stepped is sampled, also where its batches came too far apart to be told.
         self._room.change(self._passes.then)
-        for one in tuple(self.learner.kept):
+        for one in self.learner.kept_of(mini_batch):
             # Any thread may train a batch that another one has kept.
             self._put(one[1].batch, lambda learner, one=one: learner.train_kept(one))
         deadline_s = self.learner.spec.timeouts.iteration_s

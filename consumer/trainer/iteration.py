@@ -152,11 +152,14 @@ class Iteration(ExpectedIteration):
         peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown. max_policy_lag: of
         the spec.
         """
-        of_each = [iteration_numbers(update.stats, scaling=scaling) for update in updates]
-        numbers = mean_over_updates(of_each, can_clip=[any(one.can_clip for one in update.stats) for update in updates])
+        of_each = [iteration_numbers(update.stats, scaling=update.scaling) for update in updates]
+        can_clip = [any(one.can_clip for one in update.stats) for update in updates]
+        numbers = mean_over_updates(iteration_numbers(self.stats, scaling=scaling), of_each, can_clip=can_clip)
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
-        costs = [stats.cost for update in updates for stats in update.stats]
+        # A step on batches as they came has the same numbers; what was trained again has its own.
+        passed = {id(stats): stats for stats in (*self.stats, *(one for update in updates for one in update.stats))}
+        costs = [stats.cost for stats in passed.values()]
         trained_tokens = sum(cost.num_tokens for cost in costs)
         flops = math.fsum(cost.flops for cost in costs)
         return IterationMetrics(

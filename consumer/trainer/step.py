@@ -1,6 +1,6 @@
 """The optimizer steps of an iteration, and the version that they make.
 
-    sums of the ranks ─▶ step ─▶ (the batches again ─▶ step) ─▶ … the last step writes version t+1 as it makes it
+    sums of the ranks ─▶ step ─▶ (kept batches ─▶ step) ─▶ … the last step writes version t+1 as it makes it
 
 Consumes:     a complete iteration, its gradient in the ranks.
 Waits for:    the ranks, and the disk or Redis, which takes the version.
@@ -11,11 +11,11 @@ Produces:     version t+1, written and announced, and the iteration's numbers. N
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from consumer.gradient.learner import OptimizerStep
+from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import horizon_at, learning_rate_at
-from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, iteration_scaling
+from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, divided_by, iteration_scaling
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.report import LIKELY_CAUSES, clipped_noise, in_words, mismatch_alarm
@@ -67,25 +67,36 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
 def _update(
     held: HeldJob, iteration: Iteration, *, rate: float, scaling: Scaling, publication: Publication
 ) -> list[Update]:
-    """`algorithm.updates_per_iteration` steps; the version is written while the last one makes it."""
+    """Steps on each mini-batch in each pass over the iteration; the version is written while the last one makes it.
+
+    A mini-batch whose batches all are dead has no step.
+    """
+    algorithm = held.spec.algorithm
+    parts: dict[int, list[MicroBatchStats]] = {}
+    for stats in iteration.stats:
+        parts.setdefault(mini_batch_of(stats.batch_id, held.spec), []).append(stats)
+    steps = [(again, part) for again in range(algorithm.updates_per_iteration) for part in sorted(parts)]
     updates: list[Update] = []
-    for left in reversed(range(held.spec.algorithm.updates_per_iteration)):
-        stats = _train_again(held, iteration) if updates else iteration.stats
+    for again, part in steps:
+        is_last = len(updates) == len(steps) - 1
+        # Those of the first mini-batch are in the sums as they came.
+        stats = _train_again(held, iteration, parts[part], mini_batch=part) if again or part else parts[part]
+        of_part = replace(scaling, count=divided_by(stats, algorithm))
         with iteration.span("step"):
-            one = OptimizerStep(
-                divisor=scaling.divisor, baseline=scaling.baseline, learning_rate=rate, is_last=left == 0
-            )
-            grad_norm = held.ranks.step(one, None if left else publication)
-        updates.append(Update(stats=stats, grad_norm=grad_norm))
+            one = OptimizerStep(divisor=of_part.divisor, baseline=of_part.baseline, learning_rate=rate, is_last=is_last)
+            grad_norm = held.ranks.step(one, publication if is_last else None)
+        updates.append(Update(stats=stats, scaling=of_part, grad_norm=grad_norm))
         reach("consumer.after_step")
     return updates
 
 
-def _train_again(held: HeldJob, iteration: Iteration) -> list[MicroBatchStats]:
-    """The numbers of every batch under the weights of the last step. A cancel waits: these are no version to save."""
-    again = {stats.batch_id: stats for stats in iteration.stats}
+def _train_again(
+    held: HeldJob, iteration: Iteration, stats: list[MicroBatchStats], *, mini_batch: int
+) -> list[MicroBatchStats]:
+    """The numbers of a mini-batch under the weights of the last step. A cancel waits: these are no version to save."""
+    again = {one.batch_id: one for one in stats}
     with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):
-        all_again = held.ranks.train_again(held.keeper.check_lease)
+        all_again = held.ranks.train_again(held.keeper.check_lease, mini_batch)
     for trained in all_again:
         iteration.record_span(trained)
         again[trained.stats.batch_id] = trained.stats

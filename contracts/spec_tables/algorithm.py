@@ -95,8 +95,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Optimizer steps on the same rollouts (GRPO's μ). The first trains while they arrive; each further one trains all
-    of them again, and its ratio is against the log-probs of the first, so the clips act."""
+    """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches. The first
+    trains while they arrive; each further one trains all of them again, and its ratio is against the log-probs of the
+    first, so the clips act."""
+    mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
+    """Equal parts of an iteration's rollout batches, in the order of their numbers, with an optimizer step each; left
+    out: 1. Advantages and the old policy are those from before the first step. It divides
+    rollout.batches_per_iteration."""
     old_policy: Literal["trainer", "generator"] = "trainer"
     """Whose log-probs the policy ratio is taken against. trainer: its own before the iteration's first step, so in that
     step the ratio is exactly 1 and no clip acts; generator: those of sampling, so the clips act on the gap between the
@@ -147,6 +152,16 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         """(clip_low, clip_high) as set, else as in the loss's paper."""
         low, high = self._loss_kind.clip_range
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Parts of an iteration that are stepped on one after another."""
+        return 1 if self.mini_batches is UNSET else self.mini_batches
+
+    @property
+    def moves_between_steps(self) -> bool:
+        """Whether an iteration has several optimizer steps, so that the policy leaves the one that its batches met."""
+        return self.updates_per_iteration * self.num_mini_batches > 1
 
     @property
     def correction_name(self) -> CorrectionName:
@@ -221,9 +236,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 "entropy_coefficient would be divided by the deviation of the advantages under "
                 f'advantage = "{self.advantage}"; set it to 0'
             )
-        if self.has_late_baseline and self.updates_per_iteration > 1:
+        if self.has_late_baseline and self.moves_between_steps:
+            field = "updates_per_iteration" if self.updates_per_iteration > 1 else "mini_batches"
             yield (
-                "updates_per_iteration above 1 makes clips act by the sign of the advantage, which under advantage = "
+                f"{field} above 1 makes clips act by the sign of the advantage, which under advantage = "
                 '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"'
             )
         if self.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign:

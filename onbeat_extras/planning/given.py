@@ -33,6 +33,8 @@ from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Round, StepC
 NUM_DRAWN_COMPLETIONS = 2**17
 """Completions that are drawn to stand for all, as whole batches."""
 FEWEST_BATCHES, MOST_BATCHES = 16, 512
+FORWARD_SHARE = 1.0 / 3.0
+"""The forward part of a trained pass: 2 of 6 operations for each parameter."""
 LAN_ROUND_TRIP_S = 0.002
 """A claim, or a published batch on its way to the trainer: measured on loopback, and about the same inside a site."""
 
@@ -169,9 +171,11 @@ def _training_batch(spec: JobSpec, rates: Rates, draw: Random) -> BatchCost:
     sampled = [draw_length(rates.lengths, draw, longest=spec.max_sampled_tokens) for _ in range(size)]
     num_prompts = rollout.prompts_per_batch if trainer.packing == "shared_prompt" else size
     trained = sum(sampled) + num_prompts * rates.lengths.prompt_tokens + size * rates.lengths.observation_tokens
+    # A batch of a later mini-batch goes forward once more, for the log-probs of before the first step.
+    passes = spec.algorithm.updates_per_iteration + FORWARD_SHARE * (1.0 - 1.0 / spec.algorithm.num_mini_batches)
     return BatchCost(
         rounds=(_round(sampled, spec, rates),),
-        train_s=trained / rates.trainer.tokens_per_s * spec.algorithm.updates_per_iteration,
+        train_s=trained / rates.trainer.tokens_per_s * passes,
         num_tokens=sum(sampled),
     )
 

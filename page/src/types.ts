@@ -10,6 +10,7 @@ export interface AlgorithmSpec {
   credit: ("trajectory" | "turn");
   advantage_epsilon: number;
   updates_per_iteration: number;
+  mini_batches?: number;
   old_policy: ("generator" | "trainer");
   clip_low: (number | null);
   clip_high: (number | null);

@@ -38,6 +38,7 @@ SPLIT: dict[str, Any] = {"trainer__max_tokens_per_micro_batch": 24}
 RECOMPUTED: dict[str, Any] = {"trainer__gradient_checkpointing": True}
 PADDED: dict[str, Any] = {"trainer__packing": "padded"}
 UPDATES: dict[str, Any] = {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01}
+PARTS: dict[str, Any] = {"algorithm__updates_per_iteration": 2, "algorithm__mini_batches": 3}
 LORA: dict[str, Any] = {"trainer__lora": {"rank": 4}, "optimizer__learning_rate": 1e-2}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp"}
 DECAY: dict[str, Any] = {"optimizer__weight_decay": 0.1}
@@ -52,6 +53,8 @@ UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, decoupled PPO": UPDATES | LAGGING,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
+    "mini-batches, KL, split": PARTS | KL | SPLIT,
+    "FSDP, mini-batches, KL": FSDP | PARTS | KL,
     "FSDP, trajectories, split": FSDP | PLAYED | SPLIT,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
@@ -91,7 +94,8 @@ def digest_after_training(ranks: Ranks) -> str:
     """The digest of the weights after some iterations on random batches."""
     ranks.begin(None)
     spec = ranks.learner.spec
-    num_updates = spec.algorithm.updates_per_iteration
+    parts = range(spec.algorithm.num_mini_batches)
+    steps = [(update, part) for update in range(spec.algorithm.updates_per_iteration) for part in parts]
     for iteration in range(ITERATIONS):
         num_missing = BATCHES
         for number in range(BATCHES):
@@ -100,10 +104,10 @@ def digest_after_training(ranks: Ranks) -> str:
             num_missing -= len(ranks.train(batch))
         while num_missing:
             num_missing -= len(ranks.train(wait_s=1.0))
-        for update in range(num_updates):
-            if update:
-                ranks.train_again(lambda: None)
-            is_last = update == num_updates - 1
+        for update, part in steps:
+            if update or part:
+                ranks.train_again(lambda: None, part)
+            is_last = (update, part) == steps[-1]
             ranks.step(
                 OptimizerStep(divisor=3.0, baseline=0.0, learning_rate=spec.optimizer.learning_rate, is_last=is_last)
             )

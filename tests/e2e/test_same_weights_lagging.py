@@ -28,10 +28,11 @@ LORA: dict[str, object] = {
     "optimizer__learning_rate": 2e-3,
 }
 JOBS: dict[str, dict[str, object]] = {
-    "lag 1, two updates": {
+    "lag 1, two updates of two mini-batches": {
         "max_policy_lag": 1,
         "algorithm__correction": "decoupled_ppo",
         "algorithm__updates_per_iteration": 2,
+        "algorithm__mini_batches": 2,
     },
     "lag 2": {},
     "LoRA, lag 1": LORA,

@@ -21,6 +21,7 @@ ITERATIONS = 4
 LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3}
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
+    "mini-batches": {"algorithm__mini_batches": 4, "algorithm__kl_coefficient": 0.01},
     "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
     "top-p, what is cut is masked": {
         "rollout__sampling": {"max_new_tokens": 3, "top_p": 0.9},
@@ -35,7 +36,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "trackers": ["tensorboard"],
     },
 }
-STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2}
+STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "mini-batches": 4 * (ITERATIONS - 1) + 3}
 """ITERATIONS, where a variant isn't named."""
 
 
@@ -71,7 +72,7 @@ def spec(variant: str, **changes: object) -> JobSpec:
 def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbed_run(
     pipeline: Pipeline, oracles: dict[str, str], variant: str
 ) -> None:
-    """The trainer dies between two updates of its last iteration, where there are several."""
+    """The trainer dies between two steps of its last iteration, where there are several."""
     job_id, _ = pipeline.jobs.create(spec(variant))
     crash_at = f"consumer.after_step:{STEPS_BEFORE_DEATH.get(variant, ITERATIONS)}"
     assert pipeline.train_until_death(job_id, crash_at=crash_at) == -signal.SIGKILL
@@ -84,7 +85,9 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 
 
 @long_variant
-@pytest.mark.parametrize(("variant", "sharding"), [("three updates", "none"), ("LoRA", "fsdp")])
+@pytest.mark.parametrize(
+    ("variant", "sharding"), [("three updates", "none"), ("mini-batches", "fsdp"), ("LoRA", "fsdp")]
+)
 def test_two_ranks_leave_the_weights_of_one(
     pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
 ) -> None:
@@ -134,6 +137,16 @@ def test_only_the_updates_after_the_first_are_clipped(pipeline: Pipeline, oracle
         assert first.clip_share == 0.0
         assert [update.clip_share > 0.0 for update in others] == [True, True]
         assert metrics.clip_share == pytest.approx(sum(update.clip_share for update in others) / 2)
+
+
+def test_only_the_first_mini_batch_meets_the_policy_that_sampled_it(
+    pipeline: Pipeline, oracles: dict[str, str]
+) -> None:
+    for metrics in metrics_of(pipeline, oracles["mini-batches"]):
+        assert len(metrics.updates) == 4
+        assert metrics.updates[0].clip_share == 0.0
+        assert metrics.mismatch_max < 1e-4  # of all batches, before the first step
+        assert len({update.grad_norm for update in metrics.updates}) == 4
 
 
 def metrics_of(pipeline: Pipeline, job_id: str) -> list[IterationMetrics]:

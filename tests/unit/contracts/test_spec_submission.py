@@ -61,7 +61,7 @@ def test_a_clip_of_a_ratio_that_is_always_1_is_refused(clip: str, loss: str) -> 
         with pytest.raises(InvalidInput, match="the ratio is exactly 1") as caught:
             check_submitted(job_spec(**options))
         assert caught.value.field == f"algorithm.{clip}"
-    for acting in ({"updates_per_iteration": 2}, {"old_policy": "generator"}):
+    for acting in ({"updates_per_iteration": 2}, {"mini_batches": 2}, {"old_policy": "generator"}):
         check_submitted(job_spec(algorithm={"loss": loss, clip: 0.28} | acting))
 
 

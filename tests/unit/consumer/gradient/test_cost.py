@@ -19,9 +19,21 @@ BATCH = batch_of([([5, 6, 7], [rollout([8, 9], 1.0), rollout([8], 0.0)]), ([5], 
 """Rows of 3 + 2, 3 + 1, 1 + 1 and 1 + 1 tokens."""
 
 
-def cost(rows: list[int], *, shape: ModelShape = SHAPE, shares_prompts: bool = False, with_reference: bool = False):
+def cost(
+    rows: list[int],
+    *,
+    shape: ModelShape = SHAPE,
+    shares_prompts: bool = False,
+    with_reference: bool = False,
+    is_trained: bool = True,
+) -> TrainingCost:
     return training_cost(
-        shape, BATCH, rows=np.array(rows), shares_prompts=shares_prompts, with_reference=with_reference
+        shape,
+        BATCH,
+        rows=np.array(rows),
+        shares_prompts=shares_prompts,
+        with_reference=with_reference,
+        is_trained=is_trained,
     )
 
 
@@ -45,6 +57,11 @@ def test_the_reference_goes_forward_only_and_frozen_matrices_have_no_gradient() 
         num_body_parameters=1000, num_head_parameters=100, trained_share=0.0, num_layers=2, attention_width=8
     )
     assert alone.flops - cost([2], shape=frozen).flops == 2.0 * (1000 * 2 + 100)
+
+
+def test_a_batch_that_is_measured_for_a_later_step_goes_forward_only() -> None:
+    assert cost([0, 1], is_trained=False).flops == pytest.approx(cost([0, 1]).flops / 3)
+    assert cost([0, 1], is_trained=False).num_tokens == 9
 
 
 def test_rows_that_do_not_go_through_the_model_cost_nothing() -> None:

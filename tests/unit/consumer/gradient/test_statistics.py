@@ -179,21 +179,21 @@ def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_
         for number in (0, 3)
     )
     share = 3 / stats(0).num_tokens
-    numbers = mean_over_updates([first, second], can_clip=[False, True])
+    numbers = mean_over_updates(first, [first, second], can_clip=[False, True])
     assert (numbers.loss, numbers.clip_share) == (1.5, share)
     assert numbers.kl_to_reference == pytest.approx(0.15)
     assert (numbers.clip_low_share, numbers.clip_high_share) == (share, 0.0)
     assert dataclasses.replace(numbers, loss=0.0, clip_share=0.0, clip_low_share=0.0, kl_to_reference=0.0) == first
-    assert mean_over_updates([second], can_clip=[True]) == second
-    assert mean_over_updates([first, second], can_clip=[True, True]).clip_share == share / 2
-    assert mean_over_updates([first], can_clip=[False]).clip_share == 0.0
+    assert mean_over_updates(second, [second], can_clip=[True]) == second
+    assert mean_over_updates(first, [first, second], can_clip=[True, True]).clip_share == share / 2
+    assert mean_over_updates(first, [first], can_clip=[False]).clip_share == 0.0
 
 
 def test_a_mean_over_updates_has_no_entropy_where_one_of_them_has_none() -> None:
     measured = iteration_numbers([stats(0, entropy_sum=3.0, num_entropy_tokens=4)], scaling=Scaling(count=8))
     unmeasured = iteration_numbers([stats(0)], scaling=Scaling(count=8))
-    assert mean_over_updates([measured, measured], can_clip=[False, True]).entropy_trained_tokens == 0.75
-    assert mean_over_updates([measured, unmeasured], can_clip=[False, True]).entropy_trained_tokens is None
+    assert mean_over_updates(measured, [measured, measured], can_clip=[False, True]).entropy_trained_tokens == 0.75
+    assert mean_over_updates(measured, [measured, unmeasured], can_clip=[False, True]).entropy_trained_tokens is None
 
 
 def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() -> None:

@@ -31,6 +31,7 @@ UPDATES: dict[str, Any] = {"algorithm__updates_per_iteration": 3, "algorithm__cl
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "updates, KL": UPDATES | KL,
+    "mini-batches, KL": {"algorithm__mini_batches": BATCHES, "algorithm__updates_per_iteration": 2} | KL,
     "split, KL in the reward": {"trainer__max_tokens_per_micro_batch": 24}
     | KL
     | {"algorithm__kl_placement": "reward", "algorithm__kl_estimator": "k1"},
@@ -88,13 +89,16 @@ def train_all(ranks: Ranks, batches: Sequence[RolloutBatch]) -> list[Trained]:
 
 def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
     """Two iterations; the second one is trained with weights that the first has moved."""
-    num_updates = ranks.learner.spec.algorithm.updates_per_iteration
+    algorithm = ranks.learner.spec.algorithm
+    parts = range(algorithm.num_mini_batches)
+    steps = [(update, part) for update in range(algorithm.updates_per_iteration) for part in parts]
     for iteration in range(2):
         train_all(ranks, batches(iteration, plays=ranks.learner.spec.environment is not None))
-        for update in range(num_updates):
-            if update:
-                ranks.train_again(lambda: None)
-            ranks.step(OptimizerStep(divisor=3.0, baseline=0.25, learning_rate=1e-3, is_last=update == num_updates - 1))
+        for update, part in steps:
+            if update or part:
+                ranks.train_again(lambda: None, part)
+            is_last = (update, part) == steps[-1]
+            ranks.step(OptimizerStep(divisor=3.0, baseline=0.25, learning_rate=1e-3, is_last=is_last))
     ranks.close()
     return ranks.learner.policy.state_tensors()
 

@@ -82,9 +82,9 @@ class Played:
         self.said.append("last step, published" if step.is_last and publication else "step")
         return 1.0
 
-    def train_again(self, check: Callable[[], None]) -> list[Trained]:
-        self.said.append("trained again")
-        return [trained("0/train/0")]
+    def train_again(self, check: Callable[[], None], mini_batch: int = 0) -> list[Trained]:
+        self.said.append(f"trained part {mini_batch} again")
+        return [trained(f"0/train/{mini_batch}")]
 
     def tell(self, event: object) -> None:
         self.told.append(event)
@@ -96,7 +96,7 @@ def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_
     assert held.said == [
         "began version 1",
         "step",
-        "trained again",
+        "trained part 0 again",
         "last step, published",
         "renewed",
         "finished",
@@ -104,6 +104,16 @@ def test_a_version_is_written_by_the_last_step_and_named_under_a_lease_that_was_
     ]
     assert (stepped.made, stepped.metrics.iteration, len(stepped.metrics.updates)) == ("made", 0, 2)
     assert held.settled is None
+
+
+def test_each_mini_batch_has_a_step_and_one_whose_batches_are_dead_has_none() -> None:
+    held: Any = Played(algorithm__mini_batches=4)
+    iteration = gathered(num_batches=3)
+    del iteration.stats[1]
+    stepped = step(held, iteration)
+    assert held.said[1:-3] == ["step", "trained part 2 again", "last step, published"]
+    assert len(stepped.metrics.updates) == 2
+    assert stepped.scaling.count == 2 * len(iteration.stats[0].rewards)
 
 
 def test_the_versions_that_the_open_iteration_was_sampled_with_stay_announced_until_its_commit() -> None:
