@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 from tests.model.invariants import broken_in
 from tests.model.move import Move
@@ -29,6 +30,24 @@ class Result(NamedTuple):
     """A shortest way there."""
     is_complete: bool = True
     """Else the search ended at its bound: every state nearer than `depth` was looked at, none for a way out."""
+
+
+class Machine(Protocol):
+    """What is explored: a protocol with its processes, under some bounds."""
+
+    def first_state(self) -> Any: ...
+
+    def moves(self, state: Any) -> Iterator[Any]:
+        """Each a `Move`, or what has its fields."""
+        ...
+
+    def canonical(self, state: Any) -> Any:
+        """The state that stands for it and for all that differ from it by names."""
+        ...
+
+    def broken_in(self, state: Any) -> str: ...
+
+    def is_success(self, state: Any) -> bool: ...
 
 
 class Symmetry:
@@ -140,14 +159,31 @@ class Symmetry:
         return content if self._is_deterministic else content // 4 * 4 + names[content % 4]
 
 
+class Fence:
+    """The fence of a job, as a `Machine`."""
+
+    def __init__(self, bounds: Bounds, off: Off) -> None:
+        self._bounds, self._off = bounds, off
+        self.canonical = Symmetry(bounds).canonical
+        self.first_state = bounds.first_state
+
+    def moves(self, state: State) -> Iterator[Move]:
+        return moves(state, self._bounds, self._off)
+
+    def broken_in(self, state: State) -> str:
+        return broken_in(state, self._bounds)
+
+    def is_success(self, state: State) -> bool:
+        return state.is_done or state.server.job == REMOVED
+
+
 class Exploration:
     """One breadth-first search; `run` answers what it found."""
 
-    def __init__(self, bounds: Bounds, off: Off = frozenset(), *, max_states: int = 5_000_000) -> None:
-        self._bounds, self._off, self._max_states = bounds, off, max_states
-        self._symmetry = Symmetry(bounds)
-        self._states: list[State] = []
-        self._index: dict[State, int] = {}
+    def __init__(self, machine: Machine, *, max_states: int = 5_000_000) -> None:
+        self._machine, self._max_states = machine, max_states
+        self._states: list[Any] = []
+        self._index: dict[Any, int] = {}
         self._parents = array("i")
         self._sources, self._targets = array("i"), array("i")
         """The moves that are no faults: a job heals by them."""
@@ -167,7 +203,7 @@ class Exploration:
         return Result(num_states, self._num_transitions, self._depth, seconds, breaks, trace, self._is_complete)
 
     def _search(self) -> tuple[str, tuple[str, ...]]:
-        self._add(self._symmetry.canonical(self._bounds.first_state()), -1)
+        self._add(self._machine.canonical(self._machine.first_state()), -1)
         at, level_ends = 0, 1
         while at < len(self._states):
             if len(self._states) >= self._max_states:
@@ -175,19 +211,19 @@ class Exploration:
                 break
             if at == level_ends:
                 self._depth, level_ends = self._depth + 1, len(self._states)
-            for move in moves(self._states[at], self._bounds, self._off):
+            for move in self._machine.moves(self._states[at]):
                 self._num_transitions += 1
-                known = self._add(self._symmetry.canonical(move.state), at)
+                known = self._add(self._machine.canonical(move.state), at)
                 if not move.is_fault:
                     self._sources.append(at)
                     self._targets.append(known)
-                breaks = move.breaks or broken_in(move.state, self._bounds)
+                breaks = move.breaks or self._machine.broken_in(move.state)
                 if breaks:
                     return breaks, (*self._trace(at), _line(move))
             at += 1
         return "", ()
 
-    def _add(self, state: State, parent: int) -> int:
+    def _add(self, state: Any, parent: int) -> int:
         known = self._index.setdefault(state, len(self._states))
         if known == len(self._states):
             self._states.append(state)
@@ -200,8 +236,7 @@ class Exploration:
         for source, target in zip(self._sources, self._targets, strict=True):
             sources_of[target].append(source)
         heals = bytearray(len(self._states))
-        ends = (index for index, state in enumerate(self._states) if state.is_done or state.server.job == REMOVED)
-        waiting = list(ends)
+        waiting = [index for index, state in enumerate(self._states) if self._machine.is_success(state)]
         for index in waiting:
             heals[index] = 1
         while waiting:
@@ -216,8 +251,8 @@ class Exploration:
         """Names are those of each state's own renaming: process 0 may be 1 in the next line."""
         lines: list[str] = []
         while (parent := self._parents[index]) != -1:
-            for move in moves(self._states[parent], self._bounds, self._off):
-                if self._index.get(self._symmetry.canonical(move.state)) == index:
+            for move in self._machine.moves(self._states[parent]):
+                if self._index.get(self._machine.canonical(move.state)) == index:
                     lines.append(_line(move))
                     break
             index = parent
@@ -225,10 +260,10 @@ class Exploration:
 
 
 def explore(bounds: Bounds, off: Off = frozenset(), *, max_states: int = 5_000_000) -> Result:
-    return Exploration(bounds, off, max_states=max_states).run()
+    return Exploration(Fence(bounds, off), max_states=max_states).run()
 
 
-def _line(move: Move) -> str:
+def _line(move: Any) -> str:
     whose = "" if move.who < 0 else f"{move.who}: "
     of = f" ({'/'.join(str(part) for part in move.place)})" if move.place else ""
     return f"{whose}{move.name}{of}"
