@@ -22,6 +22,8 @@ from contracts.rollouts import (
     Rollout,
     RolloutBatch,
     RolloutGroup,
+    SamplingParams,
+    completion_problem,
     prompt_seed,
     turn_seed,
 )
@@ -125,6 +127,33 @@ def test_a_prompt_that_states_its_seed_is_sampled_by_it_and_the_first_turn_by_th
     seeds = [turn_seed(asked, prompt, sample=2, turn=turn) for turn in range(3)]
     assert seeds[0] == prompt_seed(asked, prompt) + 2
     assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"top_p": 0.9, "top_k": 5}, "top_p = 0.9"),
+        ({"top_k": 5, "min_p": 0.1}, "top_k = 5"),
+        ({"min_p": 1.0}, "min_p = 1"),
+    ],
+)
+def test_sampling_names_the_setting_that_keeps_tokens_out_of_the_draw(settings: dict[str, Any], words: str) -> None:
+    assert SamplingParams(max_new_tokens=2, **settings).truncation == words
+
+
+def test_kept_sets_stand_in_a_completion_exactly_where_its_sampling_is_truncated() -> None:
+    whole = prompt_batch([[5]])
+    truncated = replace(whole, sampling=replace(whole.sampling, top_k=2))
+    completion = rollout([7, 8], 0.0).completion
+    with_sets = replace(completion, kept_sets=b"\x08\x00\x08\x00")
+
+    def problem(made: Completion, asked: PromptBatch) -> str:
+        return completion_problem(made, asked.prompts[0], asked)
+
+    assert problem(completion, whole) == problem(with_sets, truncated) == ""
+    assert "though each could be drawn" in problem(with_sets, whole)
+    assert "which tokens top_k = 2 kept" in problem(completion, truncated)
 
 
 @pytest.mark.parametrize("number", [math.nan, -math.inf, 1.7e308])

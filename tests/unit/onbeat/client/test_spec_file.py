@@ -67,6 +67,7 @@ def test_a_later_setting_wins() -> None:
         ("model.pth=x", r"^model\.pth: unknown key \(did you mean path\? One of path, dtype\)$"),
         ("colour=red", r"^colour: unknown key"),
         ("dataset.colour=red", r"^dataset\.colour: unknown key"),
+        ("dataset.task=chess", r'^dataset\.task: unknown key \(only with type = "reasoning_gym"\)$'),
         ("reward.components.0.colour=red", r"^reward\.components\.0\.colour: unknown key"),
         ("reward.components.9.weight=1", r"^reward\.components\.9: `9` is not an entry of a list of 2"),
         ("iterations=many", r"^iterations: expected `int`, got `str`"),
