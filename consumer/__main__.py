@@ -24,7 +24,7 @@ from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.process import crash_points
-from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent
+from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
 from onbeat.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")
@@ -42,7 +42,8 @@ def run(settings: StackSettings, job_id: str) -> int:
     if rank is not None:
         end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
-        from consumer.ranks.rank import follow
+        with importing():
+            from consumer.ranks.rank import follow
 
         return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
@@ -61,7 +62,8 @@ def run(settings: StackSettings, job_id: str) -> int:
             field="trainer.world_size",
             cure="start it by `python -m consumer`, which asks the job",
         )
-    from consumer.trainer.job_run import train
+    with importing():
+        from consumer.trainer.job_run import train
 
     return train(settings, broker, spec, job_id)
 

@@ -13,6 +13,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from onbeat.process.entry_points import find_entry_point
+from onbeat.process.launcher import importing
 from onbeat.weights.redis.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
 
@@ -32,7 +33,7 @@ def preload(engine: type[Engine] = TransformersOptions) -> ModuleType:
     transformers fills its namespace while it is imported: another thread that imports from it then finds names missing.
     """
     module, _ = _place_of(engine)
-    with _importing:
+    with _importing, importing():
         return import_module(module)
 
 
