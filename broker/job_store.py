@@ -20,7 +20,7 @@ from broker.removals import Removal
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
-from contracts.jobs import NEXT_STATES, EvaluationScore, JobState, ResumeRequest, resumed_spec
+from contracts.jobs import NEXT_STATES, EvaluationScore, HealthProblem, JobState, ResumeRequest, resumed_spec
 from contracts.rewards import OnUnscorable
 from contracts.spec import JobSpec
 
@@ -333,6 +333,13 @@ class JobStore:
         self._write_field(job_id, "HSETNX", "evaluation_before", encode(score))
         self._write_field(job_id, "HSET", "evaluation_latest", encode(score))
 
+    def record_health(self, job_id: str, problems: tuple[HealthProblem, ...]) -> None:
+        self._write_field(job_id, "HSET", "health", encode(problems))
+
+    def health(self, job_id: str) -> tuple[HealthProblem, ...]:
+        """As its last trainer has said. Raises NotFound."""
+        return health_of(self.fields(job_id))
+
     def tell(self, job_id: str, event: JobEvent) -> None:
         """Appends an event; a job that was removed gets none."""
         self._broker.write("XADD", "events", "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_id)
@@ -375,6 +382,11 @@ class JobStore:
                 outline.append(msgspec.structs.replace(record, batches={}))
             if len(rows) < RECORDS_AT_ONCE:
                 return outline, link
+
+
+def health_of(fields: Mapping[str, bytes]) -> tuple[HealthProblem, ...]:
+    """What the job hash says of it."""
+    return decode(fields["health"], tuple[HealthProblem, ...]) if "health" in fields else ()
 
 
 def unknown_job(job_id: str) -> NotFound:

@@ -13,7 +13,7 @@ from redis import exceptions
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
-from broker.job_store import unknown_job
+from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, ids_among, read_of, readable
 from broker.presence import GeneratorInfo, Presence, StagePresence, missed_by_all
@@ -116,6 +116,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
         live_generators=len(generators),
         evaluation_before=_score(values.get("evaluation_before")),
         evaluation_latest=_score(values.get("evaluation_latest")),
+        health=health_of(values),
         **_counted(counters, JobStatus),
     )
 

@@ -22,6 +22,7 @@ OnbeatError
 ├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
 │   ├── PrefixBroken        a turn whose prompt would not begin with the tokens before it (I9)
 │   └── CompletionUnjudged  a completion that can't be judged, by its own doing; it may have a stated score (I6)
+├── Unhealthy               a job that is to end where its health says so (`trainer.stop_on`)
 ├── TrainingDiverged        a loss or gradient that is not finite, or beyond the accumulator's range
 └── DeadlineExceeded        a wait that ended without progress; names what it waited for (I8)
 
@@ -160,6 +161,10 @@ class CompletionUnjudged(BatchFailed):
         super().__init__(problem, field=field, cure=cure)
         self.reason = reason
         self.lasts = lasts
+
+
+class Unhealthy(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):
+    """A rule of a job's health that the spec ends it by."""
 
 
 class TrainingDiverged(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):

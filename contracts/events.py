@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Record, encode
-from contracts.jobs import EvaluationScore, JobState
+from contracts.jobs import EvaluationScore, HealthProblem, JobState
 from contracts.versions import PolicyVersion
 
 
@@ -241,6 +241,14 @@ class Rewound(Event, tag="rewound", frozen=True, kw_only=True):
         return cls(at_s=time.time(), iteration=record.iteration, committed=committed, trainer_epoch=epoch)
 
 
+class HealthChanged(Event, tag="health_changed", frozen=True, kw_only=True):
+    """A rule of the job's health is broken, or holds again."""
+
+    iteration: int
+    problems: tuple[HealthProblem, ...]
+    """What is wrong after that iteration; () where all is well again."""
+
+
 class MismatchAlarm(Event, tag="mismatch_alarm", frozen=True, kw_only=True):
     """Trainer and generator log-probs differ by more than `trainer.mismatch_alarm`, over the batches without a lag."""
 
@@ -259,6 +267,7 @@ JobEvent = (
     | EvaluationFinished
     | CheckpointWritten
     | BatchDead
+    | HealthChanged
     | MismatchAlarm
     | Rewound
 )

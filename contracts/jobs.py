@@ -21,6 +21,7 @@ from msgspec import Meta, field
 from contracts.encoding.wire import Iterations, Line, Record, changed
 from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec import JobSpec
+from contracts.spec_tables.trainer import HEALTH_RULES
 from contracts.stated_scores import with_on_failure
 
 
@@ -120,6 +121,27 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
     num_prompts: int
 
 
+class HealthProblem(Record, frozen=True, kw_only=True):
+    """A rule that a job's numbers break, as it was when that began."""
+
+    rule: str
+    """One of HEALTH_RULES."""
+    since: int
+    """The iteration after which it was noticed."""
+    problem: str
+    """What is seen, in numbers."""
+    cure: str
+
+    @property
+    def name(self) -> str:
+        return HEALTH_RULES.get(self.rule, self.rule)
+
+    @property
+    def in_words(self) -> str:
+        """`reward collapsed since iteration 10: 0 on average over 10 iterations, after 0.432 up to iteration 0`"""
+        return f"{self.name} since iteration {self.since}: {self.problem}"
+
+
 class WindowIteration(Record, frozen=True, kw_only=True):
     """An iteration that is open: generators may sample it."""
 
@@ -176,4 +198,6 @@ class JobStatus(Record, frozen=True, kw_only=True):
     live_generators: int = 0
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None
+    health: tuple[HealthProblem, ...] = ()
+    """What its numbers say is wrong; () where all is well, or too few iterations are committed to tell."""
     tags: tuple[str, ...] = ()

@@ -99,6 +99,7 @@ class Commits:
             self._settle(stepped.made)
         has_checkpoint = stepped is not None and held.spec.checkpoints_after(iteration.number)
         held.run_files.keep(iteration.number, held.side, has_checkpoint=has_checkpoint)
+        held.health.check()
         return following, boundary
 
     def _dispatch_evaluation(self, iteration: int) -> None:

@@ -27,7 +27,7 @@ from contracts.versions import WeightManifest
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.loop.recording import Recorder
-from onbeat.loop.trained_job import watches_of
+from onbeat.loop.trained_job import health_watch, watches_of
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.prompts.opening_service import EnvironmentService
@@ -102,6 +102,7 @@ class HeldJob:
         self.published = PublishedVersions(self.layout, stores)
         self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
+        self.health = health_watch(self.jobs, self.folder, spec)
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""

@@ -4,7 +4,8 @@
     the last iteration is committed     succeeded                 DONE
     Cancelled                           cancelled        yes      DONE
     Stopped, by SIGTERM or SIGINT       stays running    yes      DONE
-    BatchFailed, DeadlineExceeded       failed           yes      FAILED
+    BatchFailed, DeadlineExceeded,
+    Unhealthy                           failed           yes      FAILED
     another OnbeatError                 failed                    FAILED
     Unavailable, FenceViolation         stays running             DIED; HELD where it is another's by then
     an error that is none of ours       stays running             DIED
@@ -41,6 +42,7 @@ from contracts.errors import (
     InvalidInput,
     OnbeatError,
     Unavailable,
+    Unhealthy,
 )
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
@@ -134,7 +136,7 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         log.error("job %s failed: %s", job_id, error)
         # The lease comes before the files: a trainer that slept past it writes no checkpoint beside its successor's.
         side.renew()
-        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded)):
+        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded, Unhealthy)):
             _saved(trainer)
         jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
         if trainer is not None:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.wire import Factor, Iterations, IterationsOrNone, Line, Record
+
+HEALTH_RULES = {
+    "reward_collapsed": "reward collapsed",
+    "score_collapsed": "held-out score collapsed",
+    "groups_equal": "groups are equal",
+    "entropy_gone": "entropy is gone",
+    "gradient_dead": "gradient is dead",
+    "mismatch_high": "mismatch is high",
+    "truncations_rising": "truncations rise",
+    "lag_too_large": "lag is too large",
+}
+"""A rule of a job's health → its name in words; an extra says what each looks at (`onbeat.health`)."""
+HealthRule: TypeAlias = Literal[tuple(HEALTH_RULES)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the output head."""
@@ -89,6 +102,9 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     at 0.005 and 500 tokens is 0.7 % (docs/operate.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
+    stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET
+    """Rules of the job's health (docs/operate.md) that end it as failed, with a checkpoint, once one is broken; left
+    out: none. What was broken before a resume doesn't end it again."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     lora: LoraSpec | None = None
@@ -96,6 +112,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     external: bool = False
     """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and the
     other keys of trainer, algorithm, optimizer and trackers must be left out, for nothing reads them."""
+
+    @property
+    def stops_on(self) -> tuple[str, ...]:
+        return () if self.stop_on is UNSET else self.stop_on
 
 
 def external_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str) -> str:

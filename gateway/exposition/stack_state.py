@@ -32,6 +32,7 @@ from contracts.jobs import JobState, JobStatus
 from contracts.monitor import StreamReport
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.spec_tables.trainer import HEALTH_RULES
 from gateway.run_files import newest_metrics
 
 GAUGE, COUNTER = "gauge", "counter"
@@ -95,6 +96,12 @@ OF_JOBS = (
     ),
     Family("onbeat_job_iteration_limit_seconds", GAUGE, "timeouts.iteration_s of its spec.", ("job",)),
     Family("onbeat_job_mismatch_limit", GAUGE, "trainer.mismatch_alarm of its spec; none under a lag.", ("job",)),
+    Family(
+        "onbeat_job_health",
+        GAUGE,
+        "1 for each rule of its health that a job breaks; the label `problem` has it in words.",
+        ("job", "rule", "problem"),
+    ),
     Family("onbeat_job_batches_expected", GAUGE, "Batches of the oldest open iteration.", ("job",)),
     Family("onbeat_job_batches_published", GAUGE, "Those of them that are published.", ("job",)),
     Family(
@@ -181,6 +188,8 @@ def _add_job(samples: _Samples, broker: Broker, jobs: JobStore, run_root: Path, 
         return
     for name, value in _of_job(spec, status, _progress_s(status, RunFolder(run_root, job_id))):
         samples.add(f"onbeat_job_{name}", value, job_id)
+    for problem in (one for one in status.health if one.rule in HEALTH_RULES):
+        samples.add("onbeat_job_health", 1.0, job_id, problem.rule, problem.in_words)
     _add_report(samples, report)
 
 

@@ -24,7 +24,7 @@ from onbeat.commands import options
 from onbeat.commands.options import Job
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
-from onbeat.terminal.job_view import show_jobs, view_for
+from onbeat.terminal.job_view import health_lines, show_jobs, view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.words import UNKNOWN, one_line, plural
 
@@ -185,6 +185,7 @@ def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool) -> 
     else:
         digest = f"version {status.policy_version}   weights digest {status.weights_digest or UNKNOWN}"
         console.print(f"{status.job_id}  {status.state.value}   {one_line(status.reason) or digest}", soft_wrap=True)
+        console.print(*health_lines(status), sep="\n", end="\n" * bool(status.health), soft_wrap=True)
     if status.state is not JobState.SUCCEEDED:
         raise typer.Exit(FAILED)
 

@@ -22,7 +22,7 @@ from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, encode_json
-from contracts.errors import OnbeatError
+from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -43,9 +43,35 @@ from onbeat.loop.recording import Recorder
 from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
+from onbeat.process.entry_points import all_of
 from onbeat.process.folders import make_private
 
 log = logging.getLogger(__name__)
+
+
+class HealthWatch:
+    """What a trainer says of its job's health; as it stands here nothing, since an extra has the rules."""
+
+    def __init__(self, jobs: JobStore, folder: RunFolder, spec: JobSpec) -> None:
+        """Raises InvalidInput where nothing judges the health that is to end the job."""
+        if spec.trainer.stops_on:
+            raise InvalidInput("no extra judges a job's health here", field="trainer.stop_on", cure="leave it out")
+
+    def begin(self, first: int) -> None:
+        """Takes the iterations before the first one as they stand: what is wrong with them ends nothing any more."""
+
+    def scored(self, score: EvaluationScore) -> None:
+        """Takes a held-out score, before the commit of its iteration."""
+
+    def committed(self, metrics: IterationMetrics) -> None: ...
+
+    def check(self) -> None:
+        """Raises Unhealthy where a rule of `trainer.stop_on` was broken under this trainer."""
+
+
+def health_watch(jobs: JobStore, folder: RunFolder, spec: JobSpec) -> HealthWatch:
+    """The one that is installed under `onbeat.health`, by its name, or one that says nothing."""
+    return next(iter(all_of("onbeat.health").values()), HealthWatch)(jobs, folder, spec)
 
 
 class TrainedJob(Protocol):
@@ -58,6 +84,7 @@ class TrainedJob(Protocol):
     chain_file: ChainFile
     window: Window
     recorder: Recorder
+    health: HealthWatch
     generators: GeneratorWatch
     stages: StageWatch
 
@@ -86,6 +113,7 @@ def take_up(job: TrainedJob, chain: list[AuditRecord], made: WeightManifest) -> 
     check_same_run(chain, made, job.spec)
     check_same_environment(chain, job.window.environment, job.spec)
     job.window.add(made)
+    job.health.begin(made.policy_version)
     first, epoch = made.policy_version, job.side.trainer_epoch
     job.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
 
@@ -152,6 +180,8 @@ def commit_iteration(
     link = record_digest(record)
     job.chain_file.append(record, link)
     reach("consumer.after_commit")
+    if metrics is not None:
+        job.health.committed(metrics)
     return link
 
 
@@ -160,6 +190,7 @@ def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Call
     score = evaluation_score(iteration.expected.values(), iteration.evaluation)
     if score is not None:
         write(score)
+        job.health.scored(score)
         job.jobs.record_evaluation(job.folder.job_id, score)
         job.tell(EvaluationFinished(at_s=time.time(), score=score))
 

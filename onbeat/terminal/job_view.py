@@ -114,7 +114,7 @@ def panel(progress: JobProgress) -> RenderableType:
         f"  {one_line(status.reason)}",
     )
     return Panel(
-        Group(bar(progress), Text(), _facts(progress)),
+        Group(bar(progress), Text(), *health_lines(status), _facts(progress)),
         title=head,
         subtitle=Text(kind_in_words(status), "dim"),
         title_align="left",
@@ -122,6 +122,11 @@ def panel(progress: JobProgress) -> RenderableType:
         border_style=STATE_STYLES[status.state].removeprefix("bold "),
         padding=(1, 2),
     )
+
+
+def health_lines(status: JobStatus) -> list[Text]:
+    """A line for each thing that is wrong, with the cure."""
+    return [Text(one_line(f"! {problem.in_words}; {problem.cure}"), "red") for problem in status.health]
 
 
 def bar(progress: JobProgress) -> RenderableType:
@@ -241,6 +246,12 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch})"
     if isinstance(event, events.CheckpointWritten):
         return f"checkpoint after iteration {event.iteration}: {event.directory}"
+    if isinstance(event, events.HealthChanged):
+        problems = [
+            f"{problem.in_words} ({problem.cure})" if problem.since == event.iteration else f"still {problem.name}"
+            for problem in event.problems
+        ]
+        return f"health: {'; '.join(problems) or f'well again after iteration {event.iteration}'}"
     if isinstance(event, events.MismatchAlarm):
         return (
             f"iteration {event.iteration}: trainer and generator log-probs differ by a mean K3 of "
@@ -286,6 +297,8 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
         if status.reason:
             line = Text.assemble("\n", status.job_id, "  ", (status.state.value, STATE_STYLES[status.state]))
             console.print(line.append(f": {one_line(status.reason)}"), soft_wrap=not console.is_terminal)
+        for problem in health_lines(status):
+            console.print(Text.assemble("\n", status.job_id, "  ").append(problem), soft_wrap=not console.is_terminal)
 
 
 def job_table(found: Iterable[JobStatus], *, is_wide: bool, now_s: float) -> Table:

@@ -75,6 +75,8 @@ def summary_panel(summary: DemoSummary) -> Panel:
         sampled = f"sampled {score(summary.eval_before)} → "
         table.add_row("held-out accuracy", Text.assemble(sampled, (score(summary.eval_after), "bold"), rest))
     table.add_row("reward", f"{score(summary.reward_first)} → {score(summary.reward_last)}")
+    for problem in summary.health:
+        table.add_row("health", Text(f"{problem.in_words}; {problem.cure}", "red"))
     table.add_row("policy", f"version {summary.final_policy_version}")
     table.add_row("weights digest", summary.final_weights_digest)
     batches = f"{summary.batches_trained} trained   {by_reason(summary.batches_rejected)} rejected"
@@ -92,7 +94,8 @@ def summary_panel(summary: DemoSummary) -> Panel:
         flag = run_dir_flag(os.environ, Path(summary.run_dir).parent)
         table.add_row("try", Text(f"onbeat export {summary.job_id} my-model{flag}"))
     title = "succeeded and verified" if good else "not succeeded"
-    return Panel(table, title=title, title_align="left", border_style="green" if good else "red", padding=(1, 2))
+    style = "red" if not good else "yellow" if summary.health else "green"
+    return Panel(table, title=title, title_align="left", border_style=style, padding=(1, 2))
 
 
 def _shipped(path: Path) -> Path:

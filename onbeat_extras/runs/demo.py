@@ -12,7 +12,7 @@ from rich.console import Console
 
 from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record, encode_json
-from contracts.jobs import EvaluationScore, JobState
+from contracts.jobs import EvaluationScore, HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.client.progress import JobProgress
@@ -57,6 +57,8 @@ class DemoSummary(Record, frozen=True, kw_only=True):
     tokens_per_s: float
     """Sampled tokens of all iterations over their wall time."""
     verified: bool
+    health: tuple[HealthProblem, ...] = ()
+    """What the numbers of the run say is wrong."""
     gaps: tuple[str, ...]
     """What verify found missing or changed."""
     run_dir: str
@@ -124,6 +126,7 @@ def summarise(
         batches_reclaimed=status.batches_reclaimed,
         tokens_per_s=round(sum(entry.num_tokens for entry in metrics) / busy_s, 1) if busy_s else 0.0,
         verified=verdict.verified,
+        health=status.health,
         gaps=verdict.gaps,
         run_dir=str(folder.path),
         figures=tuple(str(path) for path in figures),

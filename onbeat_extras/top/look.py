@@ -127,6 +127,7 @@ def alerts(jobs: list[JobStatus], stack: StackState) -> list[str]:
             reason: job.batches_rejected[reason] for reason in BAD_REASONS if job.batches_rejected.get(reason)
         }:
             found.append(f"{job.job_id}: {by_reason(wrong)} rejected")
+        found += [f"{job.job_id}: {problem.in_words}; {problem.cure}" for problem in job.health]
         if job.reason and job.state is not JobState.QUEUED:
             found.append(f"{job.job_id}: {job.reason}")
     if stack.num_jobs >= FULL_FROM * stack.max_jobs:

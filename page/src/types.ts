@@ -247,6 +247,20 @@ export interface GroupView {
   completions: CompletionView[];
 }
 
+export interface HealthChanged {
+  type: ("health_changed");
+  at_s: number;
+  iteration: number;
+  problems: HealthProblem[];
+}
+
+export interface HealthProblem {
+  rule: string;
+  since: number;
+  problem: string;
+  cure: string;
+}
+
 export interface IterationCommitted {
   type: ("iteration_committed");
   at_s: number;
@@ -381,6 +395,7 @@ export interface JobStatus {
   live_generators: number;
   evaluation_before: (EvaluationScore | null);
   evaluation_latest: (EvaluationScore | null);
+  health: HealthProblem[];
   tags: string[];
 }
 
@@ -807,7 +822,7 @@ export interface TimeoutSpec {
 
 export interface ToldEvent {
   id: string;
-  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | MismatchAlarm | Rewound);
+  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | HealthChanged | MismatchAlarm | Rewound);
 }
 
 export interface TrainerSpec {
@@ -821,6 +836,7 @@ export interface TrainerSpec {
   measure_entropy: boolean;
   mismatch_alarm: number;
   on_mismatch: ("fail" | "warn");
+  stop_on?: ("entropy_gone" | "gradient_dead" | "groups_equal" | "lag_too_large" | "mismatch_high" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
   gradient_checkpointing: boolean;
   lora: (LoraSpec | null);
   external: boolean;

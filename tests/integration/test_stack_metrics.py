@@ -18,7 +18,7 @@ from broker.connection.client import connect
 from broker.connection.roles import GENERATOR
 from broker.presence import Presence
 from contracts.encoding.json_lines import append_json_lines
-from contracts.jobs import JobState
+from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
@@ -82,6 +82,19 @@ def test_a_running_job_says_how_far_it_is_and_a_final_one_only_that_it_is(servic
     assert found["onbeat_job_rejected_total", running, "stale"] == 0
     assert found["onbeat_redis_memory_used_bytes",] > 0
     assert not [key for key in found if failed in key]
+
+
+def test_what_is_wrong_with_a_job_is_a_metric_by_rule_and_in_words(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec())
+    services.jobs.move(job_id, JobState.RUNNING)
+    problems = [
+        HealthProblem(rule=rule, since=7, problem="0.01 nats", cure="raise it") for rule in ("entropy_gone", "invented")
+    ]
+    services.jobs.record_health(job_id, tuple(problems))
+    found = [key[1:] for key in scraped(services) if key[0] == "onbeat_job_health" and key[1] == job_id]
+    assert found == [(job_id, "entropy is gone since iteration 7: 0.01 nats", "entropy_gone")]
+    services.jobs.record_health(job_id, ())
+    assert not [key for key in scraped(services) if key[0] == "onbeat_job_health" and key[1] == job_id]
 
 
 def test_a_reason_that_a_generator_invents_makes_no_metric(services: Services) -> None:

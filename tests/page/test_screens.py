@@ -18,8 +18,8 @@ from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
-from contracts.events import IterationCommitted, IterationMetrics, MismatchAlarm
-from contracts.jobs import JobState
+from contracts.events import HealthChanged, IterationCommitted, IterationMetrics, MismatchAlarm
+from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
@@ -174,6 +174,26 @@ def test_jobs_change_while_they_are_looked_at_and_are_filtered_by_state_and_name
         assert page.locator("main img").count() == 0
         assert page.title() == "Onbeat"
     gateway.jobs.move(second, JobState.CANCELLED)
+
+
+def test_a_job_that_ended_unwell_is_no_green_one_and_says_what_to_do(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="unwell"))
+    gateway.jobs.move(job_id, JobState.RUNNING)
+    gateway.trained(job_id, range(3))
+    problem = HealthProblem(rule="reward_collapsed", since=2, problem=f"0 after {HOSTILE}", cure="lower the rate")
+    gateway.jobs.record_health(job_id, (problem,))
+    gateway.jobs.tell(job_id, HealthChanged(at_s=1.0, iteration=2, problems=(problem,)))
+    gateway.jobs.move(job_id, JobState.SUCCEEDED)
+    with at(browser, gateway, "jobs?name=unwell") as page:
+        badges = row(page, "unwell").locator(".badge")
+        expect(badges).to_have_text(["succeeded", "reward collapsed"])
+        expect(badges.first).to_have_class("badge warn")
+        row(page, "unwell").get_by_role("link", name="unwell", exact=True).click()
+        expect(page.locator(".health")).to_have_text(
+            f"reward collapsed since iteration 2: 0 after {HOSTILE}. lower the rate."
+        )
+        expect(page.locator(".events li").filter(has_text="health changed")).to_contain_text(f"0 after {HOSTILE}")
+        expect(page.locator(".of-events")).to_contain_text("Alarms only (1)")
 
 
 def test_a_job_is_cancelled_resumed_and_deleted_after_a_question_that_names_it(

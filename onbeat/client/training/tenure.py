@@ -23,7 +23,7 @@ from onbeat.client.connection import JobConnection, job_ended, speaking_the_same
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.recording import Recorder
-from onbeat.loop.trained_job import watches_of
+from onbeat.loop.trained_job import health_watch, watches_of
 from onbeat.loop.window import Window
 from onbeat.process.waiting import Waiting
 from onbeat.run_files import run_files
@@ -63,6 +63,7 @@ class Tenure:
         self.generators, self.stages = watches_of(self.connection.broker, self.spec, side=self.side, job_id=job_id)
         self.chain_file: ChainFile
         self.recorder: Recorder
+        self.health = health_watch(self.jobs, self.folder, self.spec)
         self.window: Window
         self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
         self._is_kept = False

@@ -2,6 +2,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { clock, date, number, plural, spoken } from "../ui/format";
+import type { HealthProblem } from "../types";
 import { restarts, type Told } from "./series";
 
 const FIRST_SHOWN = 12;
@@ -54,6 +55,7 @@ export function Events({ events, numReclaimed }: { events: Told[]; numReclaimed:
 
 function toneOf(event: Told): string {
   if (event.type === "state_changed" && event.state === "failed") return "bad";
+  if (event.type === "health_changed") return (event.problems as HealthProblem[]).length ? "warn" : "";
   return ALARMS[event.type] ?? "";
 }
 
@@ -72,6 +74,10 @@ function told(event: Told, isLater: boolean): string {
       return Number(event.committed) >= Number(event.iteration)
         ? `to iteration ${text("iteration")}: what was trained up to ${text("committed")} is done again (epoch ${text("trainer_epoch")})`
         : `to iteration ${text("iteration")}: what was in work is sampled anew (epoch ${text("trainer_epoch")})`;
+    case "health_changed": {
+      const problems = (event.problems as HealthProblem[]).map((one) => `${spoken(one.rule)}: ${one.problem}`);
+      return problems.join("; ") || `well again after iteration ${text("iteration")}`;
+    }
     case "checkpoint_written":
       return `after iteration ${text("iteration")}`;
     case "batch_dead":

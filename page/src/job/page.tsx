@@ -9,7 +9,7 @@ import { go, link } from "../router";
 import type { JobStatus } from "../types";
 import { date, duration } from "../ui/format";
 import { Guard } from "../ui/guard";
-import { Digest, Empty, Progress, StateBadge } from "../ui/parts";
+import { Digest, Empty, Health, Progress, StateBadge } from "../ui/parts";
 import { Audit } from "./audit";
 import { Fence } from "./fence";
 import { Lanes } from "./lanes";
@@ -82,7 +82,7 @@ function Head({ status, onDone }: { status: JobStatus; onDone: () => void }): JS
           </p>
           <h1>{status.name}</h1>
           <p class="row small quiet">
-            <StateBadge state={status.state} />
+            <StateBadge status={status} />
             <Digest value={status.job_id} length={40} />
             {status.tags.map((tag) => (
               <a key={tag} class="tag" href={link(["jobs"], { tag })}>
@@ -94,6 +94,7 @@ function Head({ status, onDone }: { status: JobStatus; onDone: () => void }): JS
         <JobActions job={status} onDone={onDone} onDeleted={() => go(["jobs"])} />
       </div>
       {status.reason && <p class={`note ${status.state === "failed" ? "bad" : ""}`}>{status.reason}</p>}
+      <Health status={status} />
       <dl class="facts job-facts">
         <Fact title="Iterations">
           <Progress status={status} />

@@ -138,7 +138,7 @@ function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () =
               {job.reason && <p class={`reason small ${job.state === "failed" ? "bad" : "quiet"}`}>{job.reason}</p>}
             </td>
             <td class="of-state">
-              <StateBadge state={job.state} />
+              <StateBadge status={job} />
             </td>
             <td class="of-progress" data-head="Iterations">
               <Progress status={job} />

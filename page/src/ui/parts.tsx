@@ -4,12 +4,38 @@ import { useState } from "preact/hooks";
 import { words } from "../api";
 import { useNow } from "../live";
 import type { JobState, JobStatus } from "../types";
-import { age, date } from "./format";
+import { age, date, spoken } from "./format";
 
 export const FINAL: readonly JobState[] = ["succeeded", "failed", "cancelled"];
 
-export function StateBadge({ state }: { state: JobState }): JSX.Element {
-  return <span class={`badge ${state}`}>{state}</span>;
+/** The state, and what the job's numbers say is wrong: a job that ended with a collapsed reward is no green one. */
+export function StateBadge({ status }: { status: Pick<JobStatus, "state" | "health"> }): JSX.Element {
+  const isWell = status.health.length === 0;
+  return (
+    <>
+      <span class={`badge ${isWell || status.state !== "succeeded" ? status.state : "warn"}`}>{status.state}</span>
+      {!isWell && (
+        <span class="badge warn" title={status.health.map((one) => one.problem).join("; ")}>
+          {spoken(status.health[0]!.rule)}
+          {status.health.length > 1 && ` +${status.health.length - 1}`}
+        </span>
+      )}
+    </>
+  );
+}
+
+/** What is wrong since when, and what to do about it; nothing while all is well. */
+export function Health({ status }: { status: JobStatus }): JSX.Element | null {
+  if (!status.health.length) return null;
+  return (
+    <ul class="note warn health" role="status">
+      {status.health.map((one) => (
+        <li key={one.rule}>
+          <strong>{spoken(one.rule)}</strong> since iteration {one.since}: {one.problem}. <span class="quiet">{one.cure}.</span>
+        </li>
+      ))}
+    </ul>
+  );
 }
 
 /** The beginning of a digest or an id; the whole is its title, and a press copies it. */

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.errors import Unavailable
-from contracts.jobs import JobState
+from contracts.jobs import HealthProblem, JobState
 from contracts.monitor import GeneratorSeen
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
@@ -89,12 +89,14 @@ def test_alerts_name_what_a_person_can_do_something_about(gateway: FakeGateway) 
         reason="waits for a live generator",
         batches_dead=1,
         batches_rejected={"stale": 3, "wrong_weights": 2},
+        health=(HealthProblem(rule="entropy_gone", since=7, problem="0.01 nats a token", cure="raise it"),),
     )
     stack = replace(STACK, redis_max_bytes=0, live_generators=0, num_jobs=990)
     assert alerts([job], stack) == [
         "no generator lives, and 1 job may need one",
         f"{JOB}: 1 batch dead; `onbeat dead {JOB}` says why",
         f"{JOB}: 2 (wrong_weights 2) rejected",
+        f"{JOB}: entropy is gone since iteration 7: 0.01 nats a token; raise it",
         f"{JOB}: waits for a live generator",
         "990 of 1000 jobs are kept: `onbeat delete` ended ones",
     ]

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from contracts.encoding.wire import encode_json
-from contracts.events import IterationCommitted, Rewound, StateChanged
-from contracts.jobs import JobState
+from contracts.events import HealthChanged, IterationCommitted, Rewound, StateChanged
+from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from onbeat.audit.folder import write_audit
 from onbeat.cli import run
@@ -179,6 +179,17 @@ def test_a_rewind_is_a_line_of_what_is_done_again(gateway: FakeGateway) -> None:
     assert said == "rewound to iteration 2: 3 committed iterations to be done again (epoch 7)"
     said = event_line(Rewound(at_s=1.0, iteration=5, committed=4, trainer_epoch=8), progress)
     assert said == "rewound to iteration 5: what was in work is sampled anew (epoch 8)"
+
+
+def test_what_is_wrong_with_a_job_is_a_line_when_that_changes(gateway: FakeGateway) -> None:
+    with GatewayClient(gateway.url, KEY) as client:
+        progress = JobProgress(client.job(JOB))
+    equal = HealthProblem(rule="groups_equal", since=9, problem="all are", cure="take others")
+    gone = HealthProblem(rule="entropy_gone", since=12, problem="0.01 nats", cure="raise it")
+    said = event_line(HealthChanged(at_s=1.0, iteration=12, problems=(equal, gone)), progress)
+    assert said == "health: still groups are equal; entropy is gone since iteration 12: 0.01 nats (raise it)"
+    said = event_line(HealthChanged(at_s=1.0, iteration=20, problems=()), progress)
+    assert said == "health: well again after iteration 20"
 
 
 def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gateway: FakeGateway) -> None:

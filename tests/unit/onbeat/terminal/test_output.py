@@ -14,8 +14,8 @@ import pytest
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
-from contracts.events import BatchDead, StateChanged
-from contracts.jobs import JobState, JobStatus
+from contracts.events import BatchDead, HealthChanged, StateChanged
+from contracts.jobs import HealthProblem, JobState, JobStatus
 from onbeat.audit.chain import Verdict
 from onbeat.audit.folder import as_record
 from onbeat.client.gateway import GatewayClient
@@ -37,6 +37,7 @@ STATUS = JobStatus(
     schedule="periodic",
     iterations=3,
     created_s=1.0,
+    health=(HealthProblem(rule="entropy_gone", since=7, problem=HOSTILE, cure=HOSTILE),),
 )
 VERDICT = Verdict(
     num_records=0,
@@ -57,6 +58,7 @@ def terminal() -> tuple[TextConsole, io.StringIO]:
 def show_events(console: TextConsole) -> None:
     view, progress = PlainView(console), JobProgress(STATUS)
     view.event(BatchDead(at_s=0.0, batch_id="3/train/0", reason=HOSTILE), progress)
+    view.event(HealthChanged(at_s=0.0, iteration=7, problems=STATUS.health), progress)
     view.event(StateChanged(at_s=0.0, state=JobState.FAILED, reason=HOSTILE), progress)
 
 

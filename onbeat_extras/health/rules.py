@@ -1,0 +1,164 @@
+"""The rules of a job's health: a table, each rule a function of its history.
+
+A rule answers what is seen, in numbers, or "" while all is well. It looks at WINDOW iterations, so that it is silent
+over what is noise; a job that has solved its task is well, though its groups are equal and its gradient is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from contracts.events import IterationMetrics
+from contracts.jobs import EvaluationScore, HealthProblem
+from contracts.spec import JobSpec
+from contracts.spec_tables.algorithm import ADVANTAGE_KINDS
+from contracts.spec_tables.trainer import HEALTH_RULES
+from onbeat_extras.health.history import WINDOW, History
+
+EQUAL_SHARE = 0.9
+GONE_SHARE, GONE_NATS = 0.1, 0.05
+"""Entropy is gone below both: of what it was at first, and a token."""
+RISEN, MOST_TRUNCATED = 0.2, 0.25
+LEFT_SHARE = 0.1
+"""Effective share of a response's samples below which its weight is noise."""
+LEFT_TOKEN_SHARE = 0.5
+"""The same of a token's."""
+
+
+class Rule(NamedTuple):
+    """Its name among HEALTH_RULES, what it sees, and what a person does about it."""
+
+    name: str
+    sees: Callable[[History], str]
+    cure: str
+
+
+def _reward(history: History) -> str:
+    if not history.has_collapsed or history.before is None:
+        return ""
+    reward, iteration = history.before
+    now = history.mean("reward_mean")
+    return f"{now:.3g} on average over {WINDOW} iterations, after {reward:.3g} up to iteration {iteration}"
+
+
+def _score(history: History) -> str:
+    best, now = history.best_score, history.score
+    if best is None or now is None or now.sampled >= history.bound_of(best.sampled, best.num_prompts):
+        return ""
+    return f"{now.sampled:.3g} under version {now.policy_version}, after {best.sampled:.3g} under {best.policy_version}"
+
+
+def _groups(history: History) -> str:
+    share = history.mean("zero_advantage_share")
+    compares = ADVANTAGE_KINDS[history.spec.algorithm.advantage].compares_groups
+    if not compares or share < EQUAL_SHARE or history.is_solved:
+        return ""
+    reward = history.mean("reward_mean")
+    return f"{share:.0%} of the groups of {WINDOW} iterations have equal rewards, {reward:.3g} on average"
+
+
+def _entropy(history: History) -> str:
+    now, began = history.mean("entropy"), history.began("entropy")
+    if now >= min(GONE_NATS, GONE_SHARE * began) or history.is_solved:
+        return ""
+    return f"{now:.2g} nats a token over {WINDOW} iterations, {began:.2g} at first: samples are nearly the same"
+
+
+def _gradient(history: History) -> str:
+    # An external trainer may say nothing of its gradient; equal groups have their own rule.
+    is_explained = history.spec.trainer.external or history.is_solved or bool(_groups(history))
+    if is_explained or any(metrics.grad_norm for metrics in history.recent):
+        return ""
+    return f"0 in {WINDOW} iterations, though rewards differ"
+
+
+def _mismatch(history: History) -> str:
+    k3, limit = history.mean("mismatch_k3"), history.spec.trainer.mismatch_alarm
+    if history.spec.schedule_rule.lags:
+        return ""
+    left, tokens = _left_share(history), history.mean("response_tokens_mean")
+    if k3 > limit:
+        return f"K3 of {k3:.3g} a token over {WINDOW} iterations, above trainer.mismatch_alarm of {limit:g}"
+    if left < LEFT_SHARE:
+        return f"K3 of {k3:.3g} a token leaves {left:.1%} of the samples' worth at {tokens:.0f} tokens a response"
+    return ""
+
+
+def _truncations(history: History) -> str:
+    now, began = history.mean("truncated_share"), history.began("truncated_share")
+    if now < max(MOST_TRUNCATED, began + RISEN) or history.is_solved:
+        return ""
+    return f"{now:.0%} of the completions of {WINDOW} iterations reach max_new_tokens, {began:.0%} at first"
+
+
+def _lag(history: History) -> str:
+    """Weights of whole responses lose worth with their length; weights of tokens lose theirs token by token."""
+    if not history.spec.schedule_rule.lags:
+        return ""
+    k3, lag = history.mean("mismatch_k3"), history.mean("lag_mean")
+    algorithm = history.spec.algorithm
+    by_token = algorithm.correction not in (None, "none") and algorithm.correction_level == "token"
+    left = history.mean("effective_sample_share") if by_token else _left_share(history)
+    if left >= (LEFT_TOKEN_SHARE if by_token else LEFT_SHARE):
+        return ""
+    tokens = "a token" if by_token else f"at {history.mean('response_tokens_mean'):.0f} tokens a response"
+    return f"a mean lag of {lag:.2g} with K3 of {k3:.3g} a token leaves {left:.1%} of the samples' worth {tokens}"
+
+
+def _left_share(history: History) -> float:
+    """e^(-2 K3 T), of a response of the mean length (docs/operate.md)."""
+    return math.exp(-2.0 * history.mean("mismatch_k3") * history.mean("response_tokens_mean"))
+
+
+SLOWER = "a lower optimizer.learning_rate, more optimizer.warmup_iterations, or algorithm.kl_coefficient above 0"
+BACK = "cancel it, keep the best version (`onbeat export JOB DIR --version N`), and submit it again with "
+RULES = (
+    Rule("reward_collapsed", _reward, BACK + SLOWER),
+    Rule("score_collapsed", _score, f"compare it with the reward: where that still rises it is gamed; else {SLOWER}"),
+    Rule(
+        "groups_equal",
+        _groups,
+        "take prompts of which some samples are right and some wrong, a reward with steps in between, a larger "
+        "rollout.group_size, or rollout.max_resamples",
+    ),
+    Rule("entropy_gone", _entropy, "raise algorithm.entropy_coefficient or the sampling temperature, or clip_high"),
+    Rule("gradient_dead", _gradient, "look at corrected_share, clip_share, on_truncated: what they drop has no loss"),
+    Rule(
+        "mismatch_high",
+        _mismatch,
+        "give generators and trainer one dtype and the same kernels, or set algorithm.correction (docs/operate.md)",
+    ),
+    Rule(
+        "truncations_rising",
+        _truncations,
+        "raise rollout.sampling.max_new_tokens, add the reward `overlong`, or set algorithm.on_truncated",
+    ),
+    Rule("lag_too_large", _lag, "lower max_policy_lag or optimizer.learning_rate, or set algorithm.correction"),
+)
+assert [rule.name for rule in RULES] == list(HEALTH_RULES)
+
+
+class Health:
+    """One job's health after each iteration. Pure: a replay comes to the same."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._history = History(spec)
+        self._problems: dict[str, HealthProblem] = {}
+
+    def score(self, score: EvaluationScore) -> None:
+        """Takes a held-out score, before the metrics of its iteration."""
+        self._history.add_score(score)
+
+    def iteration(self, metrics: IterationMetrics) -> tuple[HealthProblem, ...]:
+        """Takes the next iteration; what is wrong after it, as it was when that began."""
+        self._history.add(metrics)
+        found = {rule: rule.sees(self._history) for rule in RULES} if self._history.is_full else {}
+        self._problems = {
+            rule.name: self._problems.get(rule.name)
+            or HealthProblem(rule=rule.name, since=metrics.iteration, problem=problem, cure=rule.cure)
+            for rule, problem in found.items()
+            if problem
+        }
+        return tuple(self._problems.values())

@@ -1,0 +1,74 @@
+"""A trained job's health after each commit: judged by the rules, told when it changes.
+
+metrics.jsonl, evaluations.jsonl ─▶ begin ─▶ (scored ─▶ committed ─▶ check) for each iteration
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from broker.job_store import JobStore
+from contracts.encoding.json_lines import read_json_lines
+from contracts.errors import Unhealthy
+from contracts.events import HealthChanged, IterationMetrics
+from contracts.jobs import EvaluationScore, HealthProblem
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from onbeat.loop.trained_job import HealthWatch
+from onbeat_extras.health.rules import Health
+
+OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
+
+log = logging.getLogger(__name__)
+
+
+class JudgedHealth(HealthWatch):
+    """One job under one trainer epoch; what `onbeat.health` offers."""
+
+    def __init__(self, jobs: JobStore, folder: RunFolder, spec: JobSpec) -> None:
+        self._jobs = jobs
+        self._folder = folder
+        self._stops = spec.trainer.stops_on
+        self._health = Health(spec)
+        self._begun: tuple[HealthProblem, ...] = ()
+        self._told: tuple[HealthProblem, ...] = ()
+
+    def begin(self, first: int) -> None:
+        scores = _before(self._folder.evaluations, first, EvaluationScore)
+        for iteration, metrics in sorted(_before(self._folder.metrics, first, IterationMetrics).items()):
+            if iteration in scores:
+                self.scored(scores[iteration])
+            self._begun = self._health.iteration(metrics)
+        self._told = self._jobs.health(self._folder.job_id)
+        self._tell(self._begun, first - 1)
+
+    def scored(self, score: EvaluationScore) -> None:
+        self._health.score(score)
+
+    def committed(self, metrics: IterationMetrics) -> None:
+        self._tell(self._health.iteration(metrics), metrics.iteration)
+
+    def check(self) -> None:
+        before = {problem.rule for problem in self._begun}
+        for problem in self._told:
+            if problem.rule in self._stops and problem.rule not in before:
+                raise Unhealthy(problem.in_words, field="trainer.stop_on", cure=problem.cure)
+
+    def _tell(self, problems: tuple[HealthProblem, ...], iteration: int) -> None:
+        if problems == self._told:
+            return
+        for problem in problems:
+            if problem not in self._told:
+                log.warning("%s; %s", problem.in_words, problem.cure)
+        self._told = problems
+        self._jobs.record_health(self._folder.job_id, problems)
+        event = HealthChanged(at_s=time.time(), iteration=iteration, problems=problems)
+        self._jobs.tell(self._folder.job_id, event)
+
+
+def _before(path: Path, first: int, kind: type[OfIteration]) -> dict[int, OfIteration]:
+    """Iteration → its last line."""
+    return {line.iteration: line for line in read_json_lines(path, kind) if line.iteration < first}
