@@ -8,6 +8,7 @@ In all else they are what a ChildProcess starts: a process group of their own, S
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -32,6 +33,8 @@ IMPORTED = (
     *("consumer.trainer.job_run", "producer.engine.transformers.engine", "producer.engine.fingerprint"),
     "transformers.models.qwen3.modeling_qwen3",
 )
+NSENTER = "nsenter"
+"""The program whose options lead a command to another host of a test: `--net=FILE`, `--mount=FILE`, …"""
 MAX_BYTES = 1 << 18
 ANSWERS_WITHIN_S = 300.0
 
@@ -63,7 +66,16 @@ class Forked:
 
 def is_forked(command: Sequence[str]) -> bool:
     """Whether it is Python's `-m MODULE ARGUMENTS`, of a module for which the nursery has imported what it needs."""
+    _, command = entered(command)
     return command[1] == "-m" and command[2] in MODULES
+
+
+def entered(command: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The files of the namespaces that the words before a command lead to, and the command itself."""
+    if command[0] != NSENTER:
+        return [], command
+    options = [word for word in command[1:] if word.startswith("--")]
+    return [option.partition("=")[2] for option in options], command[1 + len(options) :]
 
 
 class ForkedChild(ChildProcess):
@@ -71,7 +83,9 @@ class ForkedChild(ChildProcess):
 
     def start(self) -> None:
         make_missing(self.log_path.parent)
-        start = {"argv": self.command[2:], "environment": self.environment, "log": str(self.log_path)}
+        namespaces, command = entered(self.command)
+        start = {"argv": command[2:], "environment": self.environment, "log": str(self.log_path)}
+        start["namespaces"] = namespaces
         self._process = Forked(nursery(), asked(nursery(), start) or 0)  # type: ignore[assignment]
 
 
@@ -120,6 +134,7 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
     os.setpgid(0, 0)
     control.close()
     log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    enter(start["namespaces"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, number)
@@ -131,6 +146,17 @@ def become(start: dict[str, Any], control: socket.socket) -> None:
     module, *arguments = start["argv"]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def enter(namespaces: Sequence[str]) -> None:
+    """Leads this process, which has one thread, into them. Raises OSError."""
+    here, libc = os.getcwd(), ctypes.CDLL(None, use_errno=True)
+    for path in namespaces:
+        there = os.open(path, os.O_RDONLY)
+        if libc.setns(there, 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter {path}")
+        os.close(there)
+    os.chdir(here)
 
 
 def main() -> None:

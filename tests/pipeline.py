@@ -42,13 +42,13 @@ HELD = 3
 class Pipeline:
     """A context manager; processes are started by name and may be killed by the test."""
 
-    def __init__(self, folder: Path, redis: RedundantRedis | None = None) -> None:
-        """redis: instead of a server of its own; its replicas hold what the processes confirm."""
+    def __init__(self, folder: Path, redis: RedundantRedis | EmbeddedRedis | None = None) -> None:
+        """redis: instead of a server of its own; its replicas, if any, hold what the processes confirm."""
         self.folder = folder
         self.data = folder / "data"
         """Where data sets of the test's own may lie."""
         self.redis = redis or EmbeddedRedis(folder / "redis")
-        self.redis_replicas = redis.min_replicas if redis else 0
+        self.redis_replicas = redis.min_replicas if isinstance(redis, RedundantRedis) else 0
         self.reward_port = free_port()
         self.children: dict[str, ChildProcess] = {}
 

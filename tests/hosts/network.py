@@ -19,7 +19,8 @@ import uuid
 
 import pytest
 
-NUM_HOSTS = 3
+from tests.forked import NSENTER
+
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 """As linux/if_tun.h has them."""
@@ -28,19 +29,20 @@ TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 class Network:
     """A context manager; this process reaches all hosts that are not cut off. Skips the test where none can be made."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_hosts: int = 3) -> None:
         self._name = f"ob{uuid.uuid4().hex[:6]}"
         subnet = f"10.{200 + os.getpid() % 50}.{int(self._name[2:4], 16)}"
-        self.hosts = tuple(f"{subnet}.{number + 1}" for number in range(NUM_HOSTS))
-        self._own = f"{subnet}.254"
+        self.hosts = tuple(f"{subnet}.{number + 1}" for number in range(num_hosts))
+        self.own = f"{subnet}.254"
+        """The address of this process there."""
 
     def __enter__(self) -> Network:
-        if os.geteuid() != 0 or shutil.which("ip") is None:
-            pytest.skip("needs root and `ip netns`")
+        if os.geteuid() != 0 or not all(map(shutil.which, ("ip", NSENTER))):
+            pytest.skip("namespaces")
         try:
             self._ip("netns", "add", self._switch)
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces are allowed here: {error.stderr}")
+            pytest.skip(f"namespaces: {error.stderr}")
         try:
             self._build()
         except BaseException:
@@ -54,7 +56,11 @@ class Network:
 
     def entering(self, host: str) -> tuple[str, ...]:
         """The words before a command that run it on a host."""
-        return ("ip", "netns", "exec", self._namespace(host))
+        return (NSENTER, f"--net=/run/netns/{self._namespace(host)}")
+
+    def processes(self, host: str) -> list[int]:
+        """The numbers of those that run on a host."""
+        return [int(pid) for pid in self._ip("netns", "pids", self._namespace(host)).split()]
 
     def cut_off(self, host: str) -> None:
         """As a pulled cable: the host reaches itself alone, and no connection is told."""
@@ -83,7 +89,7 @@ class Network:
             self._ip("netns", "add", namespace)
             self._ip("-n", namespace, "link", "set", "lo", "up")
             self._join(host, namespace=("-n", namespace), into=namespace)
-        self._join(self._own, namespace=(), into="")
+        self._join(self.own, namespace=(), into="")
 
     def _join(self, address: str, *, namespace: tuple[str, ...], into: str) -> None:
         """Leads a cable from the bridge to where the address is to be."""
@@ -107,8 +113,8 @@ class Network:
         return f"{self._name}p{address.rpartition('.')[2]}"
 
     @staticmethod
-    def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    def _ip(*words: str) -> str:
+        return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 class SlowCable:

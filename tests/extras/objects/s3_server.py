@@ -20,23 +20,26 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 
 BUCKET = "tests"
+LOOPBACK = "127.0.0.1"
 START_S = 60.0
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REGION": "us-east-1"}
 
 
-def environment(port: int) -> dict[str, str]:
-    """The provider's variables that lead a client to a port of this machine."""
-    return ACCOUNT | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+def environment(port: int, host: str = LOOPBACK) -> dict[str, str]:
+    """The provider's variables that lead a client to a port of this machine, or of another."""
+    return ACCOUNT | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
 
 
 class S3Server:
     """A context manager: it answers, and has the bucket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = LOOPBACK, entering: tuple[str, ...] = ()) -> None:
+        """entering: words before the command that lead it to the host."""
+        self.host = host
         self.port = free_port()
         self.child = ChildProcess(
             "moto",
-            command=(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)),
+            command=(*entering, sys.executable, "-m", "moto.server", "-H", host, "-p", str(self.port)),
             environment=dict(os.environ),
             log_path=folder / "moto.log",
         )
@@ -67,7 +70,7 @@ class S3Server:
 
     def _makes_bucket(self) -> bool:
         try:
-            connection = HTTPConnection("127.0.0.1", self.port, timeout=5.0)
+            connection = HTTPConnection(self.host, self.port, timeout=5.0)
             connection.request("PUT", f"/{BUCKET}", headers={"Content-Length": "0"})
             return connection.getresponse().status == 200
         except (OSError, HTTPException):
@@ -91,7 +94,8 @@ def true(method: str, path: str, body: bytes) -> bytes:
 class FaultyProxy:
     """A context manager between a client and a server; what it refuses and spoils may be set at any time."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, target_host: str = LOOPBACK, host: str = LOOPBACK) -> None:
+        """target: the server's port. host: where the proxy listens itself."""
         self.refuse: Refuse = never
         self.spoil: Spoil = true
         self.requests: list[tuple[str, str]] = []
@@ -104,14 +108,14 @@ class FaultyProxy:
             def _pass_on(self) -> None:
                 # The client, or the server, may be gone meanwhile.
                 with contextlib.suppress(OSError, HTTPException):
-                    proxy._pass_on(self, target)
+                    proxy._pass_on(self, target_host, target)
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_port
 
@@ -126,7 +130,7 @@ class FaultyProxy:
     def num_of(self, method: str) -> int:
         return sum(one == method for one, _ in self.requests)
 
-    def _pass_on(self, handler: BaseHTTPRequestHandler, target: int) -> None:
+    def _pass_on(self, handler: BaseHTTPRequestHandler, target_host: str, target: int) -> None:
         path, method = handler.path, handler.command
         sent = handler.rfile.read(int(handler.headers.get("Content-Length", "0")))
         self.requests.append((method, path))
@@ -135,7 +139,7 @@ class FaultyProxy:
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
-        connection = HTTPConnection("127.0.0.1", target, timeout=START_S)
+        connection = HTTPConnection(target_host, target, timeout=START_S)
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         for name, value in handler.headers.items():
             connection.putheader(name, value)
