@@ -1,0 +1,159 @@
+"""`onbeat backup` and `onbeat restore`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker.removals import MADE_HERE
+from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.errors import Conflict, InvalidInput, OnbeatError
+from contracts.run_folder import RunFolder
+from onbeat.commands import options
+from onbeat.process.folders import make_private
+from onbeat.stack.access import run_root_from
+from onbeat.stack.folder_lock import FolderLock
+from onbeat.terminal.output import console_for, emit
+from onbeat.terminal.words import plural, size
+from onbeat_extras.backup.copies import copy_redis, copy_run, copy_tree, digest_of, files_below, sync
+
+MARK = "backup.json"
+REDIS, INPUTS = "redis", "inputs"
+Place = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup.")]
+
+
+class Backup(Record, frozen=True, kw_only=True):
+    """backup.json, which is written last: a folder without it is no backup."""
+
+    at_s: float
+    """Unix time of its Redis; the run folders are a little newer."""
+    has_redis: bool
+    jobs: tuple[str, ...]
+    num_bytes: int
+    files: dict[str, str]
+    """Path → BLAKE3."""
+
+
+def backup(
+    directory: Place,
+    without_redis: Annotated[
+        bool,
+        typer.Option("--without-redis", help="Copy run folders alone: your own server was backed up before."),
+    ] = False,
+    json_output: options.Json = False,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Copy a stack's Redis and run folders, also while jobs run: `onbeat restore` makes a stack of it that goes on."""
+    root = run_root_from(os.environ, run_dir)
+    if not root.is_dir():
+        raise InvalidInput(f"there is no folder {root}", field="--run-dir", cure="name the folder of a stack")
+    _require_empty(directory, field="DIR")
+    if not without_redis and not (root / REDIS).is_dir():
+        raise InvalidInput(
+            f"{root} has no Redis of its own",
+            field="--run-dir",
+            cure="back up the server that ONBEAT_REDIS_URL names first, then give --without-redis",
+        )
+    with _told_in_words():
+        made = make_backup(root, directory, with_redis=not without_redis)
+    said = f"{plural(len(made.jobs), 'job')}, {size(made.num_bytes)} in {directory}   onbeat restore {directory}"
+    _say({"directory": str(directory), "jobs": made.jobs, "num_bytes": made.num_bytes}, said, json_output=json_output)
+
+
+def restore(
+    directory: Place,
+    json_output: options.Json = False,
+    run_dir: options.RunDir = None,
+) -> None:
+    """Make a run folder of a backup; `onbeat up` there goes on with its jobs. It replaces nothing."""
+    root = run_root_from(os.environ, run_dir)
+    found = read_backup(directory)
+    with _told_in_words():
+        make_private(root)
+        lock = FolderLock(root)
+        lock.take()
+        try:
+            bring_back(directory, found, root)
+        finally:
+            lock.release()
+    said = f"{plural(len(found.jobs), 'job')}, {size(found.num_bytes)} in {root}   onbeat up --run-dir {root}"
+    _say({"run_root": str(root), "jobs": found.jobs, "num_bytes": found.num_bytes}, said, json_output=json_output)
+
+
+def _say(value: object, said: str, *, json_output: bool) -> None:
+    if json_output:
+        emit(value)
+    else:
+        console_for(json_output=False).print(said, soft_wrap=True)
+
+
+def make_backup(root: Path, directory: Path, *, with_redis: bool = True) -> Backup:
+    """Redis comes first: what is newer in the run folders a trainer gives it back, and not the other way round."""
+    make_private(directory)
+    at_s = time.time()
+    if with_redis:
+        copy_redis(root / REDIS, directory / REDIS)
+    if (root / INPUTS).is_dir():
+        copy_tree(root / INPUTS, directory / INPUTS)
+    job_ids = sorted(entry.name for entry in os.scandir(root) if MADE_HERE.fullmatch(entry.name) and entry.is_dir())
+    for job_id in job_ids:
+        copy_run(RunFolder(root, job_id), directory / job_id)
+    paths = list(files_below(directory))
+    made = Backup(
+        at_s=at_s,
+        has_redis=with_redis,
+        jobs=tuple(job_ids),
+        num_bytes=sum(path.stat().st_size for path in paths),
+        files={path.relative_to(directory).as_posix(): digest_of(path) for path in paths},
+    )
+    sync({path.parent for path in paths})
+    (directory / MARK).write_bytes(encode_json(made))
+    sync([directory])
+    return made
+
+
+def read_backup(directory: Path) -> Backup:
+    """Raises InvalidInput for what is no backup, and for one with a file that is missing, changed or strange."""
+    try:
+        found = decode_json((directory / MARK).read_bytes(), Backup)
+    except OSError as error:
+        raise InvalidInput(
+            f"{directory} is no backup, or one that was not finished: it has no {MARK}", field="DIR"
+        ) from error
+    there = {path.relative_to(directory).as_posix() for path in files_below(directory)} - {MARK}
+    if odd := sorted(there ^ found.files.keys()):
+        raise InvalidInput(f"{odd[0]} is missing, or was added", field="DIR", cure="take another backup")
+    for name, digest in found.files.items():
+        if digest_of(directory / name) != digest:
+            raise InvalidInput(f"{name} is damaged", field="DIR", cure="take another backup")
+    return found
+
+
+def bring_back(directory: Path, found: Backup, root: Path) -> None:
+    """Copies what is whole. Raises Conflict where a run would be replaced."""
+    for name in (*found.jobs, *([REDIS] if found.has_redis else [])):
+        if (root / name).exists():
+            raise Conflict(f"{root / name} is there already", field="--run-dir", cure="choose a new folder")
+    for name in (*found.jobs, INPUTS, REDIS):
+        if (directory / name).is_dir():
+            copy_tree(directory / name, root / name)
+
+
+def _require_empty(directory: Path, *, field: str) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise Conflict(f"{directory} holds something", field=field, cure="choose a new folder")
+
+
+@contextmanager
+def _told_in_words() -> Iterator[None]:
+    """An error of the file system becomes one line."""
+    try:
+        yield
+    except OSError as error:
+        raise OnbeatError(str(error), cure="mend it, and begin with a new folder") from error

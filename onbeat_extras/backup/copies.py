@@ -1,0 +1,136 @@
+"""Copies files that processes write meanwhile, so that what is copied belongs together.
+
+    redis/          a prefix of its append-only file: Redis as it was at one moment, the oldest of the copy
+    JOB/…           checkpoints, versions and recorded batches, which are whole once they have their names
+    JOB/*.jsonl     afterwards, and the audit chain last: each checkpoint that was copied follows from it
+
+So Redis is never newer than the run folders, and a trainer gives it back what it lacks (decision 42).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from contracts.errors import Unavailable
+from contracts.run_folder import RunFolder
+from onbeat.process.folders import make_private
+from onbeat.process.waiting import Waiting
+
+APPEND_ONLY, MANIFEST = "appendonlydir", "appendonly.aof.manifest"
+NUMBERED = ("checkpoints", "weights", "rollouts", "trainer_state")
+"""Folders of a run whose folders are whole once they have their names, and may vanish once others have theirs."""
+TRIES_S = 60.0
+"""How long files are looked at again that vanished while they were copied."""
+POLL_S = 0.05
+CHUNK = 2**20
+
+
+def copy_redis(source: Path, target: Path) -> None:
+    """Copies an embedded server's data and its seal. Raises Unavailable where it rewrites its file again and again."""
+    if not (source / APPEND_ONLY / MANIFEST).is_file():
+        raise Unavailable(f"{source} holds no server's data", field="--run-dir", cure="name the folder of a stack")
+    waiting = Waiting("Redis to leave its append-only file as it is", deadline_s=TRIES_S)
+    while not _copied_redis(source, target):
+        waiting.poke()
+        time.sleep(POLL_S)
+
+
+def _copied_redis(source: Path, target: Path) -> bool:
+    """Whether the files that the manifest names were all there until the end: no rewrite has replaced one."""
+    named = (source / APPEND_ONLY / MANIFEST).read_bytes()
+    if (target / APPEND_ONLY).exists():
+        shutil.rmtree(target / APPEND_ONLY)
+    make_private(target / APPEND_ONLY)
+    names = [line.split()[1] for line in named.decode().splitlines() if line.startswith("file ")]
+    try:
+        for name in names:  # in the manifest's order: the newest one, which alone is written, comes last
+            _copy_file(source / APPEND_ONLY / name, target / APPEND_ONLY / name)
+    except FileNotFoundError:
+        return False
+    (target / APPEND_ONLY / MANIFEST).write_bytes(named)
+    _copy_file(source / "seal", target / "seal")
+    return (source / APPEND_ONLY / MANIFEST).read_bytes() == named
+
+
+def copy_run(source: RunFolder, target: Path) -> None:
+    """Copies one job's folder."""
+    make_private(target)
+    for name in NUMBERED:
+        if (source.path / name).is_dir():
+            _copy_numbered(source.path / name, target / name)
+    rest = [entry for entry in sorted(os.scandir(source.path), key=lambda entry: entry.name) if _is_file(entry)]
+    for entry in sorted(rest, key=lambda entry: entry.name == source.chain.name):
+        _copy_file(Path(entry.path), target / entry.name)
+
+
+def _copy_numbered(source: Path, target: Path) -> None:
+    """Copies the folders in a folder, until a look finds none that wasn't copied: one that vanished has a successor."""
+    make_private(target)
+    waiting = Waiting(f"{source} to hold still", deadline_s=TRIES_S)
+    while new := [entry.name for entry in _entries(source) if not (target / entry.name).exists()]:
+        for name in sorted(new):
+            try:
+                copy_tree(source / name, target / name)
+            except FileNotFoundError:  # removed meanwhile: nothing of it is kept
+                shutil.rmtree(target / name, ignore_errors=True)
+        waiting.poke()
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Those that have their names; `.NAME.…` is being written."""
+    return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copies files and folders; links and pipes, which code of a job may have put there, lead nowhere from a copy."""
+    found = source.lstat()
+    if stat.S_ISREG(found.st_mode):
+        _copy_file(source, target)
+    elif stat.S_ISDIR(found.st_mode):
+        make_private(target)
+        for entry in os.scandir(source):
+            copy_tree(Path(entry.path), target / entry.name)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb") as read:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as written:
+            shutil.copyfileobj(read, written, CHUNK)
+            written.flush()
+            os.fsync(written.fileno())
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file, by its name."""
+    for parent, _, names in sorted(os.walk(folder)):
+        yield from (Path(parent, name) for name in sorted(names))
+
+
+def digest_of(path: Path) -> str:
+    hasher = blake3(max_threads=1)
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            hasher.update(data)
+    return hasher.hexdigest()
+
+
+def sync(folders: Iterable[Path]) -> None:
+    """Has the names in the folders on disk."""
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

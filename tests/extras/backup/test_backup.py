@@ -1,0 +1,201 @@
+"""A backup from the middle of a job makes a stack that ends it with the same weights; a bad one is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Conflict, InvalidInput, Unavailable
+from contracts.jobs import JobState, JobStatus
+from contracts.run_folder import RunFolder
+from onbeat.cli import run
+from onbeat.client.gateway import GatewayClient
+from onbeat.process.waiting import Waiting
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.redis import EmbeddedRedis
+from onbeat.stack.stack import EmbeddedStack
+from onbeat_extras.backup import copies
+from onbeat_extras.backup.command import MARK, bring_back, make_backup, read_backup
+from tests.chaos.short_job import short_job
+
+REPOSITORY = Path(__file__).parents[3]
+DEADLINE_S = 180.0
+ITERATIONS = 60
+"""So many that a backup is done long before the last one."""
+
+
+class Ticking:
+    """A stack that is watched as `onbeat up` does."""
+
+    def __init__(self, run_root: Path) -> None:
+        self.stack = EmbeddedStack(StackPlan(run_root=run_root, model_root=REPOSITORY, threads=1))
+        self._open = contextlib.ExitStack()
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.1):
+            self.stack.tick()
+
+    def __enter__(self) -> GatewayClient:
+        self.stack.__enter__()
+        self._watcher.start()
+        return self._open.enter_context(GatewayClient(self.stack.gateway_url, self.stack.api_key))
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watcher.join()
+        self._open.close()
+        self.stack.stop()
+
+
+def until_committed(client: GatewayClient, job_id: str, count: int) -> JobStatus:
+    waiting = Waiting(f"{count} iterations of {job_id}", deadline_s=DEADLINE_S)
+    while (status := client.job(job_id)).iterations_committed < count and not status.state.is_final:
+        waiting.poke()
+        threading.Event().wait(0.02)
+    return status
+
+
+def until_over(client: GatewayClient, job_id: str) -> JobStatus:
+    waiting = Waiting(f"the end of {job_id}", deadline_s=DEADLINE_S)
+    while not (status := client.job(job_id)).state.is_final:
+        waiting.poke()
+        threading.Event().wait(0.05)
+    return status
+
+
+def test_a_stack_of_a_backup_from_the_middle_of_a_job_ends_it_with_the_same_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = short_job(iterations=ITERATIONS, recording={"share": 1.0})
+    with Ticking(tmp_path / "runs") as client:
+        job_id = client.submit(spec, idempotency_key="one").job_id
+        assert until_committed(client, job_id, 4).state is JobState.RUNNING
+        assert run(["backup", str(tmp_path / "copy"), "--run-dir", str(tmp_path / "runs")]) == 0
+        copied = len((tmp_path / "copy" / job_id / "chain.jsonl").read_bytes().splitlines())
+        assert 4 <= copied < ITERATIONS, "it was taken in the middle"
+        undisturbed = until_over(client, job_id)
+    assert undisturbed.state is JobState.SUCCEEDED
+    shutil.rmtree(tmp_path / "runs")
+    assert run(["restore", str(tmp_path / "copy"), "--run-dir", str(tmp_path / "restored")]) == 0
+    assert f"onbeat up --run-dir {tmp_path / 'restored'}" in capsys.readouterr().out
+    with Ticking(tmp_path / "restored") as client:
+        restored = until_over(client, job_id)
+        verdict = client.verify(job_id, within_s=60.0)
+    assert (restored.state, restored.weights_digest) == (JobState.SUCCEEDED, undisturbed.weights_digest)
+    assert verdict.gaps == ()
+    assert verdict.iterations == ITERATIONS
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The run root of a stack that was stopped, with a run beside its Redis."""
+    root = tmp_path / "runs"
+    with EmbeddedRedis(root / "redis") as server:
+        server.child.stop(grace_s=10.0)
+    folder = RunFolder(root, "job-0123456789ab")
+    (folder.checkpoints / "i000003").mkdir(parents=True)
+    (folder.checkpoints / "i000003" / "state.pt").write_bytes(b"state")
+    (folder.checkpoints / ".i000004.abc").mkdir()
+    folder.chain.write_text("{}\n")
+    (folder.path / "escape").symlink_to("/etc/passwd")
+    os.mkfifo(folder.path / "pipe")
+    (root / "logs").mkdir()
+    (root / "stack.json").write_text("a secret")
+    return root
+
+
+def test_a_backup_has_what_a_stack_goes_on_from_and_no_secret_of_the_running_one(stopped: Path, tmp_path: Path) -> None:
+    made = make_backup(stopped, tmp_path / "copy")
+    names = {name for name in made.files if not name.startswith("redis/appendonlydir/")}
+    job = "job-0123456789ab"
+    assert names == {"redis/seal", f"{job}/chain.jsonl", f"{job}/checkpoints/i000003/state.pt"}
+    assert read_backup(tmp_path / "copy") == made
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "copy").rglob("*")} - {0o044} == {0}
+
+
+def test_a_file_that_redis_replaces_meanwhile_begins_the_copy_again(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = stopped / "redis" / copies.APPEND_ONLY
+    (first,) = [line.split()[1] for line in (data / copies.MANIFEST).read_text().splitlines() if "incr" in line]
+    copy, rewrites = copies._copy_file, iter(["rewritten.aof"])
+
+    def copy_and_rewrite(source: Path, target: Path) -> None:
+        copy(source, target)
+        if source.name == first and (name := next(rewrites, None)):
+            (data / name).write_bytes(source.read_bytes())
+            text = (data / copies.MANIFEST).read_text().replace(first, name)
+            (data / copies.MANIFEST).write_text(text)
+            source.unlink()
+
+    monkeypatch.setattr(copies, "_copy_file", copy_and_rewrite)
+    copies.copy_redis(stopped / "redis", tmp_path / "copy")
+    copied = tmp_path / "copy" / copies.APPEND_ONLY
+    assert "rewritten.aof" in (copied / copies.MANIFEST).read_text()
+    assert (copied / "rewritten.aof").exists()
+    assert not (copied / first).exists()
+
+
+def test_a_checkpoint_that_goes_while_it_is_copied_is_left_out_and_its_successor_is_taken(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(stopped, "job-0123456789ab")
+    copy = copies._copy_file
+
+    def copy_and_replace(source: Path, target: Path) -> None:
+        if source.parent.name == "i000003":
+            (folder.checkpoints / "i000009").mkdir()
+            (folder.checkpoints / "i000009" / "state.pt").write_bytes(b"newer")
+            shutil.rmtree(source.parent)
+        copy(source, target)
+
+    monkeypatch.setattr(copies, "_copy_file", copy_and_replace)
+    copies.copy_run(folder, tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy" / "checkpoints").iterdir()) == ["i000009"]
+    assert (tmp_path / "copy" / "checkpoints" / "i000009" / "state.pt").read_bytes() == b"newer"
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda copy: (copy / MARK).unlink(), "is no backup, or one that was not finished"),
+        (lambda copy: (copy / "redis" / "seal").unlink(), "redis/seal is missing, or was added"),
+        (lambda copy: (copy / "redis" / "more").write_text(""), "redis/more is missing, or was added"),
+        (lambda copy: (copy / "redis" / "seal").write_text("other"), "redis/seal is damaged"),
+    ],
+)
+def test_what_is_no_whole_backup_is_refused(stopped: Path, tmp_path: Path, harm: object, said: str) -> None:
+    make_backup(stopped, tmp_path / "copy")
+    assert callable(harm)
+    harm(tmp_path / "copy")
+    with pytest.raises(InvalidInput, match=said):
+        read_backup(tmp_path / "copy")
+
+
+def test_nothing_that_is_there_is_replaced(stopped: Path, tmp_path: Path) -> None:
+    made = make_backup(stopped, tmp_path / "copy")
+    with pytest.raises(Conflict, match="is there already"):
+        bring_back(tmp_path / "copy", made, stopped)
+    assert run(["backup", str(tmp_path / "copy"), "--run-dir", str(stopped)]) == 2
+    assert run(["backup", str(tmp_path / "other"), "--run-dir", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_server_of_ones_own_is_backed_up_by_its_own_means_first(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(stopped / "redis")
+    assert run(["backup", str(tmp_path / "copy"), "--run-dir", str(stopped)]) == 2
+    assert "--without-redis" in capsys.readouterr().err
+    assert run(["backup", str(tmp_path / "copy"), "--run-dir", str(stopped), "--without-redis"]) == 0
+    made = read_backup(tmp_path / "copy")
+    assert (made.has_redis, made.jobs) == (False, ("job-0123456789ab",))
+    with pytest.raises(Unavailable, match="holds no server's data"):
+        copies.copy_redis(stopped / "redis", tmp_path / "empty")
