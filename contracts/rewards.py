@@ -192,6 +192,8 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 UnscorableReason = Literal[
     "timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point", "too_complex"
 ]
+UP_TO_LUCK: frozenset[str] = frozenset({"timeout", "crashed"})
+"""Reasons, an environment's too, that another try or machine may not meet. The others are in the item itself."""
 EnvironmentReason = Literal["invalid_reply", "oversize", "rewritten"]
 StageReason = Literal["not_finite", "too_long", "refused", "no_answer", "out_of_range"]
 StatedReason = UnscorableReason | EnvironmentReason | StageReason

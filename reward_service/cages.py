@@ -1,4 +1,10 @@
-"""The cages of one pool: numbered, so that no two have a user in common, in one folder, under the operator's rules."""
+"""What a pool is made of: lanes, which are threads, and the cages that each owns.
+
+    asks ─▶ lane ═ cage ═ child ─▶ results ─▶ Future of all, in order
+
+Scoring and playing have one each. Its cages are numbered, so that no two have a user in common, and are in one folder,
+under the operator's rules.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +13,49 @@ import itertools
 import logging
 import os
 import tempfile
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from threading import Lock
-from typing import Any, Literal
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from typing import Any, Generic, Literal, TypeVar
 
 from onbeat.cage.cage import CageRules, own_slot
+from onbeat.cage.caged_process import CagedProcess, ChildDied
 
 log = logging.getLogger(__name__)
 
 SAID = {
-    "rewards": ("scorers", "ONBEAT_SCORER_NETWORK"),
-    "environments": ("environments", "ONBEAT_ENVIRONMENT_NETWORK"),
+    "rewards": ("scorer", "ONBEAT_SCORER_NETWORK"),
+    "environments": ("environment", "ONBEAT_ENVIRONMENT_NETWORK"),
 }
-"""Service → what log lines call what is in its cages, and the setting that gives it the network."""
+"""Service → what messages call what is in its cages, and the setting that gives it the network."""
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Cages:
     """Thread-safe: the pool's lanes ask for the rules of the cages that they start."""
 
     def __init__(
-        self, service: Literal["rewards", "environments"], *, memory_mb: int, network: bool, hidden: Sequence[str]
+        self,
+        service: Literal["rewards", "environments"],
+        *,
+        memory_mb: int,
+        network: bool,
+        hidden: Sequence[str],
+        on_restart: Callable[[], None],
     ) -> None:
-        """memory_mb, network: what each may have. hidden: folders that none may read."""
+        """memory_mb, network: what each may have. hidden: folders that none may read. on_restart: called by lanes for
+        each child that was lost."""
         self._service: Literal["rewards", "environments"] = service
         self._memory_mb = memory_mb
         self._network = network
         self._hidden = tuple(hidden)
+        self.on_restart = on_restart
+        self.was_closed = f"the {SAID[service][0]} pool was closed"
         self.numbers: set[int] = set()
         """The cages that live."""
         self.folder = ""
@@ -70,12 +93,108 @@ class Cages:
         network = f", but for the network ({setting})" if self._network else ""
         if missing:
             locks = "; ".join(missing)
-            log.warning("%s are caged as far as this platform allows; missing: %s%s", noun, locks, network)
+            log.warning("%ss are caged as far as this platform allows; missing: %s%s", noun, locks, network)
         else:
-            log.info("%s are caged%s", noun, network)
+            log.info("%ss are caged%s", noun, network)
 
-    def remove_folder(self) -> None:
-        """Called when no cage is left."""
+    def end(self, lanes: Sequence[CagedLane[Any, Any]]) -> None:
+        """Kills what is in them, and returns when no process is left. lanes: all of the pool's."""
+        for lane in lanes:
+            lane.stop()
+        for lane in lanes:
+            lane.join()
         if self.folder:
             with contextlib.suppress(OSError):
                 os.rmdir(self.folder)
+
+
+@dataclass(kw_only=True, eq=False)
+class Asked(Generic[A, R]):
+    """One request on its way through lanes, with a result for each of its asks; without asks it has a single one."""
+
+    asks: Sequence[A]
+    cage_key: str = ""
+    """Which of a lane's cages it needs."""
+    future: Future[tuple[R, ...]] = field(default_factory=Future)
+    _results: dict[int, R] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def deliver(self, place: int, result: R) -> None:
+        with self._lock:
+            self._results[place] = result
+            if len(self._results) >= len(self.asks) and self._is_open():
+                self.future.set_result(tuple(self._results[place] for place in sorted(self._results)))
+
+    def fail(self, error: Exception) -> None:
+        with self._lock:
+            if self._is_open():
+                self.future.set_exception(error)
+
+    def _is_open(self) -> bool:
+        return not self.future.done() and self.future.set_running_or_notify_cancel()
+
+
+W = TypeVar("W", bound=Asked[Any, Any])
+C = TypeVar("C", bound=CagedProcess)
+
+
+class CagedLane(Thread, ABC, Generic[W, C]):
+    """Cages are started by this thread, because Linux ends them together with the thread that started them."""
+
+    def __init__(self, *, name: str, cages: Cages, new_cage: Callable[[], C]) -> None:
+        """cages: the pool's. new_cage: starts one by their rules."""
+        super().__init__(name=name, daemon=True)
+        self._of_pool = cages
+        self._new_cage = new_cage
+        self._cages: OrderedDict[str, C] = OrderedDict()
+        self._stopped = False
+        self._guards_cages = Lock()
+        """Held to start, kill or give up a cage, so that `stop` never meets one that is half started or reaped."""
+
+    @abstractmethod
+    def _next(self) -> tuple[W, Sequence[int]] | None:
+        """A request, and the places of those of its asks that this lane is to answer; None where the lane ends."""
+
+    @abstractmethod
+    def _answer(self, work: W, places: Sequence[int]) -> None:
+        """Delivers a result for each."""
+
+    def run(self) -> None:
+        while (turn := self._next()) is not None:
+            work, places = turn
+            try:
+                self._answer(work, places)
+            except Exception as error:  # our own fault, not a child's: the request learns it, the lane lives on
+                log.exception("lane %s failed", self.name)
+                work.fail(RuntimeError(f"lane {self.name} failed: {error!r}"))  # asyncio can't carry a StopIteration
+                self._end(work.cage_key)
+        for key in list(self._cages):
+            self._end(key)
+
+    def stop(self) -> None:
+        """Kills the cages, so that a wait for one ends now; another thread calls it."""
+        with self._guards_cages:
+            self._stopped = True
+            for cage in self._cages.values():
+                cage.kill()
+
+    def pids(self) -> list[int]:
+        """The keepers of its cages; whatever is in a cage ends with its keeper."""
+        with self._guards_cages:
+            return [cage.pid for cage in self._cages.values()]
+
+    def _cage(self, key: str) -> C:
+        """The cage of that key, which is started where there is none. Raises ChildDied once it was stopped."""
+        with self._guards_cages:
+            if self._stopped:
+                raise ChildDied(self._of_pool.was_closed)
+            if key not in self._cages:
+                self._cages[key] = self._new_cage()
+            self._cages.move_to_end(key)
+            return self._cages[key]
+
+    def _end(self, key: str) -> None:
+        with self._guards_cages:
+            cage = self._cages.pop(key, None)
+        if cage is not None:
+            cage.end()

@@ -61,8 +61,6 @@ RETRYABLE: frozenset[str] = frozenset({"timeout", "crashed", "raised", "lost"})
 
 
 OF_MESSAGES: frozenset[str] = frozenset({"timeout", "crashed", "raised", "invalid_reply", "oversize", "rewritten"})
-UP_TO_LUCK: frozenset[str] = frozenset({"timeout", "crashed"})
-"""Reasons that another try, or another machine, may not meet."""
 
 
 def is_of_message(reason: FailureReason) -> TypeGuard[StatedReason]:

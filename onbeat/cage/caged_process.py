@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from contracts.encoding.wire import decode, encode, encode_json
+from contracts.errors import ContractViolation
 from onbeat.cage.cage import CageRules
 from onbeat.cage.frames import Frames, Gone, Late
 from onbeat.cage.nursery import Order, Report
@@ -112,6 +113,21 @@ class CagedProcess:
                 raise self.death() from error
         self.child = Frames(ours, max_bytes=max_bytes)
         return self.child
+
+    @contextlib.contextmanager
+    def heard(self, doing: str) -> Iterator[None]:
+        """Says of what is sent to the child, and received and decoded, why it fails. Raises ChildLate, ChildDied.
+
+        doing: what took too long, in a message.
+        """
+        try:
+            yield
+        except Late as error:
+            raise ChildLate(f"{doing}; its process was killed") from error
+        except (Gone, ContractViolation) as error:
+            if error.args:
+                raise ChildDied(f"{self.noun}'s process sent what is no answer: {error}") from error
+            raise self.child_death() from error
 
     def end_child(self) -> int | None:
         """Kills the child with all that it started, and waits for it; its exit code, None if unknown."""

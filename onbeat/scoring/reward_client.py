@@ -27,7 +27,7 @@ import httpx
 
 from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
-from contracts.rewards import RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
+from contracts.rewards import UP_TO_LUCK, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, RewardSpec
 from onbeat.http_service.outgoing import check_status, in_doubt, make_async_client, said, unanswered
@@ -41,8 +41,6 @@ MAX_ITEMS = 1024
 """Items of one request; the contract allows 4096."""
 BACKOFF_BASE_S = 1.0
 BACKOFF_CAP_S = 30.0
-WORTH_RETRYING = frozenset({"timeout", "crashed"})
-"""Reasons that another try may cure: a loaded machine, a killed process. The others are in the item itself."""
 MAY_BE_STATED = frozenset({"raised", "not_finite"})
 """Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
 
@@ -189,7 +187,7 @@ class RewardClient:
 def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
     """How often an item is asked for that can't be scored: up to the last request where a stated score may come."""
     stated = stated_scores(reward.components)
-    if result.reason in WORTH_RETRYING:
+    if result.reason in UP_TO_LUCK:
         # Of several components the service doesn't know which one it was, before the last request asks each by itself.
         return tries if result.component in stated or (stated and not result.component) else reward.max_attempts
     return tries if result.component in stated and result.reason in MAY_BE_STATED else 1
@@ -197,7 +195,7 @@ def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
 
 def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:
     """The failure, which names the first item that no retry can cure, else the first item."""
-    first = min(unscorable, key=lambda result: result.reason in WORTH_RETRYING)
+    first = min(unscorable, key=lambda result: result.reason in UP_TO_LUCK)
     component = f" in component {first.component}" if first.component else ""
     return BatchFailed(
         f"{len(unscorable)} completions could not be scored, the first: {first.reason}{component}: {first.detail}",

@@ -35,7 +35,6 @@ from contracts.encoding.wire import MAX_ATTEMPTS
 from contracts.environments.messages import messages_digest
 from contracts.environments.service import (
     RETRYABLE,
-    UP_TO_LUCK,
     EnvironmentTable,
     Failure,
     NewSession,
@@ -45,6 +44,7 @@ from contracts.environments.service import (
     is_of_message,
 )
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
+from contracts.rewards import UP_TO_LUCK
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from threading import Condition, Lock, Thread
+from threading import Condition
+from typing import TypeVar
 
-from contracts.environments.service import EnvironmentFacts, Failure, Result
+from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Result
 from contracts.errors import Unavailable
 from onbeat.cage.caged_process import ChildDied, ChildLate
 from onbeat.process.crash_points import reach
+from reward_service.cages import Asked, CagedLane, Cages
 from reward_service.player.protocol import Loaded, Play
 from reward_service.playing.play_cage import Interrupted, PlayCage
 from reward_service.playing.sessions import ENDED, Ask, Begin, End, Session
@@ -34,52 +35,37 @@ MOST_LOST_ALONE = 8
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(kw_only=True, eq=False)
-class Call:
-    """One HTTP call's share of a lane: what it asks, and the future of its results, in order."""
-
-    asks: Sequence[Ask]
-    future: Future[list[Result]] = field(default_factory=Future)
-    results: dict[int, Result] = field(default_factory=dict)
-
-    def deliver(self, place: int, result: Result) -> None:
-        self.results[place] = result
-        if len(self.results) == len(self.asks) and self.future.set_running_or_notify_cancel():
-            self.future.set_result([self.results[place] for place in range(len(self.asks))])
-
-    def fail(self, error: Exception) -> None:
-        if not self.future.done() and self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
+T = TypeVar("T", bound="Call | _Facts")
 
 
-class Lane(Thread):
-    """The cage is started by this thread, because Linux ends it together with the thread that started it."""
+class Call(Asked[Ask, Result]):
+    """One HTTP call's share of a lane."""
+
+
+class _Facts(Asked[Ask, Loaded]):
+    """Asks for a loaded child, and nothing of a session."""
+
+
+class Lane(CagedLane[Call | _Facts, PlayCage]):
+    """Has one cage, and answers one call after the other."""
 
     def __init__(
         self,
         *,
         name: str,
+        cages: Cages,
         new_cage: Callable[[], PlayCage],
-        on_missing: Callable[[tuple[str, ...]], None],
-        on_restart: Callable[[], None],
         on_result: Callable[[Result], None],
         forget: Callable[[Session], None],
         has_room: Callable[[], bool],
     ) -> None:
         """forget: told of each session that is over. has_room: whether the service may keep more than it does."""
-        super().__init__(name=name, daemon=True)
-        self._new_cage = new_cage
-        self._on_missing = on_missing
-        self._on_restart = on_restart
+        super().__init__(name=name, cages=cages, new_cage=new_cage)
         self._on_result = on_result
         self._forget = forget
         self._has_room = has_room
         self._changed = Condition()
-        self._calls: deque[Call] = deque()
-        self._stopped = False
-        self._cage: PlayCage | None = None
-        self._guards_cage = Lock()
+        self._calls: deque[Call | _Facts] = deque()
         self._sessions: set[Session] = set()
         self._numbers = itertools.count()
         self._num_begun = 0
@@ -102,60 +88,36 @@ class Lane(Thread):
         with self._changed:
             return bool(self._calls or self._sessions)
 
-    @property
-    def pid(self) -> int | None:
-        with self._guards_cage:
-            return self._cage.pid if self._cage is not None else None
-
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def ask(self, asks: Sequence[Ask]) -> Future[list[Result]]:
+    def ask(self, asks: Sequence[Ask]) -> Future[tuple[Result, ...]]:
         """Raises Unavailable."""
-        call = Call(asks=asks)
+        return self._waiting(Call(asks=asks)).future
+
+    def facts(self) -> Future[tuple[Loaded, ...]]:
+        """Asks for a loaded child, and nothing else. Raises Unavailable."""
+        return self._waiting(_Facts(asks=())).future
+
+    def _waiting(self, call: T) -> T:
         with self._changed:
             if self._stopped:
                 raise Unavailable("the environment pool is closed")
             self._calls.append(call)
             self._changed.notify()
-        return call.future
-
-    def facts(self) -> Future[Loaded]:
-        """Asks for a loaded child, and nothing else."""
-        call = _Facts()
-        with self._changed:
-            self._calls.append(call)
-            self._changed.notify()
-        return call.loaded
+        return call
 
     def stop(self) -> None:
-        """Kills the cage, so that a wait for it ends now; another thread calls it, and joins this one."""
         with self._changed:
             self._stopped = True
             unfinished = list(self._calls)
             self._calls.clear()
             self._changed.notify()
         for call in unfinished:
-            call.fail(Unavailable("the environment pool was closed"))
-        with self._guards_cage:
-            if self._cage is not None:
-                self._cage.kill()
+            call.fail(Unavailable(self._of_pool.was_closed))
+        super().stop()
 
-    def run(self) -> None:
-        while (call := self._next()) is not None:
-            try:
-                self._answer(call)
-            except Exception as error:  # our own fault: its call learns it, the lane lives on
-                log.exception("an environment lane failed")
-                call.fail(RuntimeError(f"an environment lane failed: {error!r}"))
-                self._lose_child()
-                self._end_cage()
-            with self._changed:
-                if self._calls and self._calls[0] is call:
-                    self._calls.popleft()
-        self._end_cage()
-
-    def _next(self) -> Call | None:
+    def _next(self) -> tuple[Call | _Facts, Sequence[int]] | None:
         """The oldest call, which stays in the queue while it is answered. It sweeps meanwhile."""
         while True:
             with self._changed:
@@ -163,20 +125,26 @@ class Lane(Thread):
                     return None
                 if time.monotonic() - self._swept_s < SWEEP_S:
                     if self._calls:
-                        return self._calls[0]
+                        return self._calls[0], range(len(self._calls[0].asks))
                     self._changed.wait(SWEEP_S if self._sessions else None)
                     continue
             self._sweep()
 
-    def _answer(self, call: Call) -> None:
-        if isinstance(call, _Facts):
-            if call.loaded.set_running_or_notify_cancel():
-                call.loaded.set_result(self._ready())
-            return
-        places = deque(range(len(call.asks)))
+    def _answer(self, work: Call | _Facts, places: Sequence[int]) -> None:
+        try:
+            if isinstance(work, Call):
+                self._play(work, deque(places))
+            elif not work.future.done():
+                work.deliver(0, self._ready())
+        finally:
+            with self._changed:
+                if self._calls and self._calls[0] is work:
+                    self._calls.popleft()
+
+    def _play(self, call: Call, places: deque[int]) -> None:
         num_losses = num_lost_alone = 0
         while places:
-            if call.future.cancelled():
+            if call.future.done():
                 self._withdraw(call, places)
                 return
             loaded = self._ready()
@@ -214,12 +182,11 @@ class Lane(Thread):
         chosen, plays, limits = self._choose(call, places)
         if not plays:
             return None
-        assert self._cage is not None
         started_s = time.monotonic()
         num_played = 0
         reach("environment.before_play")
         try:
-            for result in self._cage.play(plays, call_timeout_s=limits):
+            for result in self._cages[call.cage_key].play(plays, call_timeout_s=limits):
                 if num_played == len(plays) - 1:
                     reach("environment.after_play")  # the call's answer goes out with its last result
                 self._settle(call, chosen[num_played], result)
@@ -229,7 +196,7 @@ class Lane(Thread):
             reach("environment.lost_child")
             if lost.at is not None or lost.reason != "crashed":
                 log.warning("%s; its other sessions go on in another process", lost.detail)
-                self._on_restart()
+                self._of_pool.on_restart()
             for number in range(len(plays) - 1, num_played - 1, -1):
                 if number == lost.at:
                     self._settle(call, chosen[number], Failure(reason=lost.reason, detail=lost.detail))
@@ -288,32 +255,25 @@ class Lane(Thread):
 
     def _ready(self) -> Loaded:
         """Has a child that plays this environment; why there can be none, in what it returns."""
-        if self._cage is not None and self._cage.child is not None:
+        cage = self._cages.get("")
+        if cage is not None and cage.child is not None:
             is_stale = self._num_begun >= SESSIONS_OF_A_CHILD and not any(one.is_in_child for one in self._sessions)
             if not is_stale:
                 return Loaded(facts=self._facts)
         self._num_begun = 0
         try:
-            if self._cage is None or not self._cage.is_alive:
-                self._end_cage()
-                cage = self._new_cage()
-                with self._guards_cage:
-                    self._cage = cage
-                    if self._stopped:
-                        raise ChildDied("the environment pool was closed")
-            loaded = self._cage.start_child()
-        except ChildLate as error:
-            return Loaded(failure=Failure(reason="timeout", detail=self._failed_start(error)))
-        except ChildDied as error:
-            return Loaded(failure=Failure(reason="crashed", detail=self._failed_start(error)))
-        self._on_missing(self._cage.missing or ())
+            if cage is not None and not cage.is_alive:
+                self._end("")
+            cage = self._cage("")
+            loaded = cage.start_child()
+        except (ChildLate, ChildDied) as error:
+            self._end("")
+            reason: FailureReason = "timeout" if isinstance(error, ChildLate) else "crashed"
+            return Loaded(failure=Failure(reason=reason, detail=str(error)))
+        self._of_pool.say_what_is_missing(cage.missing or ())
         if loaded.facts is not None:
             self._facts = loaded.facts
         return loaded
-
-    def _failed_start(self, error: Exception) -> str:
-        self._end_cage()
-        return str(error)
 
     def _lose_child(self) -> None:
         """The child is gone: sessions of a deterministic environment begin again when they are asked for next."""
@@ -334,21 +294,6 @@ class Lane(Thread):
         for session in idle:
             self._forget(session)
 
-    def _end_cage(self) -> None:
+    def _end(self, key: str) -> None:
         self._lose_child()
-        with self._guards_cage:
-            cage, self._cage = self._cage, None
-        if cage is not None:
-            cage.end()
-
-
-class _Facts(Call):
-    """Asks nothing of a session."""
-
-    def __init__(self) -> None:
-        super().__init__(asks=())
-        self.loaded: Future[Loaded] = Future()
-
-    def fail(self, error: Exception) -> None:
-        if not self.loaded.done():
-            self.loaded.set_exception(error)
+        super()._end(key)

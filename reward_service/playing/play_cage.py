@@ -9,7 +9,7 @@ from contracts.encoding.wire import decode, encode
 from contracts.environments.service import EnvironmentTable, FailureReason, Result
 from contracts.errors import ContractViolation
 from onbeat.cage.cage import CageRules
-from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
+from onbeat.cage.caged_process import CagedProcess
 from onbeat.cage.frames import Gone, Late
 from reward_service.player.player import FLUSH_BYTES
 from reward_service.player.protocol import Answers, Load, Loaded, Place, Play, Work
@@ -69,16 +69,10 @@ class PlayCage(CagedProcess):
             self._is_warm = True
         child = self.fresh_child(max_bytes=self._load.reply_bytes + 4 * FLUSH_BYTES)
         self._place, page = Place.made_with_handle()
-        try:
+        with self.heard(doing):
             with page:
                 child.send_handle(encode(self._load), page.fileno())
             loaded = decode(child.receive(deadline_s=deadline_s), Loaded)
-        except Late as error:
-            raise ChildLate(f"{doing}; its process was killed") from error
-        except Gone as error:
-            raise self.child_death() from error
-        except ContractViolation as error:
-            raise ChildDied(NO_ANSWER) from error
         if loaded.failure is not None:
             self._drop_child()
         return loaded

@@ -98,8 +98,8 @@ class EnvironmentPool:
             memory_mb=settings.environment_memory_mb,
             network=settings.environment_network == "host",
             hidden=settings.own_folders,
+            on_restart=on_restart,
         )
-        self._on_restart = on_restart
         self._on_result = on_result
         self._kinds: OrderedDict[bytes, Kind] = OrderedDict()
         self._sessions: dict[str, tuple[Session, Lane]] = {}
@@ -119,11 +119,12 @@ class EnvironmentPool:
 
     def cage_pids(self) -> list[int]:
         """The keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
-        return [pid for lane in self._lanes() if (pid := lane.pid) is not None]
+        return [pid for lane in self._lanes() for pid in lane.pids()]
 
     async def facts(self, table: EnvironmentTable) -> Loaded:
         """Raises Unavailable."""
-        return await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())
+        (loaded,) = await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())
+        return loaded
 
     async def canary(self, request: CanaryRequest) -> str:
         """Says what differs where tasks are played twice; "" where nothing does. Raises Unavailable."""
@@ -185,12 +186,7 @@ class EnvironmentPool:
     def shut(self) -> None:
         """Kills the children, fails what is not finished, and returns when no process is left."""
         self._closed = True
-        lanes = self._lanes()
-        for lane in lanes:
-            lane.stop()
-        for lane in lanes:
-            lane.join()
-        self.cages.remove_folder()
+        self.cages.end(self._lanes())
 
     def new_cage(self, table: EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
@@ -266,9 +262,8 @@ class EnvironmentPool:
     def _lane(self, kind: Kind, number: int) -> Lane:
         lane = Lane(
             name=f"environment-{kind.table.name[:32]}-{number + 1}",
+            cages=self.cages,
             new_cage=lambda: self.new_cage(kind.table),
-            on_missing=self.cages.say_what_is_missing,
-            on_restart=self._on_restart,
             on_result=self._on_result,
             forget=self._forget,
             has_room=self._has_room,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts.rewards import (
+    UP_TO_LUCK,
     Component,
     ExactReward,
     FormatReward,
@@ -62,8 +63,6 @@ MAX_SCORE = 1e12
 
 NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
 """Not the completion's fault: no score may hide it."""
-UP_TO_LUCK = frozenset({"timeout", "crashed"})
-"""Reasons that another try, or another machine, may not meet."""
 
 
 def is_lasting(component: RewardComponent, reason: UnscorableReason) -> bool:

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import cached_property
-from threading import Lock, Thread
+from dataclasses import dataclass
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
 from onbeat.cage.caged_process import ChildDied, ChildLate
+from reward_service.cages import Asked, CagedLane, Cages
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_cage import ScorerCage
 
@@ -47,133 +44,82 @@ class _Scorer:
     num_items: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """Some items of one request, by their places in it."""
-
-    work: Work
-    places: Sequence[int]
-
-
 @dataclass(kw_only=True, eq=False)
-class Work:
-    """One request on its way through the lanes."""
+class Work(Asked[RewardItem, Scored | Unscorable]):
+    """One request: items to score."""
 
     components: tuple[RewardComponent, ...]
-    items: tuple[RewardItem, ...]
     item_timeout_s: float
     owner: str
     """The job, or the request, whose completions the scorer process of these may have met."""
     settles: bool
-    future: Future[Results] = field(default_factory=Future)
     num_begun: int = 0
     """Guarded by the pool's condition, as is the next."""
     num_at_once: int = 1
     refusal: Unscorable | None = None
     """Why the rubric cannot be warmed up: the remaining items get it too, instead of waiting for it again."""
-    _results: dict[int, Scored | Unscorable] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
 
-    @cached_property
-    def cage_key(self) -> str:
+    def __post_init__(self) -> None:
         """Built-in scorers of one kind share a cage, and each request has a scorer process of its own in it."""
         kinds = " ".join(sorted(rubric.warm_up_keys(self.components)))
-        return f"{self.owner}: {kinds}" if rubric.imports_plugins(self.components) else kinds
+        self.cage_key = f"{self.owner}: {kinds}" if rubric.imports_plugins(self.components) else kinds
 
     @property
     def num_waiting(self) -> int:
-        return len(self.items) - self.num_begun
+        return len(self.asks) - self.num_begun
 
-    def take(self, most: int) -> Turn:
-        """Takes the next items: few enough for what they took so far, and at least one."""
+    def take(self, most: int) -> Sequence[int]:
+        """Takes the next items, and returns their places: few enough for what they took so far, and at least one."""
         start = self.num_begun
         num_bytes = 0
-        while self.num_begun < len(self.items) and self.num_begun - start < min(self.num_at_once, max(1, most)):
-            item = self.items[self.num_begun]
+        while self.num_begun < len(self.asks) and self.num_begun - start < min(self.num_at_once, max(1, most)):
+            item = self.asks[self.num_begun]
             num_bytes += 4 * (len(item.prompt) + len(item.completion) + len(item.reference) + len(item.task_entry))
             if num_bytes > MAX_BYTES_AT_ONCE and self.num_begun > start:
                 break
             self.num_begun += 1
-        return Turn(work=self, places=range(start, self.num_begun))
+        return range(start, self.num_begun)
 
     def pace(self, elapsed_s: float) -> None:
         self.num_at_once = min(2 * self.num_at_once, MAX_ITEMS_AT_ONCE) if elapsed_s < QUICK_S else 1
 
-    def deliver(self, place: int, result: Scored | Unscorable) -> None:
-        with self._lock:
-            self._results[place] = result
-            complete = len(self._results) == len(self.items)
-            if complete and not self.future.done() and self.future.set_running_or_notify_cancel():
-                self.future.set_result(tuple(self._results[place] for place in range(len(self.items))))
 
-    def fail(self, error: Exception) -> None:
-        with self._lock:
-            if not self.future.done() and self.future.set_running_or_notify_cancel():
-                self.future.set_exception(error)
-
-
-class Lane(Thread):
-    """Cages are started by this thread, because Linux ends them together with the thread that started them."""
+class Lane(CagedLane[Work, ScorerCage]):
+    """It stays with one request for a while, where others wait."""
 
     def __init__(
         self,
         *,
         name: str,
-        next_turn: Callable[[Work | None], Turn | None],
+        cages: Cages,
         new_cage: Callable[[], ScorerCage],
-        on_start: Callable[[tuple[str, ...]], None],
-        on_restart: Callable[[], None],
+        next_turn: Callable[[Work | None], tuple[Work, Sequence[int]] | None],
     ) -> None:
-        """next_turn: with the request to stay with, if any. on_start: with the locks that a cage lacks."""
-        super().__init__(name=name, daemon=True)
+        """next_turn: with the request to stay with, if any."""
+        super().__init__(name=name, cages=cages, new_cage=new_cage)
         self._next_turn = next_turn
-        self._new_cage = new_cage
-        self._on_start = on_start
-        self._on_restart = on_restart
-        self._cages: OrderedDict[str, ScorerCage] = OrderedDict()
+        self._stays_with: Work | None = None
+        self._since_s = 0.0
         self._scorers: dict[str, _Scorer] = {}
         """Cage → its scorer process; none where there is none, or it was lost."""
-        self._stopped = False
-        self._lock = Lock()
-        """Held to start, kill or reap a cage, so that `stop` never meets one that is half started or reaped."""
 
-    def run(self) -> None:
-        stays_with: Work | None = None
-        since_s = 0.0
-        while (turn := self._next_turn(stays_with)) is not None:
-            started_s = time.monotonic()
-            if turn.work is not stays_with:
-                stays_with, since_s = turn.work, started_s
-            try:
-                self._score(turn)
-            except Exception as error:  # our own fault, not a scorer's: the request learns it, the lane lives on
-                log.exception("a scorer lane failed")
-                turn.work.fail(RuntimeError(f"a scorer lane failed: {error!r}"))  # asyncio can't carry a StopIteration
-                self._end(turn.work.cage_key)
-            now_s = time.monotonic()
-            turn.work.pace(now_s - started_s)
-            if now_s - since_s > TURN_S:
-                stays_with = None
-        for key in list(self._cages):
-            self._end(key)
+    def _next(self) -> tuple[Work, Sequence[int]] | None:
+        return self._next_turn(self._stays_with)
 
-    def stop(self) -> None:
-        """Kills the cages, so that a wait for one ends now; another thread calls it."""
-        with self._lock:
-            self._stopped = True
-            for cage in self._cages.values():
-                cage.kill()
+    def _answer(self, work: Work, places: Sequence[int]) -> None:
+        started_s = time.monotonic()
+        if work is not self._stays_with:
+            self._stays_with, self._since_s = work, started_s
+        self._score(work, list(places))
+        now_s = time.monotonic()
+        work.pace(now_s - started_s)
+        if now_s - self._since_s > TURN_S:
+            self._stays_with = None
 
-    def pids(self) -> list[int]:
-        with self._lock:
-            return [cage.pid for cage in self._cages.values()]
-
-    def _score(self, turn: Turn) -> None:
-        work = turn.work
-        places = list(turn.places)
+    def _score(self, work: Work, places: list[int]) -> None:
         unsettled: list[tuple[int, Unscorable]] = []
         while places:
-            if work.future.cancelled():
+            if work.future.done():
                 return
             refusal = work.refusal or self._prepare(work)
             if refusal is not None:
@@ -181,14 +127,14 @@ class Lane(Thread):
                 for place in places:
                     work.deliver(place, refusal)
                 break
-            for result in self._results(work, work.components, [work.items[place] for place in places]):
+            for result in self._results(work, work.components, [work.asks[place] for place in places]):
                 place = places.pop(0)
                 if isinstance(result, Unscorable) and work.settles:
                     unsettled.append((place, result))
                 else:
                     work.deliver(place, result)
         for place, result in unsettled:
-            work.deliver(place, self._settled(work, work.items[place], result))
+            work.deliver(place, self._settled(work, work.asks[place], result))
 
     def _results(
         self, work: Work, components: tuple[RewardComponent, ...], items: Sequence[RewardItem]
@@ -235,7 +181,7 @@ class Lane(Thread):
             cage = self._cage(key)
             built_in = rubric.without_plugins(work.components)
             refusal = cage.warm_up(built_in, keys=rubric.warm_up_keys(built_in))
-            self._on_start(cage.missing or ())
+            self._of_pool.say_what_is_missing(cage.missing or ())
             if refusal is not None or self._may_go_on(work):
                 return refusal
             cage.fresh_scorer()
@@ -266,23 +212,14 @@ class Lane(Thread):
         if cage is not None and not cage.is_alive:
             self._end(key)
         if not self._stopped:
-            self._on_restart()
+            self._of_pool.on_restart()
         return Unscorable(reason=reason, detail=str(error), component=component)
 
     def _cage(self, key: str) -> ScorerCage:
         while len(self._cages) >= MAX_CAGES and key not in self._cages:
             self._end(next(iter(self._cages)))
-        with self._lock:
-            if self._stopped:
-                raise ChildDied("the scorer pool was closed")
-            if key not in self._cages:
-                self._cages[key] = self._new_cage()
-            self._cages.move_to_end(key)
-            return self._cages[key]
+        return super()._cage(key)
 
     def _end(self, key: str) -> None:
-        with self._lock:
-            cage = self._cages.pop(key, None)
-            self._scorers.pop(key, None)
-            if cage is not None:
-                cage.end()
+        self._scorers.pop(key, None)
+        super()._end(key)

@@ -30,7 +30,7 @@ from contracts.rewards import FormatReward, RewardComponent, RewardItem, RewardR
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
 from reward_service.scorers import rubric
-from reward_service.scoring.lane import Lane, Results, Turn, Work
+from reward_service.scoring.lane import Lane, Results, Work
 from reward_service.scoring.scorer_cage import ScorerCage
 
 DEFAULTS = StackSettings()
@@ -62,8 +62,7 @@ class ScorerPool:
         """
         self.num_lanes = num_lanes or usable_cores()
         self._warm_up_timeout_s = warm_up_timeout_s
-        self.cages = Cages("rewards", memory_mb=memory_mb, network=network, hidden=hidden)
-        self._on_restart = on_restart
+        self.cages = Cages("rewards", memory_mb=memory_mb, network=network, hidden=hidden, on_restart=on_restart)
         self._changed = Condition()
         self._turns: deque[Work] = deque()
         self._lanes: list[Lane] = []
@@ -89,7 +88,7 @@ class ScorerPool:
             if not self._lanes:
                 self._start_lanes()
             owner = job_id or f"request {next(self._numbers)}"
-            work = Work(components=components, items=items, item_timeout_s=item_timeout_s, owner=owner, settles=settles)
+            work = Work(components=components, asks=items, item_timeout_s=item_timeout_s, owner=owner, settles=settles)
             self._turns.append(work)
             self._changed.notify(len(items))
         return work.future
@@ -116,14 +115,10 @@ class ScorerPool:
             self._turns.clear()
             self._changed.notify_all()
         for work in unfinished:
-            work.fail(Unavailable("the scorer pool was closed"))
-        for lane in self._lanes:
-            lane.stop()
-        for lane in self._lanes:
-            lane.join()
-        self.cages.remove_folder()
+            work.fail(Unavailable(self.cages.was_closed))
+        self.cages.end(self._lanes)
 
-    def next_turn(self, stays_with: Work | None) -> Turn | None:
+    def next_turn(self, stays_with: Work | None) -> tuple[Work, Sequence[int]] | None:
         """Items of the request to stay with, else of the one that waits longest; None when closed. Called by lanes."""
         with self._changed:
             while not self._closed:
@@ -132,25 +127,24 @@ class ScorerPool:
                     stays_with = None
                     continue
                 work = stays_with if stays_with in self._turns and stays_with is not None else self._turns[0]
-                if work.future.cancelled():
+                if work.future.done():
                     self._turns.remove(work)
                     continue
-                turn = work.take(work.num_waiting // (2 * self.num_lanes))
+                places = work.take(work.num_waiting // (2 * self.num_lanes))
                 if work is not stays_with or not work.num_waiting:
                     self._turns.remove(work)
                     if work.num_waiting:
                         self._turns.append(work)
-                return turn
+                return work, places
         return None
 
     def _start_lanes(self) -> None:
         for number in range(self.num_lanes):
             lane = Lane(
                 name=f"scorer-lane-{number + 1}",
-                next_turn=self.next_turn,
+                cages=self.cages,
                 new_cage=self._new_cage,
-                on_start=self.cages.say_what_is_missing,
-                on_restart=self._on_restart,
+                next_turn=self.next_turn,
             )
             self._lanes.append(lane)
             lane.start()

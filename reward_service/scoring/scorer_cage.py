@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from contracts.encoding.wire import decode, encode
-from contracts.errors import ContractViolation
 from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, breakdown_names, stated_scores
 from onbeat.cage.cage import CageRules
-from onbeat.cage.caged_process import CagedProcess, ChildDied, ChildLate
-from onbeat.cage.frames import Gone, Late
+from onbeat.cage.caged_process import CagedProcess, ChildDied
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_process import ScorerAnswer, ScorerTask, WarmedUp, WarmUp
 
@@ -80,23 +78,13 @@ class ScorerCage(CagedProcess):
 
     def _send(self, task: ScorerTask, deadline_s: float, *, doing: str) -> None:
         assert self.child is not None
-        try:
+        with self.heard(doing):
             self.child.send(encode(task), deadline_s=deadline_s)
-        except Late as error:
-            raise ChildLate(f"{doing}; its process was killed") from error
-        except Gone as error:
-            raise self.child_death() from error
 
     def _receive(self, deadline_s: float, *, doing: str) -> Scored | Unscorable | None:
         assert self.child is not None
-        try:
+        with self.heard(doing):
             return decode(self.child.receive(deadline_s=deadline_s), ScorerAnswer).result
-        except Late as error:
-            raise ChildLate(f"{doing}; its process was killed") from error
-        except Gone as error:
-            raise self.child_death() from error
-        except ContractViolation as error:
-            raise ChildDied(f"the scorer's process sent what is no answer: {error}") from error
 
 
 def _is_plausible(result: Scored | Unscorable, components: tuple[RewardComponent, ...]) -> bool:

@@ -6,6 +6,7 @@ import time
 
 from contracts.environments.messages import Message
 from contracts.environments.service import Step, Task
+from reward_service.cages import Cages
 from reward_service.playing.lane import Lane
 from reward_service.playing.play_cage import PlayCage
 from reward_service.playing.sessions import Advance, End, Session
@@ -20,9 +21,8 @@ def no_cage() -> PlayCage:
 def lane_without_thread(forgotten: list[Session]) -> Lane:
     return Lane(
         name="lane",
+        cages=Cages("environments", memory_mb=64, network=False, hidden=(), on_restart=lambda: None),
         new_cage=no_cage,
-        on_missing=lambda missing: None,
-        on_restart=lambda: None,
         on_result=lambda result: None,
         forget=forgotten.append,
         has_room=lambda: True,
@@ -57,4 +57,4 @@ def test_idle_sessions_end_however_many_calls_wait_and_one_that_is_asked_for_is_
 def test_a_caller_of_facts_that_is_gone_costs_the_lane_nothing() -> None:
     lane = lane_without_thread([])
     assert lane.facts().cancel()
-    lane._answer(lane._calls[0])
+    lane._answer(lane._calls[0], ())

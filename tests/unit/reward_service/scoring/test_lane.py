@@ -17,7 +17,7 @@ from reward_service.scoring.pool import ScorerPool
 
 
 def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(lane: Lane, turn: object) -> None:
+    def fails(lane: Lane, work: object, places: object) -> None:
         raise StopIteration
 
     monkeypatch.setattr(Lane, "_score", fails)
