@@ -76,6 +76,7 @@ class CagedProcess:
                 start_new_session=True,
             )
         self.noun = noun
+        self.importing = f"importing {noun} took more than {start_timeout_s:g} s"
         self._on_empty = on_empty
         self._orders = Frames(ours, max_bytes=MAX_REPORT_BYTES)
         self._start_timeout_s = start_timeout_s
@@ -92,10 +93,14 @@ class CagedProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def prepare(self, payload: bytes, *, deadline_s: float, doing: str) -> bytes:
-        """Has the nursery do its slow imports; doing: what took too long, in a message."""
+    def start_ends_s(self) -> float:
+        """The deadline of a start, or of imports, that begin now."""
+        return time.monotonic() + self._start_timeout_s
+
+    def prepare(self, payload: bytes, *, deadline_s: float) -> bytes:
+        """Has the nursery do its slow imports."""
         self.wait_for_start()
-        return self._order(Order(what="prepare", payload=payload), deadline_s, doing).payload
+        return self._order(Order(what="prepare", payload=payload), deadline_s, self.importing).payload
 
     def fresh_child(self, *, max_bytes: int) -> Frames:
         """Ends the child, if there is one, and has the next forked; returns the socket to it. Raises ChildDied.
@@ -115,10 +120,10 @@ class CagedProcess:
         return self.child
 
     @contextlib.contextmanager
-    def heard(self, doing: str) -> Iterator[None]:
-        """Says of what is sent to the child, and received and decoded, why it fails. Raises ChildLate, ChildDied.
+    def heard(self, doing: str, *, death: Callable[[], ChildDied] | None = None) -> Iterator[None]:
+        """Says why it fails that something is sent to the child, or received and decoded. Raises ChildLate, ChildDied.
 
-        doing: what took too long, in a message.
+        doing: what took too long, in a message. death: who says what the other side died of; None asks for the child's.
         """
         try:
             yield
@@ -127,7 +132,7 @@ class CagedProcess:
         except (Gone, ContractViolation) as error:
             if error.args:
                 raise ChildDied(f"{self.noun}'s process sent what is no answer: {error}") from error
-            raise self.child_death() from error
+            raise (death or self.child_death)() from error
 
     def end_child(self) -> int | None:
         """Kills the child with all that it started, and waits for it; its exit code, None if unknown."""
@@ -174,8 +179,8 @@ class CagedProcess:
     def wait_for_start(self) -> None:
         """Raises ChildLate, ChildDied."""
         if self.missing is None:
-            deadline_s = time.monotonic() + self._start_timeout_s
-            self.missing = self._report(deadline_s, f"its start took more than {self._start_timeout_s:g} s").missing
+            doing = f"its start took more than {self._start_timeout_s:g} s"
+            self.missing = self._report(self.start_ends_s(), doing).missing
 
     def _close_child(self) -> None:
         if self.child is not None:
@@ -183,21 +188,13 @@ class CagedProcess:
             self.child = None
 
     def _order(self, order: Order, deadline_s: float, doing: str) -> Report:
-        try:
+        with self.heard(doing, death=self.death):
             self._orders.send(encode(order), deadline_s=deadline_s)
-        except Gone as error:
-            raise self.death() from error
-        except Late as error:
-            raise ChildLate(f"{self.noun}'s process doesn't read; it was killed") from error
         return self._report(deadline_s, doing)
 
     def _report(self, deadline_s: float, doing: str) -> Report:
-        try:
+        with self.heard(doing, death=self.death):
             return decode(self._orders.receive(deadline_s=deadline_s), Report)
-        except Late as error:
-            raise ChildLate(f"{doing}; its process was killed") from error
-        except Gone as error:
-            raise self.death() from error
 
     def _of_what(self, code: int) -> str:
         if code < 0:

@@ -62,14 +62,13 @@ class PlayCage(CagedProcess):
     def start_child(self) -> Loaded:
         """Has a child that has loaded the environment, in place of the one before. Raises ChildLate, ChildDied."""
         self._drop_child()
-        deadline_s = time.monotonic() + self._start_timeout_s
-        doing = f"importing the environment took more than {self._start_timeout_s:g} s"
+        deadline_s = self.start_ends_s()
         if not self._is_warm:
-            self.prepare(encode(self._load.environment), deadline_s=deadline_s, doing=doing)
+            self.prepare(encode(self._load.environment), deadline_s=deadline_s)
             self._is_warm = True
         child = self.fresh_child(max_bytes=self._load.reply_bytes + 4 * FLUSH_BYTES)
         self._place, page = Place.made_with_handle()
-        with self.heard(doing):
+        with self.heard(self.importing):
             with page:
                 child.send_handle(encode(self._load), page.fileno())
             loaded = decode(child.receive(deadline_s=deadline_s), Loaded)

@@ -152,7 +152,7 @@ class ScorerPool:
 
     def _new_cage(self) -> ScorerCage:
         rules, on_empty = self.cages.one_more()
-        return ScorerCage(rules, warm_up_timeout_s=self._warm_up_timeout_s, on_empty=on_empty)
+        return ScorerCage(rules, start_timeout_s=self._warm_up_timeout_s, on_empty=on_empty)
 
 
 async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:

@@ -20,7 +20,7 @@ class ScorerCage(CagedProcess):
     """Its child is a scorer process. After ChildLate or ChildDied only `end` may follow, or `fresh_scorer`."""
 
     def __init__(
-        self, rules: CageRules, *, warm_up_timeout_s: float, on_empty: Callable[[], None] = lambda: None
+        self, rules: CageRules, *, start_timeout_s: float, on_empty: Callable[[], None] = lambda: None
     ) -> None:
         """Returns as soon as the process exists; the first warm-up waits for its start.
 
@@ -30,10 +30,9 @@ class ScorerCage(CagedProcess):
             rules,
             module="reward_service.scoring.scorer_process",
             noun="the scorer",
-            start_timeout_s=warm_up_timeout_s,
+            start_timeout_s=start_timeout_s,
             on_empty=on_empty,
         )
-        self._warm_up_timeout_s = warm_up_timeout_s
         self._warm: frozenset[str] = frozenset()
 
     def warm_up(self, components: tuple[RewardComponent, ...], *, keys: frozenset[str]) -> Unscorable | None:
@@ -41,9 +40,7 @@ class ScorerCage(CagedProcess):
         self.wait_for_start()
         if keys <= self._warm:
             return None
-        deadline_s = time.monotonic() + self._warm_up_timeout_s
-        doing = _importing(self._warm_up_timeout_s)
-        report = self.prepare(encode(WarmUp(components=components)), deadline_s=deadline_s, doing=doing)
+        report = self.prepare(encode(WarmUp(components=components)), deadline_s=self.start_ends_s())
         refusal = decode(report, WarmedUp).refusal
         if refusal is None:
             self._warm |= keys
@@ -55,9 +52,9 @@ class ScorerCage(CagedProcess):
 
     def warm_up_scorer(self, components: tuple[RewardComponent, ...]) -> Unscorable | None:
         """As `warm_up`, in the scorer process itself: for foreign code, which may start threads."""
-        deadline_s = time.monotonic() + self._warm_up_timeout_s
-        self._send(ScorerTask(components=components, items=()), deadline_s, doing=_importing(self._warm_up_timeout_s))
-        answer = self._receive(deadline_s, doing=_importing(self._warm_up_timeout_s))
+        deadline_s = self.start_ends_s()
+        self._send(ScorerTask(components=components, items=()), deadline_s, doing=self.importing)
+        answer = self._receive(deadline_s, doing=self.importing)
         return answer if isinstance(answer, Unscorable) else None
 
     def score(
@@ -97,7 +94,3 @@ def _is_plausible(result: Scored | Unscorable, components: tuple[RewardComponent
         and all(map(rubric.is_score, (result.reward, *result.breakdown.values())))
         and result.unscorable.keys() <= stated_scores(components).keys()
     )
-
-
-def _importing(timeout_s: float) -> str:
-    return f"importing the scorer took more than {timeout_s:g} s"
