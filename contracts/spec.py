@@ -30,7 +30,7 @@ from contracts.spec_tables.stages import (
 )
 from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem
 from contracts.stated_scores import all_stated_scores, names_problem
-from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
+from contracts.weights import FileWeights, WeightsSpec, has_deltas
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 """What `trackers` may name: entry points of group `onbeat.trackers` (consumer/trackers.py)."""
@@ -167,10 +167,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         self._check_sharding()
         lora = self.trainer.lora
-        if lora is not None and lora.publish == "adapter" and isinstance(self.weights, DeltaWeights):
+        if lora is not None and lora.publish == "adapter" and has_deltas(self.weights):
             raise ValueError(
-                'trainer.lora.publish = "adapter" leaves weights.transport = "delta" nothing to save, since every '
-                'element of an adapter changes in a step; use "file" or "redis"'
+                'trainer.lora.publish = "adapter" leaves deltas nothing to save, since every element of an adapter '
+                'changes in a step; set weights.transport = "file" or "redis", or weights.snapshot_every_versions = 1'
             )
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")

@@ -56,7 +56,7 @@ class WeightManifest(Record, frozen=True, kw_only=True):
     dtype: str
     """torch name of the published dtype, e.g. "float32"."""
     transport: WeightTransport = "file"
-    """Where the files are: in folders, or in chunks in Redis. A folder of a delta may hold a whole version instead."""
+    """Where the files are. In the place of a delta there may be a whole version instead."""
     directory: RelativePath
     """Below the weight root, which every process mounts at its own place; also the version's name."""
     files: tuple[WeightFile, ...]
@@ -74,7 +74,7 @@ class WeightManifest(Record, frozen=True, kw_only=True):
                 raise ContractViolation("must stay inside the weight root", field="directory")
             if not all(is_below(file.name) and "/" not in file.name for file in step.files):
                 raise ContractViolation("must be names of files", field="files")
-        if self.base and self.transport != "delta":
+        if self.base and not self.transport_kind.takes_deltas:
             raise ContractViolation("only a delta stands on other versions", field="base")
         if self.base and self.adapter:
             raise ContractViolation("adapters do not travel as deltas", field="adapter")

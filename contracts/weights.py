@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, ClassVar, TypeGuard, get_args
 
 from msgspec import Meta
 
@@ -17,6 +17,8 @@ class Transport(Record, tag_field="transport", frozen=True, kw_only=True):
     account there reads them."""
     fills_redis: ClassVar[bool] = False
     """Whether versions take Redis' memory: then none is kept when its iteration is over."""
+    takes_deltas: ClassVar[bool] = False
+    """Whether a manifest of it may stand on other versions."""
 
 
 class FileWeights(Transport, tag="file", frozen=True, kw_only=True):
@@ -29,6 +31,7 @@ class DeltaWeights(Transport, tag="delta", frozen=True, kw_only=True):
     It pays where few values change and bytes are dear: bfloat16 weights at RL's learning rates, over a network.
     """
 
+    takes_deltas: ClassVar[bool] = True
     snapshot_every_versions: Annotated[int, Meta(ge=2, le=1000)] = 10
     """A whole version is written this often; a generator that joins reads it and the deltas since."""
 
@@ -42,10 +45,19 @@ class RedisWeights(Transport, tag="redis", frozen=True, kw_only=True):
 
 
 class ObjectWeights(Transport, tag="object", frozen=True, kw_only=True):
-    """Whole versions in an object store (ONBEAT_OBJECTS), for hosts that share no folder."""
+    """Versions in an object store (ONBEAT_OBJECTS), for hosts that share no folder."""
 
     elsewhere: ClassVar[str] = "the object store"
+    takes_deltas: ClassVar[bool] = True
+    snapshot_every_versions: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """A whole version is written this often, and between them what changed since the version before, as with "delta";
+    1: whole versions alone."""
 
 
 WeightsSpec = FileWeights | DeltaWeights | RedisWeights | ObjectWeights
 TRANSPORTS: dict[str, type[Transport]] = {str(kind.__struct_config__.tag): kind for kind in get_args(WeightsSpec)}
+
+
+def has_deltas(weights: WeightsSpec) -> TypeGuard[DeltaWeights | ObjectWeights]:
+    """Whether versions of the job travel as deltas on the ones before."""
+    return isinstance(weights, DeltaWeights | ObjectWeights) and weights.snapshot_every_versions > 1

@@ -62,7 +62,7 @@ class VersionFiles(Protocol):
 
 
 class CopiedFiles:
-    """The VersionFiles of a store that maps no file and has whole versions alone."""
+    """The VersionFiles of a store that maps no file."""
 
     announces_early = False
 

@@ -19,7 +19,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightShard
-from contracts.weights import DeltaWeights
+from contracts.weights import has_deltas
 from onbeat.process.entry_points import all_of
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
@@ -105,7 +105,7 @@ def make_publisher(
     needs = StoreNeeds(spec=spec, folder=folder, chunks=chunks, pause=pause, settings=settings)
     store = STORES[str(spec.weights.__struct_config__.tag)].trainer(needs)
     publisher: WeightPublisher = WholePublisher(store, announce=announce)
-    if isinstance(spec.weights, DeltaWeights):
+    if has_deltas(spec.weights):
         publisher = DeltaPublisher(spec.weights, store, announce=announce)
     return publisher if adapters is None else AdapterPublisher(publisher, adapters, store.bases)
 

@@ -225,6 +225,9 @@ class VllmEngine(BatchingEngine):
         if manifest.adapter and files.bases is files:
             problem = f"vLLM's engine core reads no base of adapters from {manifest.transport_kind.elsewhere}"
             raise InvalidInput(problem, field="trainer.lora.publish", cure='use "merged"')
+        if manifest.base:
+            problem = f"vLLM's engine core follows no deltas in {manifest.transport_kind.elsewhere}"
+            raise InvalidInput(problem, field="weights.snapshot_every_versions", cure="set it to 1")
         return {file.name: files.content(file, most_bytes=file.num_bytes) for file in version_files(manifest)}
 
     def _not_done(self, problem: str) -> EngineUnavailable:

@@ -1,10 +1,11 @@
 """Policy versions in the object store: `weights.transport = "object"`, for processes that share no folder.
 
-    shard ─ whole ─▶ put ─▶ {prefix}/{job}/weights/{digest} ─▶ announced, then read ahead by generators
-    manifest ─▶ names each file with its digest in it      {prefix}/{job}/versions/v000003.{digest of the list}
+    shard, delta ─ whole ─▶ put ─▶ {prefix}/{job}/weights/{digest} ─▶ announced, then read ahead by generators
+    manifest ─▶ names each file with its digest in it    {prefix}/{job}/versions/v000003.{digest of the list}[.whole]
 
 A manifest is in Redis, under the trainer's epoch: an object that no manifest names counts for nothing. The lists tell a
-trainer which objects go with a version, also with those of the trainer before.
+trainer which objects go with a version, also with those of the trainer before; and a generator, where a version is
+whole of which it was promised a delta.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from contracts.encoding.digests import content_digest
@@ -22,11 +24,12 @@ from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, Unavailable, WeightsRejected
 from contracts.run_folder import VERSION, number_of
 from contracts.settings import StackSettings
-from contracts.versions import WeightFile, WeightTransport
+from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.layout import PlannedVersion
-from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore
+from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore, version_files
 from onbeat.weights.transports import ChunksOf, Store, StoreNeeds
 from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
+from onbeat_extras.objects.bucket import Bucket
 
 ABANDONED_S = 3600.0
 """Age at which an object that no list names was left by a trainer that was killed."""
@@ -34,6 +37,9 @@ RECEIVER_S = 60.0
 """Longest that a generator waits for the store before it says so, and asks again; some minutes in all."""
 LAST_S = 30.0
 """Longest that the end of a job waits for its versions to be deleted."""
+WHOLE = ".whole"
+"""The end of the name of a whole version's list."""
+TENSORS = ".safetensors"
 NAME = re.compile(r"(?P<stem>.+)\.(?P<digest>[0-9a-f]{64})\.(?P<kind>[a-z]+)")
 
 log = logging.getLogger(__name__)
@@ -94,7 +100,7 @@ class ObjectVersion:
 
     def put_in_place(self) -> tuple[WeightFile, ...]:
         files = tuple(self._files[name] for name in sorted(self._files))
-        self._store.note(self._directory, [digest_in(file.name) for file in files])
+        self._store.note(self._directory, files)
         return files
 
     def discard(self) -> None:
@@ -132,12 +138,13 @@ class ObjectVersions:
         self._sent.add(digest)
         return digest
 
-    def note(self, directory: str, digests: list[str]) -> None:
-        """Lists the objects of a version, which is whole now."""
-        text = encode_json(digests)
-        key = f"{self._folder}/{directory.rpartition('/')[2]}.{content_digest(text)}"
+    def note(self, directory: str, files: tuple[WeightFile, ...]) -> None:
+        """Lists the files of a version, all of which are there now."""
+        text = encode_json(files)
+        kind = WHOLE if all(file.name.endswith(TENSORS) for file in files) else ""
+        key = f"{_lists_of(directory)}.{content_digest(text)}{kind}"
         self._blobs.bucket.put(key, text)
-        self._known()[key] = digests
+        self._known()[key] = _digests(files)
         self._own.add(directory)
         self._sent.clear()
 
@@ -176,20 +183,12 @@ class ObjectVersions:
 
     def _known(self) -> dict[str, list[str]]:
         if self._lists is None:
-            self._lists = {one.key: self._read(one.key) for one in self._blobs.bucket.objects(self._folder)}
+            bucket = self._blobs.bucket
+            self._lists = {one.key: _digests(files_in(bucket, one.key)) for one in bucket.objects(self._folder)}
         return self._lists
 
     def _listed(self) -> set[str]:
         return {digest for digests in self._known().values() for digest in digests}
-
-    def _read(self, key: str) -> list[str]:
-        text = bytearray()
-        self._blobs.bucket.stream(key, text.extend, most_bytes=2**24)
-        try:
-            return decode_json(bytes(text), list[str])
-        except InvalidInput as error:
-            log.warning("%s can't be read: %s", key, error)
-            return []
 
     def _remove(self, goes: Callable[[int, str], bool]) -> None:
         """goes: takes a version's number and its name. The base of adapters has no number, and stays."""
@@ -212,6 +211,16 @@ class ObjectFiles(CopiedFiles):
         super().__init__("the object store", self._bytes_of, bases=self)
         self._blobs_of = lru_cache(maxsize=8)(lambda job_id: _reader(settings, job_id))
 
+    def whole(self, step: WeightStep) -> list[VersionFile]:
+        """The files of the list that was written last: the version's digest says whether they are it."""
+        blobs, lists = self._blobs_of(step.directory.partition("/")[0]), _lists_of(step.directory)
+        there = blobs.bucket.objects(lists.rpartition("/")[0])
+        wholes = [one for one in there if one.key.startswith(f"{lists}.") and one.key.endswith(WHOLE)]
+        if not wholes:
+            return []
+        newest = max(wholes, key=lambda one: one.written_at)
+        return version_files(replace(step, files=files_in(blobs.bucket, newest.key)))
+
     def _bytes_of(self, file: VersionFile) -> bytes:
         version = f"version {file.policy_version}"
         try:
@@ -222,6 +231,29 @@ class ObjectFiles(CopiedFiles):
             raise WeightsRejected(f"{file.name} of {version} isn't in the object store: {error}") from error
         except NotFound as error:
             raise WeightsRejected(f"{version} is not in the object store: {error}") from error
+
+
+def files_in(bucket: Bucket, key: str) -> tuple[WeightFile, ...]:
+    """The files of a list; none of one that is gone, or can't be read."""
+    text = bytearray()
+    try:
+        bucket.stream(key, text.extend, most_bytes=2**24)
+        files = decode_json(bytes(text), tuple[WeightFile, ...])
+        _digests(files)  # names of another kind would be keys
+        return files
+    except (NotFound, InvalidInput, ContractViolation) as error:
+        log.warning("%s can't be read: %s", key, error)
+        return ()
+
+
+def _lists_of(directory: str) -> str:
+    """What the keys of a version's lists begin with."""
+    job_id, _, rest = directory.partition("/")
+    return f"{job_id}/versions/{rest.rpartition('/')[2]}"
+
+
+def _digests(files: tuple[WeightFile, ...]) -> list[str]:
+    return [digest_in(file.name) for file in files]
 
 
 def digest_in(name: str) -> str:

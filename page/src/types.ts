@@ -491,6 +491,7 @@ export interface NumericReward {
 
 export interface ObjectWeights {
   transport: ("object");
+  snapshot_every_versions: number;
 }
 
 export interface OptimizerSpec {

@@ -1,4 +1,4 @@
-"""Deltas on the version before, in folders, and whole versions between them.
+"""Deltas on the version before, in folders or an object store, and whole versions between them.
 
     v000010/weights-00001-of-00001.safetensors ◀─ v000011/delta-00001-of-00001.msgpack ◀─ v000012/… ◀─ manifest of 12
 
@@ -9,14 +9,15 @@ delta files, each with some of the tensors, which are announced as they are writ
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from contracts.encoding.wire import encode
-from contracts.versions import TensorDelta, WeightDelta, WeightManifest, WeightStep
-from contracts.weights import DeltaWeights
+from contracts.versions import TensorDelta, WeightDelta, WeightManifest, WeightStep, WeightTransport
+from contracts.weights import DeltaWeights, ObjectWeights
 from onbeat.process.crash_points import reach
 from onbeat.weights.delta.codec import DELTA_NAME, DELTA_SHARD_BYTES, MAX_ELEMENTS, advance
 from onbeat.weights.hashing import bytes_of
@@ -37,7 +38,12 @@ class DeltaPublisher(WholePublisher):
     """
 
     def __init__(
-        self, spec: DeltaWeights, store: VersionStore, *, announce: Announce, delta_shard_bytes: int = DELTA_SHARD_BYTES
+        self,
+        spec: DeltaWeights | ObjectWeights,
+        store: VersionStore,
+        *,
+        announce: Announce,
+        delta_shard_bytes: int = DELTA_SHARD_BYTES,
     ) -> None:
         """store, announce: as for a WholePublisher. delta_shard_bytes: of the tensors that one delta file is about."""
         super().__init__(store, announce=announce)
@@ -77,6 +83,7 @@ class DeltaPublisher(WholePublisher):
             writer,
             base=base,
             chain=self._chain,
+            transport=cast(WeightTransport, self._spec.__struct_config__.tag),
             shard_bytes=self._delta_shard_bytes,
             announce=self._announce,
             published=published,
@@ -123,14 +130,16 @@ class DeltaSink(WholeSink):
         *,
         base: DeltaBase,
         chain: tuple[WeightStep, ...],
+        transport: WeightTransport,
         shard_bytes: int,
         announce: Announce,
         published: Published,
     ) -> None:
-        """chain: leads up to the version that `base` holds."""
+        """chain: leads up to the version that `base` holds. transport: of the manifest of a delta."""
         super().__init__(plan, writer, announce=announce)
         self._base = base
         self._chain = chain
+        self._transport: WeightTransport = transport
         self._published = published
         self._shards = [set(shard) for shard in split_into_shards(plan.layout, shard_bytes=shard_bytes)]
         """Names that are missing, for each file."""
@@ -150,7 +159,7 @@ class DeltaSink(WholeSink):
     def close(self, weights_digest: str) -> WeightManifest:
         if self._num_bytes < total_bytes(self._plan.layout):
             files = self._writer.put_in_place()
-            manifest = self._plan.manifest(weights_digest, transport="delta", files=files, base=self._chain)
+            manifest = self._plan.manifest(weights_digest, transport=self._transport, files=files, base=self._chain)
         else:
             self._writer.discard()
             # The base holds the version by now.

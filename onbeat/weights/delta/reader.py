@@ -65,21 +65,18 @@ def _go_on(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors,
 
 
 def _follow(files: VersionFiles, manifest: WeightManifest, engine: EngineTensors, held: Identity | None) -> None:
-    """Starts at the newest step that is at hand, in memory or whole in its folder, and applies the deltas since."""
+    """Starts at the step that is in memory, else at the newest that the store has whole; applies the deltas since."""
     steps = manifest.steps
-    at = len(steps) - 1
-    while not _starts_at(files, steps[at], engine, held, whole_is_listed=at == 0):
+    in_memory = [number for number, step in enumerate(steps) if identity(step) == held]
+    at = in_memory[-1] if in_memory else len(steps) - 1
+    while not in_memory and not _read_whole(files, steps[at], engine, whole_is_listed=at == 0):
         at -= 1
     for before, step in pairwise(steps[at:]):
         _apply_step(files, before, step, engine)
 
 
-def _starts_at(
-    files: VersionFiles, step: WeightStep, engine: EngineTensors, held: Identity | None, *, whole_is_listed: bool
-) -> bool:
-    """Whether the tensors hold the step now: they did already, or it was read whole."""
-    if identity(step) == held:
-        return True
+def _read_whole(files: VersionFiles, step: WeightStep, engine: EngineTensors, *, whole_is_listed: bool) -> bool:
+    """Whether the tensors hold the step now."""
     # Where a delta was, a whole version may have taken its place, which no manifest lists.
     whole = version_files(step) if whole_is_listed else files.whole(step)
     if whole:

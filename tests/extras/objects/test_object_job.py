@@ -18,6 +18,7 @@ from tests.extras.objects.s3_server import BUCKET, S3Server, environment
 from tests.pipeline import Pipeline, wait_for_exit
 
 ITERATIONS = 3
+DELTAS = ObjectWeights(snapshot_every_versions=3)
 
 
 class ApartPipeline(Pipeline):
@@ -59,7 +60,7 @@ def assert_nothing_is_left(pipeline: ApartPipeline, job_id: str) -> None:
 def test_a_killed_generator_and_a_killed_trainer_leave_the_weights_of_the_undisturbed_run(
     pipeline: ApartPipeline, tmp_path: Path
 ) -> None:
-    spec = short_job(iterations=ITERATIONS, weights=ObjectWeights())
+    spec = short_job(iterations=ITERATIONS, model__dtype="bfloat16", weights=DELTAS)
     pipeline.start_apart("producer-killed", crash_at="producer.loading_weights:2")
     job_id, _ = pipeline.jobs.create(spec)
     trainer = pipeline.start(f"consumer-{job_id}", job_id, crash_at=f"consumer.writing_weights:{ITERATIONS}")
@@ -75,7 +76,7 @@ def test_a_killed_generator_and_a_killed_trainer_leave_the_weights_of_the_undist
 def test_a_store_that_hangs_in_the_middle_of_a_lagging_job_is_waited_for(
     pipeline: ApartPipeline, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    spec = short_job(iterations=ITERATIONS, weights=ObjectWeights(), **LAG)
+    spec = short_job(iterations=2 * ITERATIONS, model__dtype="bfloat16", weights=DELTAS, **LAG)
     pipeline.start_generators(2)
     job_id, _ = pipeline.jobs.create(spec)
     trainer = pipeline.start(f"consumer-{job_id}", job_id)

@@ -19,6 +19,7 @@ from contracts.versions import WeightManifest, WeightShard
 from contracts.weights import ObjectWeights
 from onbeat.weights import transports
 from onbeat.weights.adapter.matrices import AdapterSource
+from onbeat.weights.delta.publisher import DeltaPublisher
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.layout import layout_of
 from onbeat.weights.publication import WeightPublisher
@@ -49,14 +50,16 @@ from tests.unit.onbeat.weights.test_weight_store import (  # noqa: F401 - the te
 )
 
 Tensors = dict[str, Tensor]
+WHOLE_ALONE = pytest.mark.parametrize("store", [1], ids=["whole"], indirect=True)
+DELTAS_ALONE = pytest.mark.parametrize("store", [4], ids=["delta"], indirect=True)
 
 
 class Store:
     """As that of tests/unit/onbeat/weights/test_weight_store.py: a trainer's and generators' processes share a folder
     of objects, and no other."""
 
-    def __init__(self, root: Path) -> None:
-        self.spec: JobSpec = job_spec(weights=ObjectWeights())
+    def __init__(self, root: Path, weights: ObjectWeights) -> None:
+        self.spec: JobSpec = job_spec(weights=weights)
         self.objects = root / "objects"
         self.settings = StackSettings(objects=f"file://{self.objects}", run_root=str(root / "runs"))
         self.announced: list[WeightShard] = []
@@ -111,9 +114,10 @@ class Store:
         return ObjectVersions._listed(self.versions_of())
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+@pytest.fixture(params=[1, 4], ids=["whole", "delta"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Receivers of each kind of version read from the same objects."""
+    return Store(tmp_path, ObjectWeights(snapshot_every_versions=request.param))
 
 
 def test_a_version_leaves_nothing_in_a_folder_and_at_the_end_nothing_in_the_store(store: Store) -> None:
@@ -144,6 +148,54 @@ def test_a_shard_is_announced_once_it_is_there_and_is_read_once(store: Store, mo
     assert reads == [digest_in(file.name) for file in manifest.files], "a shard was read twice"
 
 
+@DELTAS_ALONE
+def test_a_delta_of_a_hundredth_is_a_fraction_of_the_version_and_is_announced_by_parts(store: Store) -> None:
+    receiver = store.receiver()
+    assert isinstance(store.spec.weights, ObjectWeights)
+    publisher = DeltaPublisher(
+        store.spec.weights, store.versions_of(), announce=store.announced.append, delta_shard_bytes=10_000
+    )
+    whole, delta = (publish(publisher, version(number), policy_version=number) for number in (0, 1))
+    assert (delta.transport, delta.base) == ("object", whole.steps)
+    assert sum(file.num_bytes for file in delta.files) < 0.1 * whole.files[0].num_bytes
+    (shard,) = store.announced
+    receiver.load(whole)
+    receiver.load_ahead(shard)
+    assert receiver.load(delta) == delta.weights_digest
+    assert_equal(receiver.tensors, version(1))
+
+
+@DELTAS_ALONE
+def test_an_engine_core_is_handed_no_deltas(store: Store) -> None:
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._stores = make_stores(Path("/nowhere"), None, store.settings)
+    store.publish(0)
+    with pytest.raises(
+        InvalidInput, match=r"weights\.snapshot_every_versions: .* follows no deltas in the object store"
+    ):
+        engine._files_elsewhere(store.publish(1))
+
+
+@DELTAS_ALONE
+def test_a_whole_version_in_the_place_of_a_delta_is_the_one_that_was_written_last(store: Store) -> None:
+    first = store.publish(0)
+    manifest = store.publish(1)
+    store.damage(manifest, lambda _: None)
+    publish(store.publisher, version(1), policy_version=1, is_again=True)
+    lists = store.objects / "job" / "versions"
+    (lists / "v000001.more.whole").write_text('[{"name": "../../key", "num_bytes": 1}]')
+    with pytest.raises(WeightsRejected, match="version 1 is not in the object store"):
+        store.receiver().load(manifest)
+    # A trainer that is told so writes it again.
+    publish(store.publisher, version(1), policy_version=1, is_again=True)
+    joined = store.receiver()
+    assert joined.load(manifest) == manifest.weights_digest
+    goes_on = store.receiver()
+    goes_on.load(first)
+    assert goes_on.load(manifest) == manifest.weights_digest
+
+
+@WHOLE_ALONE
 def test_adapters_travel_with_their_base_which_stays(store: Store) -> None:
     def publisher() -> WeightPublisher:
         source = AdapterSource(scaling=SCALING, matrices=lambda: matrices(2), base=given_by(base))
@@ -179,6 +231,7 @@ def test_an_engine_core_is_handed_whole_versions_and_no_base_of_adapters(store: 
         engine._files_elsewhere(adapters)
 
 
+@WHOLE_ALONE
 def test_versions_that_share_bytes_keep_them_until_the_last_one_goes(store: Store) -> None:
     first, second = store.publish(1), store.publish(2, version(1))
     assert first.files == second.files

@@ -15,6 +15,7 @@ from contracts.spec import JobSpec
 from tests.builders import job_spec
 from tests.trajectories import ENVIRONMENT
 
+ADAPTERS: dict[str, Any] = {"trainer__lora": {"publish": "adapter"}}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp", "trainer__world_size": 2}
 KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
 FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
@@ -40,9 +41,10 @@ def refused(**fields: Any) -> str:
     ("fields", "problem"),
     [
         ({"trainer__accumulation": "float"}, 'deterministic needs trainer.accumulation = "exact"'),
+        (ADAPTERS | {"weights": {"transport": "delta"}}, "leaves deltas nothing to save"),
         (
-            {"trainer__lora": {"publish": "adapter"}, "weights": {"transport": "delta"}},
-            'weights.transport = "delta" nothing to save',
+            ADAPTERS | {"weights": {"transport": "object", "snapshot_every_versions": 2}},
+            "leaves deltas nothing to save",
         ),
         ({"rollout__sampling__temperature": 0.0}, "temperature must be above 0"),
         ({"trackers": ["wandb", "wandb"]}, "trackers names one twice"),
