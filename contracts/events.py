@@ -108,7 +108,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     trainer's model. None where it is not measured, or nothing teaches."""
     corrected_share: float = 0.0
     """Share, of the tokens that went through the trainer's model, whose weight against the generator was truncated or
-    set to 0; 0.0 without a correction."""
+    set to 0, or which were masked as off-policy; 0.0 without either."""
     grad_norm: float
     """The gradient's norm before clipping."""
     learning_rate: float
@@ -120,6 +120,9 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Largest |trainer_logprobs - generator_logprobs|; 0.0 where there are none."""
     effective_sample_share: float
     """ESS / N of the weights rho; 1.0 where there are none."""
+    effective_sequence_share: float | UnsetType = UNSET
+    """ESS / N of the completions' weights, each the product of rho over its tokens; 1.0 where there are none. Left out
+    by a trainer of one's own, which measures none."""
     lag_counts: tuple[int, ...] = ()
     """Training batches by their lag, from 0 to max_policy_lag; () in a job without one."""
     lag_mean: float = 0.0

@@ -8,6 +8,8 @@ Not part of JobSpec: earlier releases took such specs, and their jobs must still
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
@@ -42,8 +44,8 @@ def _check_clips(spec: JobSpec) -> None:
     is_one = algorithm.old_policy == "trainer" and not algorithm.moves_between_steps
     if not is_one or isinstance(algorithm.loss, PluginLoss):
         return
-    for name, value in (("clip_low", algorithm.clip_low), ("clip_high", algorithm.clip_high)):
-        if value is not None:
+    for name in ("clip_low", "clip_high", "clip_max"):
+        if getattr(algorithm, name) not in (None, UNSET):
             raise InvalidInput(
                 'it has no effect: in an iteration\'s one step with old_policy = "trainer" the ratio is exactly 1',
                 field=f"algorithm.{name}",

@@ -58,6 +58,13 @@ class Equation:
     """Weight of the reverse KL to the teacher."""
     correction: str = "none"
     of_sequence: bool = False
+    of_mean: bool = False
+    """Whether a response's weight is the geometric mean of its tokens'."""
+    c: float = math.inf
+    """The bound of dual clip."""
+    far: float = math.inf
+    """Mean log(mu / pi) above which a response of negative advantage is left out."""
+    weighs_kl: bool = False
     w_low: float = 0.0
     w_high: float = math.inf
     budget: int = 5
@@ -156,12 +163,19 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
             loss = -clipped.detach() * advantage * p[t]
         else:
             loss = -torch.min(ratio * advantage, clipped * advantage)
+            if advantage < 0:
+                loss = torch.min(loss, torch.tensor(-eq.c * advantage))
+        if advantage < 0 and statistics.fmean((mu - p).tolist()) > eq.far:
+            loss = 0.0 * loss
+        kl = eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])
+        if eq.weighs_kl:
+            loss = loss + kl * torch.exp(p[t] - old[t])
         if response.teacher_logprobs is not None:
             gap = (p[t] - response.teacher_logprobs[t]).item()
             loss = loss + eq.distil * gap * torch.exp(p[t] - old[t])
         loss = loss * weight(response, t, eq)
-        if not eq.kl_in_reward:
-            loss = loss + eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])
+        if not eq.kl_in_reward and not eq.weighs_kl:
+            loss = loss + kl
         losses.append(loss - eq.alpha * response.entropy[t])
     return losses
 
@@ -183,7 +197,8 @@ def proximal(response: Response) -> Tensor:
 
 def weight(response: Response, t: int, eq: Equation) -> float:
     gaps = (proximal(response) - response.generator_logprobs).tolist()
-    k = math.exp(sum(gaps) if eq.of_sequence else gaps[t])
+    of_response = statistics.fmean(gaps) if eq.of_mean else sum(gaps)
+    k = math.exp(of_response if eq.of_sequence or eq.of_mean else gaps[t])
     match eq.correction:
         case "tis":
             return min(k, eq.w_high)

@@ -36,6 +36,8 @@ class Mismatch:
     """Largest |trainer_logprobs - generator_logprobs|."""
     rho_sum: float = 0.0
     rho_square_sum: float = 0.0
+    log_weights: tuple[float, ...] = ()
+    """The logarithm of each response's weight: the sum of log(rho) over its tokens."""
 
     @property
     def k3(self) -> float:
@@ -47,6 +49,15 @@ class Mismatch:
         """Kish's: the share of the tokens that would tell as much if all weighed the same; 1.0 of none."""
         return self.rho_sum**2 / (self.num_tokens * self.rho_square_sum) if self.num_tokens else 1.0
 
+    @property
+    def effective_sequence_share(self) -> float:
+        """The same of the responses, whose weights are products; 1.0 of none."""
+        # The share doesn't change with the scale: the largest weight is made 1, so that none overflows.
+        largest = max(self.log_weights, default=0.0)
+        weights = [math.exp(one - largest) for one in self.log_weights]
+        squares = math.fsum(weight * weight for weight in weights)
+        return math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 1.0
+
 
 def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
     """The mismatch over the tokens of all, in any order."""
@@ -57,6 +68,7 @@ def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
         largest=max((one.largest for one in each), default=0.0),
         rho_sum=math.fsum(one.rho_sum for one in each),
         rho_square_sum=math.fsum(one.rho_square_sum for one in each),
+        log_weights=tuple(weight for one in each for weight in one.log_weights),
     )
 
 
@@ -161,6 +173,7 @@ class IterationNumbers(SampledNumbers):
     mismatch_k3: float = number(lambda its: its.gap.k3)
     mismatch_max: float = number(lambda its: its.gap.largest)
     effective_sample_share: float = number(lambda its: its.gap.effective_sample_share)
+    effective_sequence_share: float = number(lambda its: its.gap.effective_sequence_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +190,8 @@ class Update:
 
 def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_mask: Tensor) -> Mismatch:
     """Measures the masked tokens of [R, T] log-probs, in float64. Raises ContractViolation where they aren't finite."""
-    log_ratio = (trainer_logprobs.detach().double() - generator_logprobs.double())[loss_mask]
+    gaps = (trainer_logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
+    log_ratio = gaps[loss_mask]
     ratio = log_ratio.exp()
     k3_sum, rho_sum, rho_square_sum, largest = torch.stack(
         ((ratio - log_ratio - 1.0).sum(), ratio.sum(), ratio.square().sum(), log_ratio.abs().max())
@@ -185,7 +199,12 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
     if not math.isfinite(rho_square_sum) and not bool(generator_logprobs.isfinite().all()):
         raise ContractViolation("log-probs must be finite", field="generator_logprobs")
     return Mismatch(
-        num_tokens=log_ratio.numel(), k3_sum=k3_sum, largest=largest, rho_sum=rho_sum, rho_square_sum=rho_square_sum
+        num_tokens=log_ratio.numel(),
+        k3_sum=k3_sum,
+        largest=largest,
+        rho_sum=rho_sum,
+        rho_square_sum=rho_square_sum,
+        log_weights=tuple(gaps.sum(dim=1).tolist()),
     )
 
 

@@ -21,6 +21,8 @@ class LossKind:
     """Whether the sign of the advantage decides which clip acts."""
     has_token_ratios: bool = True
     """Whether each token has a policy ratio of its own, and not the response one."""
+    is_unbounded_above: bool = True
+    """Whether its clips let the ratio of a token with a negative advantage grow, which clip_max then bounds."""
 
 
 LOSS_KINDS = {
@@ -29,7 +31,7 @@ LOSS_KINDS = {
     "dapo": LossKind(clip_range=(0.2, 0.28)),
     "bnpo": LossKind(),
     "gspo": LossKind(clip_range=(3e-4, 4e-4), has_token_ratios=False),
-    "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False),
+    "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False, is_unbounded_above=False),
 }
 """The losses that a spec may name; `LOSSES` of consumer/gradient/losses/family.py has their functions."""
 LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
@@ -112,11 +114,17 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     clip_high: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
     """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Refused where
     clip_low is."""
+    clip_max: Annotated[float, Meta(gt=1.0, le=1e6)] | UnsetType = UNSET
+    """Dual clip: the most that the policy ratio counts where the advantage is negative, above 1 + clip_high; left out:
+    no bound. Refused where clip_high is."""
     kl_coefficient: Factor = 0.0
-    """Weight of the KL to the frozen initial model; 0 keeps no reference model. Under a lag it is estimated from tokens
-    of an older policy and not weighed for it: no correction acts on it."""
+    """Weight of the KL to the frozen initial model; 0 keeps no reference model. It is estimated from sampled tokens:
+    under a lag and in later steps of an older policy, for which use_bias_correction_kl weighs it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
+    use_bias_correction_kl: bool | UnsetType = UNSET
+    """Weighs the KL in the loss as the surrogate is weighed, by the policy ratio and the correction: its gradient is
+    then that of the divergence, under a lag and in later steps, too. Left out: false."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages, with
     advantage = "grpo" after the division by the deviation, which is that of the rewards alone."""
@@ -130,12 +138,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     over that of sampling: truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which
     needs a lag). none: no weight, which a job with max_policy_lag above 0 must say itself; without one it is what is
     meant."""
-    correction_level: Literal["token", "sequence"] = "token"
-    """Whether each token has its weight, or a response one: the product over its tokens."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """Whether each token has its weight, or a response one: the product over its tokens, or their geometric mean."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower bound of icepop's weight; none: 0.5."""
     correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
     """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0."""
+    off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
+    """A response of negative advantage has no surrogate where its mean of log(mu / pi) a token is above this: the
+    policy has left it already. Left out: none is masked."""
     on_truncated: Literal["score", "mask"] | UnsetType = UNSET
     """What a completion teaches that was cut at its longest before it had ended: what its reward says (score, which is
     meant where it is left out), or nothing (mask). A masked one has no loss of any term, and keeps its place: its
@@ -152,6 +163,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         """(clip_low, clip_high) as set, else as in the loss's paper."""
         low, high = self._loss_kind.clip_range
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+
+    @property
+    def weighs_kl(self) -> bool:
+        """Whether the KL in the loss is weighed like the surrogate."""
+        return self.use_bias_correction_kl is True
 
     @property
     def num_mini_batches(self) -> int:
@@ -221,10 +237,17 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield (
                 "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out"
             )
-        if kl_in_loss and self.kl_estimator == "k1":
+        if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
             yield (
                 'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
                 'use "k2" there, or kl_placement = "reward"'
+            )
+        if self.weighs_kl and not kl_in_loss:
+            yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
+        if self.weighs_kl and self.kl_estimator == "k2":
+            yield (
+                'kl_estimator = "k2" is a biased estimate, which no weight makes right; '
+                'with use_bias_correction_kl use "k3" or "k1"'
             )
         if kl_in_loss and scaled:
             yield (
@@ -252,10 +275,24 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
                 'set kl_placement = "loss"'
             )
+        if self.off_policy_mask_threshold is not UNSET and self.has_late_baseline:
+            yield (
+                'off_policy_mask_threshold masks by the sign of the advantage, which under advantage = "reinforce++" '
+                'is known too late; leave it out, or set advantage = "reinforce++_baseline"'
+            )
+        yield from self._clip_refusals()
         yield from self._teacher_refusals()
         yield from self._correction_refusals()
         if self.credits_turns:
             yield from self._turn_refusals()
+
+    def _clip_refusals(self) -> Iterator[str]:
+        if self.clip_max is UNSET:
+            return
+        if isinstance(self.loss, PluginLoss) or not self._loss_kind.is_unbounded_above:
+            yield f'clip_max has no effect with loss = "{self.loss_name}", which has bounds of its own; leave it out'
+        if self.clip_max <= 1.0 + self.clip_range[1]:
+            yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
 
     def _teacher_refusals(self) -> Iterator[str]:
         if self.distillation_coefficient > 0.0 and self._advantage_kind.is_scaled_late:
@@ -267,10 +304,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             return
         if self.distillation_coefficient == 0.0:
             yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
-        if self.clip_low is not None or self.clip_high is not None:
+        if (self.clip_low, self.clip_high, self.clip_max, self.off_policy_mask_threshold) != (None, None, UNSET, UNSET):
             yield (
-                'clip_low and clip_high have no effect with advantage = "none": they bound what rewards do; '
-                "leave them out"
+                'clip_low, clip_high, clip_max and off_policy_mask_threshold have no effect with advantage = "none": '
+                "they bound what rewards do; leave them out"
             )
         if self.shuffle_rewards:
             yield 'shuffle_rewards has no effect with advantage = "none", which learns from no reward; leave it out'

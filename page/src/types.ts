@@ -14,15 +14,18 @@ export interface AlgorithmSpec {
   old_policy: ("generator" | "trainer");
   clip_low: (number | null);
   clip_high: (number | null);
+  clip_max?: number;
   kl_coefficient: number;
   kl_estimator: ("k1" | "k2" | "k3");
+  use_bias_correction_kl?: boolean;
   kl_placement: ("loss" | "reward");
   entropy_coefficient: number;
   distillation_coefficient: number;
   correction: (("decoupled_ppo" | "icepop" | "none" | "tis") | null);
-  correction_level: ("sequence" | "token");
+  correction_level: ("geometric" | "sequence" | "token");
   correction_low: (number | null);
   correction_high: (number | null);
+  off_policy_mask_threshold?: number;
   on_truncated?: ("mask" | "score");
   shuffle_rewards: boolean;
 }
@@ -305,6 +308,7 @@ export interface IterationMetrics {
   mismatch_k3: number;
   mismatch_max: number;
   effective_sample_share: number;
+  effective_sequence_share?: number;
   lag_counts: number[];
   lag_mean: number;
   started_s: number;

@@ -78,6 +78,14 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"correction": "icepop", "correction_low": 0.7, "correction_high": 1.6} | SEQUENCE,
         {"correction": "icepop", "w_low": 0.7, "w_high": 1.6, "of_sequence": True},
     ),
+    "tis by geometric sequence": (
+        {"correction": "tis", "correction_high": 1.02, "correction_level": "geometric"},
+        {"correction": "tis", "w_high": 1.02, "of_mean": True},
+    ),
+    "icepop by geometric sequence": (
+        {"correction": "icepop", "correction_low": 0.93, "correction_high": 1.08, "correction_level": "geometric"},
+        {"correction": "icepop", "w_low": 0.93, "w_high": 1.08, "of_mean": True},
+    ),
     "decoupled_ppo by sequence": (
         {"correction": "decoupled_ppo", "correction_high": 1.3} | SEQUENCE,
         {"correction": "decoupled_ppo", "w_high": 1.3, "of_sequence": True},
@@ -91,6 +99,30 @@ CASES = [
     # A loss doesn't see the packing: one of each level is enough.
     and (packing == "shared_prompt" or loss in ("dapo", "gspo"))
 ]
+
+
+TIS: dict[str, Any] = {"correction": "tis", "correction_high": 1.1}
+TIS_EQUATION: dict[str, Any] = {"correction": "tis", "w_high": 1.1}
+AGAINST_SAMPLER = {"correction": "none", "old_policy": "generator"}
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dual clip": (
+        AGAINST_SAMPLER | NARROW | {"clip_max": 1.05},
+        {"old_is_generator": True, "eps_low": 0.02, "eps_high": 0.03, "c": 1.05},
+    ),
+    "off-policy mask": (
+        TIS | {"loss": "dapo", "off_policy_mask_threshold": 0.02},
+        TIS_EQUATION | {"loss": "dapo", "eps_high": 0.28, "far": 0.02},
+    ),
+    "KL weighed by the ratio and the correction": (
+        TIS | {"kl_coefficient": 0.3, "use_bias_correction_kl": True},
+        TIS_EQUATION | {"beta": 0.3, "weighs_kl": True},
+    ),
+    "KL weighed by the ratio alone": (
+        AGAINST_SAMPLER | {"kl_coefficient": 0.3, "kl_estimator": "k1", "use_bias_correction_kl": True},
+        {"old_is_generator": True, "beta": 0.3, "kl": "k1", "weighs_kl": True},
+    ),
+}
+"""Options that bound or weigh what is off-policy: (algorithm, equation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +272,21 @@ def test_each_update_over_lagged_batches_is_its_equation(
         assert (0.0 < numbers.clip_share < 1.0) == (update > 0 or correction == AS_SAMPLED)
         if spec.algorithm.correction_name != "none":
             assert 0.0 < numbers.corrected_share < 1.0
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_option_over_lagged_batches_is_its_equation(lagged: Lagged, option: str) -> None:
+    algorithm, equation = OPTIONS[option]
+    spec = job(algorithm | {"updates_per_iteration": 2})
+    plain = Equation(**{name: value for name, value in equation.items() if name not in ("c", "far", "weighs_kl")})
+    for gradients, stats in updates_of(lagged, spec):
+        expected = equation_gradient(lagged, Equation(**equation), mu=lagged.sampled_logprobs)
+        assert relative_error(gradients, expected) < 1e-6
+        assert relative_error(gradients, equation_gradient(lagged, plain, mu=lagged.sampled_logprobs)) > 0.01
+        numbers = iteration_numbers(stats, scaling=iteration_scaling(stats, spec.algorithm))
+        assert 0.0 <= numbers.clip_high_share < 1.0
+        assert (numbers.corrected_share > 0.0) == (spec.algorithm.old_policy == "trainer")
+        assert 0.0 < numbers.effective_sequence_share < 1.0
 
 
 @pytest.mark.parametrize("advantage", ["reinforce++", "reinforce++_baseline", "rloo"])

@@ -75,6 +75,8 @@ class LossInputs:
     """bool [R, T]; True on sampled tokens."""
     clip_low: float
     clip_high: float
+    clip_max: float | None = None
+    """The most that a ratio counts where no clip bounds it; None: any."""
 
     def log_ratio(self) -> Tensor:
         """Returns [R, T] log rho = log pi - log pi_old, with gradient; 0.0 where loss_mask is False.
@@ -91,6 +93,22 @@ class LossInputs:
     def clip(self, ratio: Tensor) -> Tensor:
         """Bounds a ratio by 1 - clip_low and 1 + clip_high; beyond them it has no gradient."""
         return ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
+
+    def bounded(self, ratio: Tensor) -> Tensor:
+        """Bounds a ratio by clip_max: dual clip (Ye et al., arXiv 1912.09729, equation 6), for negative advantages.
+
+        The clip holds a ratio of a positive advantage to less, so that all may be bounded.
+        """
+        return ratio if self.clip_max is None else ratio.clamp(max=self.clip_max)
+
+    def clips(self, ratio: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns where the lower and the upper bounds change the pessimistic loss, bool each, as broadcast."""
+        is_bad, clipped = gain < 0.0, self.clip(ratio)
+        # The bound is pessimistic: a good token's ratio is held down, a bad one's up, and never the other way round.
+        beyond = (ratio > clipped) & (gain > 0.0)
+        if self.clip_max is not None:
+            beyond |= (ratio > self.clip_max) & is_bad
+        return (ratio < clipped) & is_bad, beyond
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from consumer.gradient.losses.cispo import CISPO
 from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
 from consumer.gradient.losses.gspo import GSPO
 from consumer.gradient.losses.plugin import load_loss
-from consumer.gradient.losses.terms import ESTIMATORS, correction_weights, k3, reverse_kl
+from consumer.gradient.losses.terms import ESTIMATORS, correction_weights, far_responses, k3, reverse_kl
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 
 LOSSES = {
@@ -80,7 +82,7 @@ class LossTerms:
     can_clip: bool
     """Whether the ratio is anything but exactly 1."""
     num_corrected: int
-    """Tokens whose weight against the generator was truncated or set to zero."""
+    """Tokens whose weight against the generator was truncated or set to zero, or which the policy has left."""
     k3_sum: float
     """Sum of k3 over tokens; 0.0 without a reference."""
     teacher_k3_sum: float | None
@@ -98,7 +100,7 @@ def family_loss(
     advantages: [R], or [R, T] with credit by turn; loss_mask: bool [R, T], one True or more in each row.
 
     sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy,
-    w by the normaliser
+    w by the normaliser; with use_bias_correction_kl rho beta KL stands among what is weighed
     """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range
@@ -109,21 +111,25 @@ def family_loss(
         loss_mask=loss_mask,
         clip_low=clip_low,
         clip_high=clip_high,
+        clip_max=None if algorithm.clip_max is UNSET else algorithm.clip_max,
     )
     member = policy_loss(algorithm)
     term = member.surrogate(inputs)
-    sampled_loss, teacher_k3_sum = term.token_loss, None
+    sampled_loss, is_far = _near_enough(term.token_loss, tokens, inputs, algorithm.off_policy_mask_threshold)
+    divergence, teacher_k3_sum = _divergence(tokens, algorithm), None
+    if divergence is not None and algorithm.weighs_kl:
+        # E_mu[rho k] has the gradient of the divergence of pi: of k1 and k3, which are unbiased.
+        sampled_loss = sampled_loss + algorithm.kl_coefficient * inputs.log_ratio().exp() * divergence
     if tokens.teacher is not None:
         # It is a mean over what was sampled, like the policy term: what weighs samples weighs both.
-        divergence = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)
-        sampled_loss = sampled_loss + algorithm.distillation_coefficient * divergence
+        to_teacher = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)
+        sampled_loss = sampled_loss + algorithm.distillation_coefficient * to_teacher
         teacher_k3_sum = float(k3(tokens.policy.detach(), tokens.teacher)[loss_mask].double().sum())
-    token_loss, num_corrected = _corrected(sampled_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
+    token_loss, is_bounded = _corrected(sampled_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
+    if divergence is not None and not algorithm.weighs_kl:
+        token_loss = token_loss + algorithm.kl_coefficient * divergence
     k3_sum = entropy_sum = 0.0
     if tokens.reference is not None:
-        if algorithm.kl_placement == "loss":
-            divergence = ESTIMATORS[algorithm.kl_estimator](tokens.policy, tokens.reference)
-            token_loss = token_loss + algorithm.kl_coefficient * divergence
         k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
     if tokens.entropy is not None:
         if algorithm.entropy_coefficient > 0.0:
@@ -139,7 +145,7 @@ def family_loss(
         num_clipped_low=int((term.clipped_low & counted).sum()),
         num_clipped_high=int((term.clipped_high & counted).sum()),
         can_clip=inputs.old_logprobs is not None,
-        num_corrected=num_corrected,
+        num_corrected=int(((is_bounded | is_far) & loss_mask).sum()),
         k3_sum=k3_sum,
         teacher_k3_sum=teacher_k3_sum,
         entropy_sum=entropy_sum,
@@ -160,10 +166,10 @@ def response_divergences(
 
 def _corrected(
     token_loss: Tensor, tokens: TokenLogprobs, *, loss_mask: Tensor, algorithm: AlgorithmSpec
-) -> tuple[Tensor, int]:
-    """Weighs the surrogate [R, T], and counts the tokens that the bounds acted on."""
+) -> tuple[Tensor, Tensor]:
+    """Weighs the surrogate [R, T], and says where the bounds acted, bool [R, T]."""
     if algorithm.correction_name == "none":
-        return token_loss, 0
+        return token_loss, torch.zeros_like(loss_mask)
     low, high = algorithm.correction_range
     weights, bounded = correction_weights(
         tokens.policy if tokens.old is None else tokens.old,
@@ -174,4 +180,22 @@ def _corrected(
         low=low,
         high=high,
     )
-    return token_loss * weights, int((bounded & loss_mask).sum())
+    return token_loss * weights, bounded
+
+
+def _divergence(tokens: TokenLogprobs, algorithm: AlgorithmSpec) -> Tensor | None:
+    """Estimates the KL to the reference at each token [R, T]; None where the loss has none."""
+    if tokens.reference is None or algorithm.kl_placement == "reward":
+        return None
+    return ESTIMATORS[algorithm.kl_estimator](tokens.policy, tokens.reference)
+
+
+def _near_enough(
+    token_loss: Tensor, tokens: TokenLogprobs, inputs: LossInputs, threshold: float | UnsetType
+) -> tuple[Tensor, Tensor]:
+    """Leaves out what the policy has left already, and says where, bool [R, T]."""
+    if threshold is UNSET:
+        return token_loss, torch.zeros_like(inputs.loss_mask)
+    is_far = far_responses(tokens.policy, tokens.generator, loss_mask=inputs.loss_mask, threshold=threshold)
+    is_left_out = (is_far.unsqueeze(1) & (inputs.gain < 0.0)).expand_as(inputs.loss_mask)
+    return token_loss.masked_fill(is_left_out, 0.0), is_left_out

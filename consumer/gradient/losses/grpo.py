@@ -24,6 +24,7 @@ here.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from consumer.gradient.losses.base import (
     BATCH_TOKEN_MEAN,
@@ -38,15 +39,18 @@ from consumer.gradient.losses.base import (
 
 def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
     """Takes PPO's pessimistic bound for each token (Schulman et al., arXiv 1707.06347, equation 7)."""
-    ratio = inputs.log_ratio().exp()  # [R, T] rho; 1.0 on padding
+    return pessimistic(inputs, inputs.log_ratio().exp())  # [R, T] rho; 1.0 on padding
+
+
+def pessimistic(inputs: LossInputs, ratio: Tensor) -> PolicyTerm:
+    """Bounds ratios [R, T]."""
     gain = inputs.gain
-    clipped = inputs.clip(ratio)
+    clipped_low, clipped_high = inputs.clips(ratio, gain)
     return PolicyTerm(
         # The objective is maximised, a loss is minimised: hence the sign.
-        token_loss=-torch.minimum(ratio * gain, clipped * gain),
-        # The bound is pessimistic: a good token's ratio is held down, a bad one's up, and never the other way round.
-        clipped_low=(ratio < clipped) & (gain < 0.0),
-        clipped_high=(ratio > clipped) & (gain > 0.0),
+        token_loss=-torch.minimum(inputs.bounded(ratio) * gain, inputs.clip(ratio) * gain),
+        clipped_low=clipped_low,
+        clipped_high=clipped_high,
     )
 
 

@@ -15,9 +15,9 @@ and each token weighs it by its own advantage.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from consumer.gradient.losses.base import RESPONSE_MEAN, LossInputs, PolicyLoss, PolicyTerm
+from consumer.gradient.losses.grpo import pessimistic
 
 
 def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
@@ -25,24 +25,15 @@ def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
     log_ratio = inputs.log_ratio()  # [R, T]; 0.0 on padding, which leaves the sum alone
     ratio = (log_ratio.sum(dim=1) / inputs.loss_mask.sum(dim=1)).exp()  # [R] s_i
     if inputs.advantages.dim() == 2:
-        return _token_variant(inputs, ratio.detach().unsqueeze(1) * (log_ratio - log_ratio.detach()).exp())
-    clipped = inputs.clip(ratio)
+        # GSPO-token: all ratios [R, T] are their response's, each with the gradient of its token.
+        return pessimistic(inputs, ratio.detach().unsqueeze(1) * (log_ratio - log_ratio.detach()).exp())
     gain = inputs.advantages
-    loss = -torch.minimum(ratio * gain, clipped * gain)
+    loss = -torch.minimum(inputs.bounded(ratio) * gain, inputs.clip(ratio) * gain)
+    clipped_low, clipped_high = inputs.clips(ratio, gain)
     return PolicyTerm(
         token_loss=loss.unsqueeze(1).expand_as(log_ratio),
-        clipped_low=((ratio < clipped) & (gain < 0.0)).unsqueeze(1).expand_as(log_ratio),
-        clipped_high=((ratio > clipped) & (gain > 0.0)).unsqueeze(1).expand_as(log_ratio),
-    )
-
-
-def _token_variant(inputs: LossInputs, ratio: Tensor) -> PolicyTerm:
-    """Computes GSPO-token of ratios [R, T] that all are their response's, each with the gradient of its token."""
-    clipped, gain = inputs.clip(ratio), inputs.gain
-    return PolicyTerm(
-        token_loss=-torch.minimum(ratio * gain, clipped * gain),
-        clipped_low=(ratio < clipped) & (gain < 0.0),
-        clipped_high=(ratio > clipped) & (gain > 0.0),
+        clipped_low=clipped_low.unsqueeze(1).expand_as(log_ratio),
+        clipped_high=clipped_high.unsqueeze(1).expand_as(log_ratio),
     )
 
 

@@ -58,7 +58,7 @@ def correction_weights(
     *,
     loss_mask: Tensor,
     kind: Literal["tis", "icepop", "decoupled_ppo"],
-    level: Literal["token", "sequence"],
+    level: Literal["token", "sequence", "geometric"],
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
@@ -73,15 +73,28 @@ def correction_weights(
         decoupled_ppo  k where k <= high, else 0         AReaL (Fu et al., arXiv 2505.24298, equation 5); the cap is of
                                                          its code
 
-    At the level of a sequence k is the product over the response's tokens, one weight for all of them.
+    At the level of a sequence k is the product over the response's tokens, one weight for all of them; at the geometric
+    one it is the |o|-th root of that, so that its bounds don't depend on the length.
     Log-probs are [R, T]; padding weighs 1.0. low is IcePop's alone, and 0.0 for the others.
     """
     # log k in float64: a sequence adds up thousands of them before the exponential.
     log_ratio = (logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
-    if level == "sequence":
-        log_ratio = log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
+    if level != "token":
+        of_response = log_ratio.sum(dim=1, keepdim=True)
+        if level == "geometric":
+            of_response = of_response / loss_mask.sum(dim=1, keepdim=True)
+        log_ratio = of_response.expand_as(log_ratio)
     ratio = log_ratio.exp()
     if kind == "tis":
         return ratio.clamp(max=high).to(logprobs.dtype), ratio > high
     outside = (ratio < low) | (ratio > high)
     return torch.where(outside, 0.0, ratio).to(logprobs.dtype), outside
+
+
+def far_responses(logprobs: Tensor, generator_logprobs: Tensor, *, loss_mask: Tensor, threshold: float) -> Tensor:
+    """Returns bool [R]: responses whose mean of log(mu / pi) over their tokens is above the threshold.
+
+    DeepSeek-AI, arXiv 2512.02556, section 3.1: of those, the ones of negative advantage are left out. Log-probs [R, T].
+    """
+    gaps = (generator_logprobs.double() - logprobs.detach().double()).masked_fill(~loss_mask, 0.0)
+    return gaps.sum(dim=1) / loss_mask.sum(dim=1) > threshold

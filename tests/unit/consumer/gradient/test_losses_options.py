@@ -53,6 +53,21 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ),
         ({"advantage": "reinforce++", "old_policy": "generator"}, "old_policy", 'set loss = "cispo"'),
         ({"advantage": "reinforce++", "updates_per_iteration": 2}, "updates_per_iteration", "set it to 1"),
+        ({"advantage": "reinforce++", "off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", "leave it out"),
+        ({"clip_max": 3.0, "loss": "cispo"}, "clip_max has no effect", "leave it out"),
+        ({"clip_max": 1.2, "updates_per_iteration": 2}, "clip_max = 1.2 is not above 1 + clip_high", "which is 1.2"),
+        ({"use_bias_correction_kl": True}, "use_bias_correction_kl weighs the KL in the loss", "leave it out"),
+        (
+            KL | {"kl_placement": "reward", "use_bias_correction_kl": True},
+            "use_bias_correction_kl weighs the KL in the loss",
+            "leave it out",
+        ),
+        (KL | {"kl_estimator": "k2", "use_bias_correction_kl": True}, "kl_estimator", 'use "k3" or "k1"'),
+        (
+            {"advantage": "none", "distillation_coefficient": 1.0, "clip_max": 3.0},
+            "clip_low, clip_high, clip_max",
+            "leave them out",
+        ),
         ({"correction_level": "sequence"}, "correction is", 'choose "tis", "icepop" or "decoupled_ppo"'),
         ({"correction_high": 2.0}, "correction is", 'choose "tis", "icepop" or "decoupled_ppo"'),
         ({"correction_low": 0.5}, "correction is", 'choose "tis", "icepop" or "decoupled_ppo"'),
@@ -89,6 +104,8 @@ def test_a_combination_without_meaning_is_refused_with_field_and_cure(
         {"advantage": "reinforce++", "old_policy": "generator", "loss": "cispo"},
         KL | {"kl_estimator": "k1", "kl_placement": "reward", "advantage": "reinforce++"},
         {"old_policy": "generator", "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+        KL | {"kl_estimator": "k1", "use_bias_correction_kl": True, "clip_max": 3.0, "updates_per_iteration": 2},
+        {"correction": "icepop", "correction_level": "geometric", "loss": "gspo", "off_policy_mask_threshold": 0.2},
     ],
 )
 def test_what_papers_combine_is_accepted(values: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from consumer.gradient.statistics import (
     counts_by_lag,
     iteration_numbers,
     iteration_scaling,
+    joined,
     mean_over_updates,
     measure_mismatch,
 )
@@ -233,3 +234,17 @@ def test_batches_are_counted_by_their_lag_and_a_job_without_one_has_no_counts() 
     assert [stats.lag for stats in measured] == [0, 2, 0, 1, 2, 2]
     assert counts_by_lag(measured, max_policy_lag=3) == (2, 1, 3, 0)
     assert counts_by_lag(measured[:1], max_policy_lag=0) == ()
+
+
+def test_the_effective_share_of_sequences_is_that_of_products_however_large_they_are() -> None:
+    log_ratios = torch.tensor([[0.1, 0.2, 0.0], [-0.3, 0.05, 0.4]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    gap = measure_mismatch(log_ratios, torch.zeros(2, 3), mask)
+    weights = [math.exp(0.3), math.exp(0.15)]
+    assert gap.log_weights == pytest.approx((0.3, 0.15))
+    assert gap.effective_sequence_share == pytest.approx(sum(weights) ** 2 / (2 * sum(w * w for w in weights)))
+    far = dataclasses.replace(gap, log_weights=(5000.0, 5000.0, -5000.0))
+    assert far.effective_sequence_share == pytest.approx(2 / 3)
+    shares = {joined(order).effective_sequence_share for order in ([gap, far], [far, gap])}
+    assert len(shares) == 1
+    assert Mismatch().effective_sequence_share == 1.0
