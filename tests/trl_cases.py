@@ -18,6 +18,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cispo": ({"loss": "cispo", "clip_low": 1.0}, {"loss_type": "cispo"}),
     "gspo": ({"loss": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
 }
+BOUNDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dual clip": (
+        {"clip_low": 0.1, "clip_high": 0.1, "clip_max": 1.2},
+        {"epsilon": 0.1, "epsilon_high": 0.1, "delta": 1.2},
+    ),
+    "off-policy mask": ({"off_policy_mask_threshold": 0.05}, {"off_policy_mask_threshold": 0.05}),
+    "weighed KL": ({"kl_coefficient": 0.1, "use_bias_correction_kl": True}, {"use_bias_correction_kl": True}),
+}
+"""What bounds or weighs off-policy samples, under the same names but one: ours, and TRL's."""
 LEVELS = ("token", "sequence")
 LAGGED: dict[str, tuple[dict[str, Any], str, float | None, float]] = {
     "tis": ({"correction": "tis", "correction_high": 1.2}, "truncate", None, 1.2),
@@ -41,9 +50,8 @@ def trl_trainer(model_folder: Path, **options: Any) -> Any:
         per_device_train_batch_size=4,
         num_generations=4,
         max_completion_length=BUDGET,
-        # Its default weighs the KL by the policy ratio, which is another estimator than k3.
-        use_bias_correction_kl=False,
-        **options,
+        # Its default weighs the KL by the policy ratio, which here is an option.
+        **({"use_bias_correction_kl": False} | options),
     )
     trainer = GRPOTrainer(
         model=str(model_folder),

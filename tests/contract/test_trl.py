@@ -16,7 +16,7 @@ from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss, policy_loss
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.builders import job_spec, tiny_model_folder
-from tests.trl_cases import BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
+from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 
@@ -107,6 +107,24 @@ def test_loss_and_gradient_are_trls(
     assert expected_gradient.abs().max() > 0.01
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("option", BOUNDED)
+def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: Path, option: str) -> None:
+    ours, theirs = BOUNDED[option]
+    algorithm = OFF_POLICY | ours
+    trainer = trl_trainer(model_folder, **({"epsilon": 0.3, "epsilon_high": 0.4} | theirs), loss_type="grpo", beta=0.0)
+    trainer.beta = algorithm.get("kl_coefficient", 0.0)
+    tokens, mask = drawn()
+    loss = our_loss(tokens, mask, algorithm, CUTS)
+    expected = their_loss(trainer, tokens, mask, is_off_policy=True)
+    (gradient,) = torch.autograd.grad(loss, tokens.policy)
+    (expected_gradient,) = torch.autograd.grad(expected, tokens.policy)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
+    options = ("clip_max", "off_policy_mask_threshold", "use_bias_correction_kl")
+    without = {name: value for name, value in algorithm.items() if name not in options}
+    assert our_loss(tokens, mask, without, CUTS).item() != pytest.approx(loss.item(), rel=1e-6)
 
 
 def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:
