@@ -36,7 +36,7 @@ exists only for a job with stages.
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
-| onbeat:celery:* | Celery's own, see celery_app.py | gateway | consumers | until delivered |
+| onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
@@ -60,6 +60,7 @@ JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
+CHANGES = "onbeat:changes"
 GENERATORS, STAGE_WORKERS = "generators", "stage_workers"
 """What `sealed_name` is asked for."""
 TRAINER_GROUP = "trainers"

@@ -49,8 +49,6 @@ class StackSettings(Record, frozen=True, kw_only=True):
     redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
     """Replicas that hold what is committed, and what comes before a deletion, before a process goes on; with 0 a
     failover may lose what the primary had confirmed (docs/operate.md)."""
-    celery_url: str = ""
-    """The same server for the messages from gateways to consumers, as a user of their own; "" takes redis_url."""
     reward_url: str = "http://127.0.0.1:8100"
     """Base URL of the reward service, which scores and plays."""
     reward_key: str = ""

@@ -19,7 +19,6 @@ sed -e "s/@SEAL@/$seal/g" \
     -e "s/@TRAINER@/$(hash_of "${REDIS_TRAINER_PASSWORD:?}")/" \
     -e "s/@GENERATOR@/$(hash_of "${REDIS_GENERATOR_PASSWORD:?}")/" \
     -e "s/@STAGE@/$(hash_of "${REDIS_STAGE_PASSWORD:?}")/" \
-    -e "s/@CELERY@/$(hash_of "${REDIS_CELERY_PASSWORD:?}")/" \
     -e "s/@LOADER@/$(head -c 32 /dev/urandom | sha256sum | cut -c 1-64)/" \
     "$here/users.acl" > /tmp/users.acl
 

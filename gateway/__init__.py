@@ -3,5 +3,5 @@
 Consumes:     HTTP requests with a bearer key.
 Waits for:    the broker, with a deadline.
 Unblocked by: events that trainers append.
-Produces:     job records, Celery messages that ensure a trainer, status, events and reports.
+Produces:     job records, which consumers are woken by, status, events and reports.
 """

@@ -10,7 +10,6 @@ from types import FrameType
 import uvicorn
 
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect_within
 from contracts.errors import OnbeatError
 from contracts.settings import settings_from
@@ -53,7 +52,7 @@ def main() -> int:
     except OnbeatError as error:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
-    services = Services(settings=settings, broker=broker, requests=TrainerRequests(settings))
+    services = Services(settings=settings, broker=broker)
     exit_cleanly_on_signals()
     config = server_config(create_app(services), grace_s=GRACE_S)
     log.info("listening on http://%s:%d", *listener.getsockname()[:2])

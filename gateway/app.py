@@ -2,7 +2,7 @@
 
 request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, origin, key)
              └─ api/ ─┬─ submission/
-                      │            └─▶ job store ─▶ Celery: `onbeat.ensure_trainer`
+                      │            └─▶ job store ─▶ consumers, which wait for changes of jobs
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py, recorded/, rollouts.py ◀─ the job's run folder
                       ├─ verification.py ─▶ `python -m onbeat.audit`, a process for one check
@@ -98,7 +98,6 @@ async def _close_at_the_end(app: FastAPI) -> AsyncIterator[None]:
     yield
     services.closing.set()
     await forgetting
-    await run_in_threadpool(services.requests.close)
     services.broker.close()
 
 

@@ -77,8 +77,7 @@ async def forget_again_and_again(services: Services) -> None:
     """Until the gateway ends. An error ends the attempt alone."""
     while not services.closing.is_set():
         try:
-            if await run_in_threadpool(forget_due, services):
-                await run_in_threadpool(services.sweep)
+            await run_in_threadpool(forget_due, services)
         except OnbeatError as error:
             log.warning("cannot look at ended jobs now: %s", error)
         with suppress(TimeoutError):

@@ -10,11 +10,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from contracts.encoding.names import check_job_id
-from contracts.errors import BrokerUnavailable, Unavailable
+from contracts.errors import Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
@@ -36,7 +35,6 @@ class Services:
 
     settings: StackSettings
     broker: Broker
-    requests: TrainerRequests
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process was asked to end: event streams end, so that its end waits for none of them."""
@@ -75,13 +73,6 @@ class Services:
     def jobs(self) -> JobStore:
         return JobStore(self.broker)
 
-    def sweep(self) -> None:
-        """Asks a consumer to see to the files of removed jobs; without the message it does so within a minute."""
-        try:
-            self.requests.sweep()
-        except BrokerUnavailable as error:
-            log.warning("%s", error)
-
     def check_event_streams(self, *, cure: str) -> None:
         """Raises Unavailable where too many are open."""
         if self.num_event_streams >= self.max_event_streams:
@@ -90,13 +81,6 @@ class Services:
     def count_event_streams(self, by: int) -> None:
         self.num_event_streams += by
         self.metrics.event_streams.set(self.num_event_streams)
-
-    def ensure_trainer(self, job_id: str) -> None:
-        """Asks the consumers to look at the job; without the message they find it a little later."""
-        try:
-            self.requests.ensure_trainer(job_id)
-        except BrokerUnavailable as error:
-            log.warning("%s", error)
 
 
 def services_of(request: Request) -> Services:

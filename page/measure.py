@@ -21,7 +21,6 @@ import uvicorn
 from msgspec.structs import replace
 from playwright.sync_api import Browser, sync_playwright
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker, connect
 from contracts.encoding.json_lines import append_json_lines
 from contracts.events import CheckpointWritten, IterationCommitted, IterationMetrics
@@ -128,7 +127,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="onbeat-measure-") as folder, EmbeddedRedis(Path(folder) / "redis") as redis:
         settings = StackSettings(redis_url=redis.url, run_root=folder, api_key=KEY, model_root=str(ROOT))
         broker: Broker = connect(settings)
-        services = Services(settings=settings, broker=broker, requests=TrainerRequests(settings))
+        services = Services(settings=settings, broker=broker)
         jobs = {length: long_job(services, length) for length in LENGTHS}
         chromium = shutil.which("chromium") or shutil.which("chromium-browser")
         with serving(services) as url, sync_playwright() as playwright:

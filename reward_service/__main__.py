@@ -14,7 +14,6 @@ import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of
 DEFAULT_PORT = 8100
 OTHERS_SECRETS = (
     "ONBEAT_REDIS_URL",
-    "ONBEAT_CELERY_URL",
     "ONBEAT_API_KEY",
     "ONBEAT_CACHE_KEY",
     "ONBEAT_ENGINE_API_KEY",

@@ -1,4 +1,5 @@
-"""The pipeline without gateway and Celery: real Redis, reward service, generators and trainer, each its own process."""
+"""The pipeline without gateway and consumer: real Redis,
+reward service, generators and trainer, each its own process."""
 
 from __future__ import annotations
 

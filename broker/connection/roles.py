@@ -4,7 +4,6 @@
     trainer     consumers' workers and trainers: fence, weights, audit chain
     generator   claims prompts, publishes rollouts; of the fence, the weights and the job it is a reader
     stage       stage workers: claim rows of published batches and put their columns; of the rest they are readers
-    celery      the messages from gateways to consumers
     loader      puts the library of functions on the server, when the server starts; nothing else
 
 Redis applies these rules to every command, those inside of a function too. So no role may bring functions of its own,
@@ -25,8 +24,8 @@ import hashlib
 from collections.abc import Mapping
 
 GATEWAY, TRAINER, GENERATOR, STAGE = "gateway", "trainer", "generator", "stage"
-CELERY, LOADER = "celery", "loader"
-ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, CELERY, LOADER)
+LOADER = "loader"
+ROLES = (GATEWAY, TRAINER, GENERATOR, STAGE, LOADER)
 OPERATOR = "default"
 """The user that runs the server, with every right."""
 SEAL_MARK = "@SEAL@"
@@ -90,7 +89,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+unlink", f"~onbeat:{{*}}:* ~{S}:{{*}}:*"),
         ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
         ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
-        ("+xadd", "~onbeat:{*}:events"),
+        ("+xadd", "~onbeat:{*}:events ~onbeat:changes"),
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
         ("+get +incrby +decrby", "~onbeat:spec_bytes"),
@@ -104,7 +103,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     TRAINER: (
         ("+time +info", ""),
-        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
+        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:changes %R~{S}:*"),
         ("+set", "~onbeat:persisted ~onbeat:{*}:files"),
         ("+hset +hincrby", f"~onbeat:{{*}}:fence ~{S}:{{*}}:progress ~{S}:{{*}}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
@@ -120,7 +119,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
             "+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim",
             f"~{S}:{{*}}:rollouts*",
         ),
-        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:{*}:dispatched"),
+        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:{*}:dispatched ~onbeat:changes"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hgetall +hset +hdel", "~onbeat:removed"),
@@ -158,10 +157,6 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel", f"~{S}:stage_workers"),
         ("+xadd", "~onbeat:{*}:ready"),
     ),
-    CELERY: (
-        ("+multi +exec +discard", ""),
-        ("+lpush +rpop +brpop +llen +exists +del", "~onbeat:celery:*"),
-    ),
     LOADER: (("+function|load +function|list", ""),),
 }
 """Role → (commands, keys). A command passes that one of these lines allows with all of its keys."""
@@ -188,7 +183,7 @@ def users_acl(password_hashes: Mapping[str, str], seal: str) -> str:
 
 def rules(role: str, seal: str) -> str:
     """What stands behind the password of a role's line."""
-    has_functions = role not in (CELERY, LOADER)
+    has_functions = role != LOADER
     selectors = [f"(+get %R~{marker(role)})"] if has_functions else []
     root = f"{EVERY_ROLE} +fcall" if has_functions else EVERY_ROLE
     for commands, names in RIGHTS[role]:

@@ -22,4 +22,5 @@ redis.call('HSET', JOB, 'state', a.state, 'reason', '', 'created_s', a.created_s
 redis.call('ZADD', JOBS, a.created_s, JOB_ID)
 redis.call('SADD', ACTIVE, JOB_ID)
 tell(payload())
+wake_consumers('asked')
 return { 'created' }

@@ -46,7 +46,7 @@
 -- outcome.
 local SEAL = '@SEAL@'
 local JOBS, ACTIVE, REMOVED = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed'
-local SPEC_BYTES = 'onbeat:spec_bytes'
+local SPEC_BYTES, CHANGES = 'onbeat:spec_bytes', 'onbeat:changes'
 
 -- Of the call that runs; one runs at a time.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
@@ -373,6 +373,12 @@ end
 -- second, so one who spoils the stream, which its readers can name, gains nothing.
 local function wake(name)
   redis.pcall('XADD', job_key(name), 'MAXLEN', '1', '*', 'is', name)
+end
+
+-- Consumers block on `changes`, and look in any case every other second. what: 'asked' of a job that may want a trainer or its end,
+-- 'removed' of one whose files are to go.
+local function wake_consumers(what)
+  redis.pcall('XADD', CHANGES, 'MAXLEN', '100', '*', 'what', what)
 end
 
 -- What is leased: batches by generators, as stage 0, and items of a job's own stages by stage workers.

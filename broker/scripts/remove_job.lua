@@ -27,4 +27,5 @@ for index = 0, num_slots() - 1 do
   for _, name in ipairs(SLOT_NAMES) do names[#names + 1] = slot[name] end
 end
 redis.call('UNLINK', unpack(names))
+wake_consumers('removed')
 return { state and 'removed' or 'unknown' }

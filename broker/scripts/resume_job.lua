@@ -19,4 +19,5 @@ redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
 if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end
 redis.call('HDEL', JOB, 'ended_s')
 tell(event)
+wake_consumers('asked')
 return { 'resumed' }

@@ -16,5 +16,6 @@ if ENDED[a.state] then
   -- A caller that ends it from outside may do so beside a trainer that lives.
   if not a.epoch then end_epoch() end
 end
+if not a.epoch then wake_consumers('asked') end
 tell(payload())
 return { 'set', state }

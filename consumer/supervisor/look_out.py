@@ -1,64 +1,56 @@
-"""The worker's look at its jobs, every other second, in a thread of its own, and at once where a message asks for it.
+"""The worker's look at its jobs: at once where one has changed, and every other second.
 
-    a message, or LOOK_EVERY_S ─▶ reconcile, and SWEEP_EVERY_S after the last one: sweep ─▶ … ─▶ stop: its trainer ends
+    a change, or LOOK_EVERY_S ─▶ reconcile, and SWEEP_EVERY_S after the last one: sweep ─▶ … ─▶ stop: its trainer ends
 
-No message is needed for it: a Redis at `maxmemory` takes none, and only the commit of a trainer makes room there.
+No change need be heard of: what is true stands in the job store and the fence, and a Redis that is away, or has lost
+its last writes, costs two seconds.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
 
+from broker.job_store import JobStore
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.sweeper import Sweeper
 from contracts.errors import Unavailable
 
 LOOK_EVERY_S = 2.0
+LISTEN_S = 10.0
 SWEEP_EVERY_S = 60.0
 """Ended jobs, and what becomes of their keys and files."""
 
 log = logging.getLogger(__name__)
 
 
-class LookOut(threading.Thread):
-    """The thread that starts the worker's trainer: the kernel ends a trainer whose thread is gone, so it lives on."""
+class LookOut:
+    """Runs in the main thread, which starts the trainer: the kernel ends a trainer whose starter's thread is gone."""
 
-    def __init__(self, reconciler: Reconciler, sweeper: Sweeper) -> None:
-        super().__init__(name="look-out", daemon=True)
+    def __init__(self, reconciler: Reconciler, sweeper: Sweeper, jobs: JobStore) -> None:
         self._reconciler = reconciler
         self._sweeper = sweeper
+        self._jobs = jobs
         self._wakes = threading.Event()
         self._stopping = False
         self._swept_s = float("-inf")
-        self.died = False
-
-    def wake(self) -> None:
-        """Looks at once; any thread may ask."""
-        self._wakes.set()
 
     def stop(self) -> None:
-        """Ends the trainer that runs here, and returns once it has ended."""
+        """`run` returns once the trainer that runs here has ended. A signal handler may call it."""
         self._stopping = True
-        self.wake()
-        self.join()
+        self._wakes.set()
 
     def run(self) -> None:
-        try:
-            while not self._stopping:
-                self._wakes.clear()
-                self.look()
-                self._wakes.wait(LOOK_EVERY_S)
-            self._unless_away(self._reconciler.close)
-        finally:
+        """Looks until `stop`."""
+        threading.Thread(target=self._listen, name="changes", daemon=True).start()
+        while not self._stopping:
+            self._wakes.clear()
+            self.look()
             if not self._stopping:
-                log.critical("the look at the jobs died: this worker ends")
-                self.died = True
-                os.kill(os.getpid(), signal.SIGTERM)
+                self._wakes.wait(LOOK_EVERY_S)
+        self._unless_away(self._reconciler.close)
 
     def look(self) -> None:
         """Sees to the active jobs, and to the ended ones where that is due."""
@@ -66,6 +58,19 @@ class LookOut(threading.Thread):
         if time.monotonic() - self._swept_s >= SWEEP_EVERY_S:
             self._swept_s = time.monotonic()
             self._sweeper.begin()
+
+    def _listen(self) -> None:
+        newest = "0"
+        while not self._stopping:
+            try:
+                last, (newest, has_removed) = newest, self._jobs.wait_for_changes(newest, LISTEN_S)
+            except Unavailable:
+                time.sleep(LOOK_EVERY_S)
+                continue
+            if has_removed:
+                self._sweeper.begin()
+            if newest != last:
+                self._wakes.set()
 
     @staticmethod
     def _unless_away(work: Callable[[], None]) -> None:

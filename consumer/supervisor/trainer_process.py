@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,11 +24,6 @@ from onbeat.process.host_memory import with_large_pages
 STOP_GRACE_S = 15.0
 """Time for the current micro-batch and a checkpoint. What a SIGKILL then costs is done again from the checkpoint
 before."""
-END_S = 5.0
-"""Time since the signal for Celery to shut down."""
-LAST_WORDS_S = 2.0
-"""Time since the trainer's end to tell Redis of it."""
-LOOK_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +44,14 @@ class Ended:
 
 
 def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The worker's own, without what only the worker needs: a trainer sends no Celery messages, and has another name.
-
-    It serves its metrics at a port of its own.
-    """
+    """The worker's own, but for its name; a trainer serves its metrics at a port of its own."""
     port = inherited.get(f"{PREFIX}TRAINER_METRICS_PORT", "0")
-    kept = {name: value for name, value in inherited.items() if name not in (f"{PREFIX}CELERY_URL", f"{PREFIX}NAME")}
+    kept = {name: value for name, value in inherited.items() if name != f"{PREFIX}NAME"}
     return with_large_pages(kept | {f"{PREFIX}METRICS_PORT": port})
 
 
 class TrainerProcess:
-    """At most one process. The worker's main thread starts, reaps and stops it; `WorkerEnd`'s thread only ends it."""
+    """At most one process, which the worker's main thread starts, reaps and stops."""
 
     def __init__(self, run_root: Path, *, module: str = "consumer", relay: LogRelay | None = None) -> None:
         """relay: passes the trainer's log on."""
@@ -178,34 +169,3 @@ class TrainerProcess:
             environment=trainer_environment(os.environ),
             log_path=RunFolder(self._run_root, job_id).trainer_log,
         )
-
-
-class WorkerEnd:
-    """The end of a worker, which waits for no server: a shutdown of Celery hangs as long as its Redis is away.
-
-    SIGTERM ─▶ Celery's warm shutdown ─▶ trainer stopped ─▶ Redis told ─▶ exit
-       └─▶ its trainer is asked to end at once ─▶ this thread: that end did not come in time ─▶ trainer killed, exit
-
-    A signal handler begins it, once.
-    """
-
-    def __init__(self, trainer: TrainerProcess) -> None:
-        self._trainer = trainer
-        self._thread = threading.Thread(target=self._run, name="worker end", daemon=True)
-
-    def begin(self) -> None:
-        if not self._thread.is_alive():
-            self._trainer.ask_to_end()
-            self._thread.start()
-
-    def _run(self) -> None:
-        started_s = trainer_seen_s = time.monotonic()
-        while (now_s := time.monotonic()) < max(started_s + END_S, trainer_seen_s + LAST_WORDS_S):
-            if self._trainer.is_running:
-                trainer_seen_s = now_s
-                if now_s - started_s > STOP_GRACE_S:
-                    self._trainer.kill()
-            time.sleep(LOOK_S)
-        log.warning("ended without Redis, which does not answer")
-        logging.shutdown()
-        os._exit(0)

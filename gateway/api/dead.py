@@ -37,5 +37,4 @@ def retry_dead_batch(entry_id: str, job_id: KnownJob, services: HasServices) -> 
     """
     DeadLetterBox(services.broker, job_id).retry(entry_id)
     log.info("job %s is queued again, for its dead batch %s", job_id, entry_id)
-    services.ensure_trainer(job_id)
     return json_answer(job_status(services.broker, job_id))

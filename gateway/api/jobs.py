@@ -115,7 +115,6 @@ def delete_job(job_id: str, services: HasServices) -> Response:
     once where one lives. Repeating it changes nothing. 409 for a job that has not ended.
     """
     remove_for_good(services, job_id)
-    services.sweep()
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -128,7 +127,6 @@ def cancel(job_id: KnownJob, services: HasServices) -> Response:
     state = services.jobs.request_cancel(job_id)
     if state in (JobState.SUCCEEDED, JobState.FAILED):
         raise Conflict(f"a {state.value} job cannot be cancelled", field="state")
-    services.ensure_trainer(job_id)
     return json_answer(job_status(services.broker, job_id))
 
 
@@ -155,7 +153,6 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
     if is_new:
         services.metrics.jobs_created.inc()
         log.info("job %s (%s) is queued", job_id, spec.name)
-    services.ensure_trainer(job_id)
     return job_status(services.broker, job_id), is_new
 
 
@@ -178,5 +175,4 @@ def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
         job_id, iterations=asked.iterations, on_unscorable=asked.on_unscorable, on_failure=asked.on_failure
     )
     log.info("job %s is queued again", job_id)
-    services.ensure_trainer(job_id)
     return job_status(services.broker, job_id)

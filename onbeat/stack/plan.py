@@ -26,8 +26,8 @@ REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "s
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"metrics_key", "reward_key", "mcp_servers"}),
-    "gateway": frozenset({"metrics_key", "redis_url", "celery_url", "api_key", "reward_key"}),
-    "worker": frozenset({"metrics_key", "redis_url", "celery_url", "reward_key", "cache_key"}),
+    "gateway": frozenset({"metrics_key", "redis_url", "api_key", "reward_key"}),
+    "worker": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "generator": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
 }
@@ -40,7 +40,6 @@ DECIDED = {
     "name": "each of its processes has one of its own, as generator-1",
     "metrics_port": "each of its processes has one of its own, with --metrics",
     "trainer_metrics_port": "its trainer has one of its own, with --metrics",
-    "celery_url": "it makes the users of its Redis, and ONBEAT_REDIS_URL is used for messages too",
 }
 """Setting that the stack decides itself → why."""
 MAX_GENERATORS = 1024

@@ -1,6 +1,6 @@
 """The embedded stack: every service as its own process on loopback, on free ports, under one supervisor.
 
-    onbeat submit ──HTTP──▶ gateway ──job──▶ Redis ──job──▶ Celery worker ──starts──▶ trainer
+    onbeat submit ──HTTP──▶ gateway ──job──▶ Redis ──job──▶ worker ──starts──▶ trainer
                                               │ ▲                                      │   ▲
                                       prompts │ │ weights t+1, fence, audit            │   │ rollouts
                                               ▼ └──────────────────────────────────────┘   │
@@ -33,7 +33,7 @@ import httpx
 from msgspec.structs import replace
 
 from broker.connection.probe import probe
-from broker.connection.roles import CELERY, GATEWAY
+from broker.connection.roles import GATEWAY
 from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import is_of_work
 from contracts.settings import StackSettings
@@ -249,7 +249,7 @@ class EmbeddedStack:
         roles = {role: settings_of(service, settings) for service, role in REDIS_ROLES.items() if role != GATEWAY}
         if self.redis is not None:
             roles = {role: replace(told, redis_url=self.redis.url_of(role)) for role, told in roles.items()}
-        return {role: replace(told, celery_url="", metrics_key="").environment() for role, told in roles.items()}
+        return {role: replace(told, metrics_key="").environment() for role, told in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
         ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"worker": 0}
@@ -275,8 +275,7 @@ class EmbeddedStack:
             kind = self.plan.profile.each[int(number) - 1]
             python, engine = kind.interpreter(self.plan.model_root), kind.options(os.environ)
         if self.redis is not None and service in REDIS_ROLES:
-            role_url, celery_url = self.redis.url_of(REDIS_ROLES[service]), self.redis.url_of(CELERY)
-            settings = replace(settings, redis_url=role_url, celery_url=celery_url)
+            settings = replace(settings, redis_url=self.redis.url_of(REDIS_ROLES[service]))
         settings = replace(settings, name=name, colocated_threads=self.plan.colocated_threads_of(service))
         if self._targets is not None and service in PROCESSES:
             settings = self._targets.told(name, settings)

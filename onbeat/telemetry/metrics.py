@@ -94,7 +94,7 @@ class StageMetrics(ProcessMetrics):
 
 
 class WorkerMetrics(ProcessMetrics):
-    """A consumer's Celery worker."""
+    """A consumer's worker."""
 
     def __init__(self, is_running: Callable[[], bool]) -> None:
         """is_running: whether a trainer of its runs now."""

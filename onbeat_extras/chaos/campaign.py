@@ -50,7 +50,7 @@ LEASE_S = 1.0
 PAUSE_S = (0.2, 3.0)
 """A paused process wakes up before its lease has run out, or long after."""
 HANG_S = (0.2, 9.0)
-"""A server that hangs goes on before a call of it is given up, or long after: gateways and Celery give up after 3 s."""
+"""A server that hangs goes on before a call of it is given up, or long after: gateways give up after 3 s."""
 PUT_OFF_S = (0.2, 2.0)
 """How long a fault that found no process waits before it comes again."""
 WINDOW_SHARE = 0.6

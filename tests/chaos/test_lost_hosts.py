@@ -11,7 +11,6 @@ import pytest
 from fastapi.testclient import TestClient
 from msgspec.structs import replace
 
-from broker.celery_app import TrainerRequests
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -67,7 +66,7 @@ def test_hosts_that_are_lost_with_their_disks_cost_what_came_after_the_last_chec
 
 def _assert_seen(pipeline: Pipeline, settings: StackSettings, job_id: str) -> None:
     """Whether a gateway that shares no folder with any trainer shows the run, and verifies its weights."""
-    services = Services(settings=settings, broker=pipeline.broker, requests=TrainerRequests(settings))
+    services = Services(settings=settings, broker=pipeline.broker)
     headers = {"Authorization": f"Bearer {settings.api_key}"}
     with TestClient(create_app(services), base_url="http://localhost", headers=headers) as client:
 

@@ -49,7 +49,6 @@ def _fuzz_gateway(folder: Path, schemathesis: str, *, max_time_s: int) -> bool:
     with EmbeddedRedis(folder / "redis") as server:
         settings = StackSettings(
             redis_url=server.url,
-            celery_url=server.url,
             run_root=str(folder / "runs"),
             model_root=str(REPOSITORY),
             api_key=KEY,

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.dead_letters import DeadLetterBox
 from broker.generator_side import FailOutcome
@@ -46,7 +45,7 @@ def bury(job: Job, reason: str = "no reward") -> str:
 
 @pytest.fixture
 def ask(settings: StackSettings) -> Iterator[Callable[[str, str], httpx.Response]]:
-    services = Services(settings=settings, broker=connect(settings), requests=TrainerRequests(settings))
+    services = Services(settings=settings, broker=connect(settings))
     app = create_app(services)
 
     def send(method: str, path: str) -> httpx.Response:
@@ -58,7 +57,6 @@ def ask(settings: StackSettings) -> Iterator[Callable[[str, str], httpx.Response
         return asyncio.run(exchange())
 
     yield send
-    services.requests.close()
     services.broker.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -12,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.celery_app import KEY_PREFIX, QUEUE, TrainerRequests
 from broker.connection.client import Broker, connect
-from broker.connection.roles import CELERY, GENERATOR, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
-from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.redundant_redis import Member, RedundantRedis
 
@@ -118,19 +115,16 @@ def test_a_call_that_waits_for_data_of_a_server_that_hangs_ends_with_the_new_pri
     broker.close()
 
 
-def test_requests_for_a_trainer_reach_the_promoted_server(redundant: RedundantRedis) -> None:
-    requests = TrainerRequests(StackSettings(celery_url=redundant.url_of(CELERY)))
-    requests.ensure_trainer("job-1")
+def test_a_consumer_that_waits_hears_of_a_job_from_the_promoted_server(redundant: RedundantRedis) -> None:
+    gateway, consumer = JobStore(broker_of(redundant, GATEWAY)), JobStore(broker_of(redundant, TRAINER))
+    gateway.create(job_spec())
+    newest, _ = consumer.wait_for_changes("0", PATIENCE_S)
     first = redundant.primary()
     bring_down(first, signal.SIGKILL)
-    another = redundant.until_another(first)
-    # Some may be refused, while a sentinel still names the first one: consumers look anyway.
-    waiting = Waiting("a message to be taken", deadline_s=PATIENCE_S)
-    while redundant.ask(another, "LLEN", KEY_PREFIX + QUEUE) < 2:
-        waiting.poke()
-        with contextlib.suppress(BrokerUnavailable):
-            requests.ensure_trainer("job-2")
-    requests.close()
+    redundant.until_another(first)
+    gateway.create(job_spec())
+    after, has_removed = consumer.wait_for_changes(newest, PATIENCE_S)
+    assert (after > newest, has_removed) == (True, False)
 
 
 def test_without_enough_replicas_nothing_is_confirmed_and_no_lease_is_given(redundant: RedundantRedis) -> None:

@@ -19,7 +19,6 @@ import pytest
 import uvicorn
 
 from broker import keys
-from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, TrainerRequests
 from broker.connection.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.openings import Opening
@@ -56,12 +55,10 @@ def services(settings: StackSettings, tmp_path: Path) -> Iterator[Services]:
     made = Services(
         settings=settings,
         broker=connect(settings),
-        requests=TrainerRequests(settings),
         max_body_bytes=20_000,
         keep_alive_s=0.0,
     )
     yield made
-    made.requests.close()
     made.broker.close()
 
 
@@ -113,10 +110,6 @@ def test_a_submitted_job_is_queued_and_a_message_for_the_consumers_is_sent(
     assert ask("GET", f"/v1/jobs/{status.job_id}").json() == answer.json()
     listed = convert(ask("GET", "/v1/jobs").json()["jobs"], list[JobStatus])
     assert listed[0] == status
-    messages = [json.loads(item) for item in services.broker.redis.lrange(f"{KEY_PREFIX}onbeat", 0, -1)]  # type: ignore[union-attr]
-    mine = [message for message in messages if repr(status.job_id) in message["headers"]["argsrepr"]]
-    assert [message["headers"]["task"] for message in mine] == [ENSURE_TRAINER]
-    assert mine[0]["content-type"] == "application/x-msgpack"
 
 
 def test_a_job_whose_spec_cannot_be_read_does_not_hide_the_others(

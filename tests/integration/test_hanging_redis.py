@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
+from broker.job_store import JobStore
 from broker.presence import Presence
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
@@ -45,17 +45,15 @@ def go_on(server: EmbeddedRedis) -> None:
 
 def test_calls_end_and_serve_again_when_the_server_goes_on(server: EmbeddedRedis) -> None:
     settings = StackSettings(redis_url=server.url)
-    broker, requests = connect(settings, patience_s=0.5), TrainerRequests(settings)
-    requests.ensure_trainer("job-1")
+    broker = connect(settings, patience_s=0.5)
     stop(server)
     for call in (broker.ping, broker.now_s, broker.persisted, Presence(broker).live):
         with pytest.raises(BrokerUnavailable):
             call()
     with pytest.raises(BrokerUnavailable):
-        requests.ensure_trainer("job-1")
+        JobStore(broker).wait_for_changes("0", 0.1)
     go_on(server)
     broker.ping()
-    requests.ensure_trainer("job-1")
     assert broker.persisted()
 
 

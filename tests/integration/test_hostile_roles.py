@@ -16,7 +16,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from broker.connection.roles import CELERY, GATEWAY, GENERATOR, ROLES, STAGE, TRAINER
+from broker.connection.roles import GATEWAY, GENERATOR, ROLES, STAGE, TRAINER
 from broker.job_search import find_jobs
 from broker.job_store import JobStore
 from broker.monitor import job_status, stream_report
@@ -36,7 +36,7 @@ ITERATIONS, BATCHES = 3, 2
 BURST = 25
 """Commands between two steps."""
 ANSWER_S = 5.0
-ATTACKERS = (GENERATOR, STAGE, TRAINER, GATEWAY, CELERY)
+ATTACKERS = (GENERATOR, STAGE, TRAINER, GATEWAY)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ class Attacker:
 
     def _command(self) -> list[Any] | None:
         job_id = self._job.job_id
-        if self._role == CELERY or self._draw([True, False]):
+        if self._draw([True, False]):
             return by_hand(self._draw, self._role, job_id=job_id, seal=self._seal)
         return function_call(self._draw, self._role, job_id=job_id, honest=self._honest)
 

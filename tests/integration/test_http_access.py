@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.settings import StackSettings
@@ -30,7 +29,7 @@ def make_gateway() -> Iterator[MakeApp]:
     made: list[Services] = []
 
     def make(settings: StackSettings) -> FastAPI:
-        services = Services(settings=settings, broker=connect(settings), requests=TrainerRequests(settings))
+        services = Services(settings=settings, broker=connect(settings))
         made.append(services)
         return create_gateway(services)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.generator_side import GeneratorSide
 from broker.openings import Opening
@@ -63,7 +62,7 @@ def without_spaces(text: str) -> str:
 @pytest.fixture
 def services(settings: StackSettings) -> Iterator[Services]:
     settings = replace(settings, model_root=str(ROOT))
-    made = Services(settings=settings, broker=connect(settings), requests=TrainerRequests(settings))
+    made = Services(settings=settings, broker=connect(settings))
     yield made
     made.requests.close()
     made.broker.close()

@@ -16,9 +16,8 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import Broker, connect
-from broker.connection.roles import CELERY, GATEWAY, TRAINER
+from broker.connection.roles import GATEWAY, TRAINER
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.removals import Removals
@@ -105,14 +104,11 @@ def train(job: Job) -> None:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     with EmbeddedRedis(tmp_path / "redis") as server:
-        settings = StackSettings(
-            redis_url=server.url_of(TRAINER), celery_url=server.url_of(CELERY), run_root=str(tmp_path / "runs")
-        )
+        settings = StackSettings(redis_url=server.url_of(TRAINER), run_root=str(tmp_path / "runs"))
         of_gateway = replace(settings, redis_url=server.url_of(GATEWAY), api_key="test-key")
-        services = Services(settings=of_gateway, broker=connect(of_gateway), requests=TrainerRequests(of_gateway))
+        services = Services(settings=of_gateway, broker=connect(of_gateway))
         operator = connect(StackSettings(redis_url=server.url))
         yield Stack(operator=operator, gateway=services, consumer=connect(settings), settings=settings)
-        services.requests.close()
 
 
 def known(stack: Stack, folder: RunFolder) -> bool:

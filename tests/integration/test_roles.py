@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Consumer, Message
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.retry import Retry
 
-from broker.celery_app import TrainerRequests, make_celery_app
 from broker.connection.client import Broker, connect
-from broker.connection.roles import CELERY, GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
+from broker.connection.roles import GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
 from broker.connection.script_texts import PRELUDE, SCRIPTS, function_name, library_text
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import (
     ACTIVE,
+    CHANGES,
     JOBS,
     REMOVED,
     SPEC_BYTES,
@@ -101,6 +100,7 @@ NAMED |= {
     "ACTIVE": ACTIVE,
     "REMOVED": REMOVED,
     "SPEC_BYTES": SPEC_BYTES,
+    "CHANGES": CHANGES,
     "reservation": idempotency("k"),
 }
 NAMED |= {"SPEC": KEYS.spec, "SHARDS": KEYS.shards, "CHUNKS": KEYS.chunks}
@@ -140,66 +140,63 @@ def job(redis_server: EmbeddedRedis) -> Job:
 def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], tuple[Any, ...]]]:
     """What is tried → (the roles that must not, the command)."""
     keys = JobKeys(job_id, seal=seal)
-    not_gateway = (TRAINER, GENERATOR, STAGE, CELERY, LOADER)
-    not_trainer = (GATEWAY, GENERATOR, STAGE, CELERY, LOADER)
-    not_celery = (GATEWAY, TRAINER, GENERATOR, STAGE, LOADER)
+    not_gateway = (TRAINER, GENERATOR, STAGE, LOADER)
+    not_trainer = (GATEWAY, GENERATOR, STAGE, LOADER)
     nobody = ROLES
     return {
-        "look at the server": ((GENERATOR, STAGE, CELERY, LOADER), ("INFO", "server")),
+        "look at the server": ((GENERATOR, STAGE, LOADER), ("INFO", "server")),
         "forge a job": (not_gateway, ("SET", OpenKeys("job-forged").spec, "{}")),
         "list a job of one's own": (not_gateway, ("ZADD", "onbeat:jobs", 0, "../escape")),
-        "make a job active": ((GENERATOR, STAGE, CELERY, LOADER), ("SADD", "onbeat:active", "../escape")),
-        "set a job's state": ((GENERATOR, STAGE, CELERY, LOADER), ("HSET", keys.job, "state", "succeeded")),
-        "open the fence": ((GENERATOR, STAGE, CELERY, LOADER), ("HSET", keys.fence, "state", "open", "version", 9)),
-        "take the epoch": ((GENERATOR, STAGE, CELERY, LOADER), ("HINCRBY", keys.fence, "epoch", 1)),
+        "make a job active": ((GENERATOR, STAGE, LOADER), ("SADD", "onbeat:active", "../escape")),
+        "set a job's state": ((GENERATOR, STAGE, LOADER), ("HSET", keys.job, "state", "succeeded")),
+        "open the fence": ((GENERATOR, STAGE, LOADER), ("HSET", keys.fence, "state", "open", "version", 9)),
+        "take the epoch": ((GENERATOR, STAGE, LOADER), ("HINCRBY", keys.fence, "epoch", 1)),
         "announce weights": (not_trainer, ("HSET", keys.weights, 0, b"forged")),
         "put a chunk": (not_trainer, ("HSET", keys.chunks, "0/m/0", b"forged")),
         "announce a shard": (not_trainer, ("XADD", keys.shards, "*", "shard", b"forged")),
         "write the audit chain": (not_trainer, ("XADD", keys.audit, "*", "record", b"forged", "digest", "d")),
         "cut the audit chain": (nobody, ("XTRIM", keys.audit, "MAXLEN", 0)),
-        "forge an event": ((GENERATOR, STAGE, CELERY, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
+        "forge an event": ((GENERATOR, STAGE, LOADER), ("XADD", keys.events, "*", "event", b"forged")),
         "publish past the fence": (
-            (GATEWAY, TRAINER, CELERY, LOADER),
+            (GATEWAY, TRAINER, LOADER),
             ("XADD", keys.slots[0].rollouts, "*", "batch", b"forged"),
         ),
         "remove another's rollouts": (
-            (GENERATOR, STAGE, CELERY, LOADER),
+            (GENERATOR, STAGE, LOADER),
             ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0),
         ),
         "put a column past the scripts": (
-            (GATEWAY, TRAINER, CELERY, LOADER),
+            (GATEWAY, TRAINER, LOADER),
             ("HSET", keys.slots[0].columns, "c/0/0/train/0/0", b"forged"),
         ),
         "take a generator's prompt": (
-            (GATEWAY, TRAINER, CELERY, LOADER),
+            (GATEWAY, TRAINER, LOADER),
             ("HSET", keys.slots[0].columns, "l/0/0/train/0/0", b"forged"),
         ),
         "hide a stage's work": (
-            (GATEWAY, CELERY, LOADER),
+            (GATEWAY, LOADER),
             ("ZREM", keys.slots[0].work, "0/0/train/0/0"),
         ),
-        "drop the columns": ((GENERATOR, STAGE, CELERY, LOADER), ("UNLINK", keys.slots[0].columns)),
+        "drop the columns": ((GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].columns)),
         "take a stage worker's name off": (
-            (GENERATOR, CELERY, LOADER),
+            (GENERATOR, LOADER),
             ("HDEL", sealed_name(STAGE_WORKERS, seal), "s"),
         ),
         "sign for a stage worker": (
-            (GATEWAY, TRAINER, GENERATOR, CELERY, LOADER),
+            (GATEWAY, TRAINER, GENERATOR, LOADER),
             ("HSET", sealed_name(STAGE_WORKERS, seal), "s", b"forged"),
         ),
         "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
-        "delete a job's ledger": ((GENERATOR, STAGE, CELERY, LOADER), ("DEL", keys.slots[0].ledger)),
+        "delete a job's ledger": ((GENERATOR, STAGE, LOADER), ("DEL", keys.slots[0].ledger)),
         "unlink a job": (
-            (TRAINER, GENERATOR, STAGE, CELERY, LOADER),
+            (TRAINER, GENERATOR, STAGE, LOADER),
             ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit),
         ),
         "rename a key": (nobody, ("RENAME", keys.slots[0].ledger, keys.audit)),
         "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
-        "read who submitted what": ((TRAINER, GENERATOR, STAGE, CELERY, LOADER), ("GET", "onbeat:idempotency:k")),
-        "send a Celery message": (not_celery, ("LPUSH", "onbeat:celery:onbeat", b"forged")),
-        "take a Celery message": (not_celery, ("RPOP", "onbeat:celery:onbeat")),
-        "read Celery's queue": (not_celery, ("LRANGE", "onbeat:celery:onbeat", 0, -1)),
-        "read a job as Celery": ((CELERY, LOADER), ("HGETALL", keys.job)),
+        "read who submitted what": ((TRAINER, GENERATOR, STAGE, LOADER), ("GET", "onbeat:idempotency:k")),
+        "wake the consumers": ((GENERATOR, STAGE, LOADER), ("XADD", "onbeat:changes", "*", "what", "asked")),
+        "read a job": ((LOADER,), ("HGETALL", keys.job)),
         "read the settings": (nobody, ("CONFIG", "GET", "*")),
         "change the settings": (nobody, ("CONFIG", "SET", "dir", "/tmp")),
         "read the users": (nobody, ("ACL", "LIST")),
@@ -209,10 +206,10 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         "load own Lua": (nobody, ("SCRIPT", "LOAD", "return 1")),
         "forget the scripts": (nobody, ("SCRIPT", "FLUSH")),
         "forget the library": (nobody, ("FUNCTION", "FLUSH")),
-        "read the library": ((GATEWAY, TRAINER, GENERATOR, STAGE, CELERY), ("FUNCTION", "LIST", "WITHCODE")),
+        "read the library": ((GATEWAY, TRAINER, GENERATOR, STAGE), ("FUNCTION", "LIST", "WITHCODE")),
         "copy the library": (nobody, ("FUNCTION", "DUMP")),
         "load a library": (
-            (GATEWAY, TRAINER, GENERATOR, STAGE, CELERY),
+            (GATEWAY, TRAINER, GENERATOR, STAGE),
             ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)"),
         ),
         "name a key to a function": (nobody, ("FCALL", "f", 1, keys.spec)),
@@ -257,7 +254,7 @@ def test_a_script_of_another_role_is_refused_at_its_head(
     for role in {GATEWAY, TRAINER, GENERATOR, STAGE} - set(SCRIPT_ROLES[script]):
         with raw(redis_server, role) as client, pytest.raises(ResponseError, match=f"may run {script}"):
             client.fcall(function_name(script), 0, job.job_id, "1", told, "", "", "")
-    for role in (CELERY, LOADER):
+    for role in (LOADER,):
         with raw(redis_server, role) as client, pytest.raises(NoPermissionError):
             client.fcall(function_name(script), 0)
     assert before == {key: operator.dump(key) for key in every_key(keys)}
@@ -381,28 +378,6 @@ def test_a_whole_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis
     assert len(gateway.audit(job_id)) == 1
     assert gateway.events_after(job_id, "0-0")
     presence.leave("g1")
-
-
-def test_celerys_user_carries_messages(redis_server: EmbeddedRedis) -> None:
-    settings = StackSettings(redis_url=redis_server.url_of(GATEWAY), celery_url=redis_server.url_of(CELERY))
-    requests = TrainerRequests(settings)
-    requests.ensure_trainer("job-1")
-    requests.close()
-    app = make_celery_app(settings)
-    with app.connection_for_read() as connection, connection.channel() as channel:
-        queue = app.amqp.queues["onbeat"](channel)
-        got: list[str] = []
-
-        def receive(message: Message) -> None:
-            got.append(message.headers["task"])
-            message.requeue() if len(got) == 1 else message.ack()
-
-        with Consumer(channel, [queue], on_message=receive, accept=["msgpack"]):
-            while len(got) < 2:
-                connection.drain_events(timeout=60)
-        # Kombu does this every few seconds, with a lock that is a script: ours needs none.
-        channel.qos.restore_visible(interval=1)
-    assert got == ["onbeat.ensure_trainer"] * 2
 
 
 def test_a_role_waits_for_a_server_that_is_about_to_be_given_its_scripts(

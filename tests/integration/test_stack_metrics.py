@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.connection.roles import GENERATOR
 from broker.presence import Presence
@@ -33,7 +32,7 @@ METRICS_KEY = "a-key-for-scrapes"
 @pytest.fixture
 def services(settings: StackSettings) -> Iterator[Services]:
     told = msgspec.structs.replace(settings, metrics_key=METRICS_KEY)
-    made = Services(settings=told, broker=connect(told), requests=TrainerRequests(told))
+    made = Services(settings=told, broker=connect(told))
     yield made
     made.requests.close()
     made.broker.close()

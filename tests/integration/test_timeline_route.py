@@ -11,7 +11,6 @@ import httpx
 import msgspec
 import pytest
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.presence import Presence
 from contracts.encoding.json_lines import append_json_lines
@@ -29,7 +28,7 @@ from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteratio
 
 @pytest.fixture
 def services(settings: StackSettings) -> Iterator[Services]:
-    made = Services(settings=settings, broker=connect(settings), requests=TrainerRequests(settings))
+    made = Services(settings=settings, broker=connect(settings))
     yield made
     made.requests.close()
     made.broker.close()

@@ -14,7 +14,6 @@ import pytest
 import uvicorn
 from msgspec.structs import replace
 
-from broker.celery_app import TrainerRequests
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
@@ -61,7 +60,6 @@ class Gateway:
         services = Services(
             settings=self.settings,
             broker=connect(self.settings),
-            requests=TrainerRequests(self.settings),
         )
         listener = socket.create_server(("127.0.0.1", self.port))
         server = uvicorn.Server(server_config(create_app(services), grace_s=2.0))

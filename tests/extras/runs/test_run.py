@@ -303,11 +303,11 @@ def progress(name: str = "job") -> JobProgress:
 
 
 def test_importing_onbeat_imports_nothing_heavy() -> None:
-    heavy = "torch transformers numpy celery redis fastapi httpx rich msgspec onbeat_extras contracts"
+    heavy = "torch transformers numpy redis fastapi httpx rich msgspec onbeat_extras contracts"
     program = f"import onbeat, sys; print(*[name for name in {heavy.split()} if name in sys.modules], sep=',')"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=HERE)
     assert told.stdout == "\n"
-    slow = "torch transformers matplotlib celery fastapi"
+    slow = "torch transformers matplotlib fastapi"
     program = f"import onbeat, sys; onbeat.train; print(*[name for name in {slow.split()} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=HERE)
     assert told.stdout == "\n"

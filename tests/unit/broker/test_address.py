@@ -1,4 +1,4 @@
-"""One reading of a Redis address, for the broker's connections and for Celery's."""
+"""One reading of a Redis address."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from redis.connection import SSLConnection
 from redis.exceptions import ConnectionError
 
-from broker.celery_app import TrainerRequests, Transport, make_celery_app
 from broker.connection.address import read_address
+from broker.connection.client import connect
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 
@@ -46,33 +46,24 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        url = f"unix://celery:secret-word@{tmp_path}/s?db=3"
+        url = f"unix://trainer:secret-word@{tmp_path}/s?db=3"
     else:
         listener = socket.create_server(("127.0.0.1", 0))
-        url = f"{request.param}://celery:secret-word@127.0.0.1:{listener.getsockname()[1]}/3"
+        url = f"{request.param}://trainer:secret-word@127.0.0.1:{listener.getsockname()[1]}/3"
     yield url, FirstByte(listener)
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
 
 
-def test_messages_go_to_the_address_by_its_own_way_and_a_password_never_in_the_clear(
+def test_a_call_goes_to_the_address_by_its_own_way_and_a_password_never_in_the_clear(
     address: tuple[str, FirstByte], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     url, server = address
-    requests = TrainerRequests(StackSettings(celery_url=url))
     with pytest.raises(BrokerUnavailable) as caught:
-        requests.ensure_trainer("job-1")
-    requests.close()
+        connect(StackSettings(redis_url=url), patience_s=0.5)
     assert set(server.bytes) == {TLS_HANDSHAKE if url.startswith("rediss") else COMMAND}
     assert "secret-word" not in str(caught.value) + caplog.text
-
-
-def test_celery_speaks_through_our_transport_and_shows_no_password(address: tuple[str, FirstByte]) -> None:
-    url, _ = address
-    with make_celery_app(StackSettings(redis_url=url)).connection() as connection:
-        assert type(connection.transport) is Transport
-        assert connection.as_uri() == url.replace("secret-word", "**").partition("?")[0]
 
 
 def test_a_path_is_read_as_a_url_writes_it() -> None:

@@ -143,7 +143,7 @@ def an_endpoint():
     from gateway.app import create_app
     from gateway.services import Services
 
-    app = create_app(Services(settings=StackSettings(api_key="key"), broker=None, requests=None))
+    app = create_app(Services(settings=StackSettings(api_key="key"), broker=None))
 
     async def ask(key):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

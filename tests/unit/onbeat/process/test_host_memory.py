@@ -50,7 +50,7 @@ def test_a_process_gets_large_pages_beside_what_its_environment_says_of_the_c_li
 
 
 def test_a_worker_starts_its_trainers_with_large_pages_and_without_its_own_queue() -> None:
-    inherited = {"ONBEAT_REDIS_URL": "redis://r", "ONBEAT_CELERY_URL": "redis://c"}
+    inherited = {"ONBEAT_REDIS_URL": "redis://r", "ONBEAT_NAME": "worker"}
     assert trainer_environment(inherited) == {
         "ONBEAT_REDIS_URL": "redis://r",
         "ONBEAT_METRICS_PORT": "0",

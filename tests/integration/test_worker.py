@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 import consumer.supervisor.reconciler as reconciler_module
-from broker import celery_app
-from broker.celery_app import ENSURE_TRAINER, KEY_PREFIX, QUEUE, SWEEP, TrainerRequests, make_celery_app
 from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
@@ -27,14 +23,11 @@ from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import look_out
-from consumer.supervisor.__main__ import register_tasks
 from consumer.supervisor.look_out import LookOut
 from consumer.supervisor.reconciler import Reconciler
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
-from contracts.encoding.wire import encode, encode_json
-from contracts.errors import BrokerUnavailable
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -64,7 +57,6 @@ def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 def own_settings(own_redis: EmbeddedRedis, tmp_path: Path) -> StackSettings:
     return StackSettings(
         redis_url=own_redis.url_of(roles.TRAINER),
-        celery_url=own_redis.url_of(roles.CELERY),
         run_root=str(tmp_path / "runs"),
         api_key="never-logged-key",
     )
@@ -146,9 +138,6 @@ def test_a_submitted_job_gets_a_trainer_a_killed_one_is_replaced_and_sigterm_end
 ) -> None:
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
-    requests = TrainerRequests(own_settings)
-    requests.ensure_trainer(job_id)
-    requests.close()
     holder = Holder(broker, job_id)
     log_path = tmp_path / "worker.log"
     with worker(own_settings, log_path) as process:
@@ -202,65 +191,6 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
         second_id, _ = jobs.create(job_spec())
         Holder(broker, second_id).appears()
         assert process.poll() is None
-
-
-def message(**changes: Any) -> bytes:
-    """What stands in the queue for a request to see to a job, but for the changes; a None takes a part away."""
-    body = base64.b64encode(encode([["job-1"], {}, {}])).decode()
-    parts = {
-        "body": body,
-        "content-encoding": "binary",
-        "content-type": "application/x-msgpack",
-        "headers": {"lang": "py", "task": ENSURE_TRAINER, "id": "1", "root_id": "1", "argsrepr": "", "kwargsrepr": ""},
-        "properties": {
-            "correlation_id": "1",
-            "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": QUEUE},
-            "priority": 0,
-            "body_encoding": "base64",
-            "delivery_tag": "1",
-        },
-    }
-    return encode_json({name: part for name, part in (parts | changes).items() if part is not None})
-
-
-HOSTILE_MESSAGES = (
-    *(b"", b"x", b"\xff\xc1", b"null", b"7", b"[]", b"{}", b"[" * 100_000, b"x" * 200_000),
-    *(message(**{name: None}) for name in ("body", "content-encoding", "content-type", "headers", "properties")),
-    *(message(**{name: 7}) for name in ("body", "content-encoding", "content-type", "headers", "properties")),
-    message(properties={}),
-    message(properties={"delivery_info": {}, "delivery_tag": []}),
-    message(body="not base64"),
-    message(body=base64.b64encode(b"\xc1").decode()),
-    message(body=base64.b64encode(encode({"not": "a task"})).decode()),
-    message(body=base64.b64encode(encode([[1, 2, 3], {}, {}])).decode()),
-    message(**{"content-type": "application/x-python-serialize"}),
-    message(headers={"task": "os.system", "id": "1"}),
-    message(headers={"task": 7, "id": []}),
-    message(headers={"task": ENSURE_TRAINER, "id": "1", "expires": "never", "eta": "never"}),
-    message(headers={"task": ENSURE_TRAINER, "id": "1", "eta": "2999-01-01T00:00:00"}),
-    *(
-        message(headers={"task": ENSURE_TRAINER, "id": "1", "expires": expires})
-        for expires in (7, 1e308, -1, [], {}, True, "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+23:59")
-    ),
-    message(headers={"task": ENSURE_TRAINER, "id": "1", "timelimit": [1e-9, 1e-9]}),
-)
-
-
-def test_no_message_that_celery_s_password_can_send_ends_a_consumer(
-    own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
-) -> None:
-    queue = KEY_PREFIX + QUEUE
-    attacker = redis.Redis.from_url(own_redis.url_of(roles.CELERY))
-    with worker(own_settings, tmp_path / "worker.log") as process:
-        for hostile in HOSTILE_MESSAGES:
-            attacker.lpush(queue, hostile)
-            until(lambda: process.poll() is not None or not attacker.llen(queue), "the message to be taken")
-            assert process.poll() is None, hostile[:300]
-        job_id, _ = JobStore(broker).create(job_spec())
-        Holder(broker, job_id).appears()
-        assert process.poll() is None
-    attacker.close()
 
 
 @contextmanager
@@ -513,12 +443,6 @@ def test_an_ended_trainers_starts_no_longer_count(
     assert jobs.count_trainer_start(job_id) == 1
 
 
-def test_messages_are_read_without_pickle(own_settings: StackSettings) -> None:
-    app = make_celery_app(own_settings)
-    assert app.conf.accept_content == ["msgpack"]
-    app.close()
-
-
 def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
     own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -635,36 +559,33 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
                 os.kill(own_redis.child.pid, signal.SIGCONT)
 
 
-def test_each_message_that_a_gateway_sends_makes_a_consumer_look_at_once(
+def test_a_change_of_a_job_makes_a_consumer_look_at_once(
     own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = make_celery_app(own_settings)
     monkeypatch.setattr(look_out, "LOOK_EVERY_S", 3600.0)
-    monkeypatch.setattr(look_out, "SWEEP_EVERY_S", 0.0)
+    jobs = JobStore(broker)
     with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
-        looks = LookOut(reconciler, Sweeper(broker, own_settings))
-        register_tasks(app, looks, Sweeper(broker, own_settings))
-        looks.start()
-        job_id, _ = JobStore(broker).create(job_spec())
-        for task, arguments in ((ENSURE_TRAINER, [job_id]), (SWEEP, [])):
-            app.tasks[task].apply(args=arguments, throw=True)
+        looks = LookOut(reconciler, Sweeper(broker, own_settings), jobs)
+        looking = threading.Thread(target=looks.run)
+        looking.start()
+        job_id, _ = jobs.create(job_spec())
         until(lambda: trainer.job_id == job_id, "the trainer of a job that came after the first look")
+        jobs.request_cancel(job_id)
+        until(lambda: jobs.state(job_id) is JobState.CANCELLED and not trainer.job_id, "the job's end")
+        folder = RunFolder(own_settings.run_root_path, job_id)
+        jobs.remove(job_id)
+        until(lambda: not folder.path.exists(), "the end of its files")
         looks.stop()
-        assert trainer.job_id == "", "the look-out's end is its trainer's"
-    app.close()
+        looking.join()
 
 
 def test_a_redis_at_maxmemory_takes_the_successor_of_a_dead_trainer_and_a_cancel(
     own_settings: StackSettings, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It takes no Celery message, nor what Celery writes to read one; only a trainer's commit would make room."""
+    """Only a trainer's commit would make room."""
     jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     broker.redis.config_set("maxmemory", 1)
-    requests = TrainerRequests(own_settings)
-    with pytest.raises(BrokerUnavailable):
-        requests.ensure_trainer(job_id)
-    requests.close()
     holder = Holder(broker, job_id)
     with worker(own_settings, tmp_path / "worker.log") as process:
         first = holder.appears()
@@ -679,17 +600,6 @@ def test_a_redis_at_maxmemory_takes_the_successor_of_a_dead_trainer_and_a_cancel
         assert process.poll() is None
 
 
-def test_messages_that_no_consumer_reads_have_a_bound(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(celery_app, "MAX_WAITING", 3)
-    requests = TrainerRequests(own_settings)
-    for _ in range(9):
-        requests.ensure_trainer("job-0123456789ab")
-    assert broker.redis.llen(f"{KEY_PREFIX}onbeat") == 3
-    requests.close()
-
-
 def test_a_worker_removes_the_files_of_a_job_that_was_deleted(
     own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
 ) -> None:
@@ -698,9 +608,6 @@ def test_a_worker_removes_the_files_of_a_job_that_was_deleted(
     jobs.request_cancel(job_id)
     folder = RunFolder(own_settings.run_root_path, job_id).checkpoint_after(0)
     folder.mkdir(parents=True)
-    requests = TrainerRequests(own_settings)
     jobs.remove(job_id)
     with worker(own_settings, tmp_path / "worker.log"):
-        requests.sweep()
         until(lambda: not folder.parents[1].exists(), "the end of the files")
-    requests.close()
