@@ -194,6 +194,8 @@ def test_a_commit_opens_no_iteration_but_the_next_and_none_without_its_weights(j
     for opening, problem in ((job.opening(2), "out_of_order"), (job.opening(1), "no_manifest")):
         with pytest.raises(FenceViolation, match=problem):
             job.trainer.commit(record(0, batches), batches, event=None, opening=opening, made=(1, DIGEST))
+    with pytest.raises(FenceViolation, match="no_manifest"):
+        job.trainer.commit(record(0, batches), batches, event=None, opening=job.opening(1), made=None)
     assert job.trainer.fence().committed == -1
 
 

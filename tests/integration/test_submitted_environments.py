@@ -85,3 +85,18 @@ def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_
         opened(hurried, replace(told, reward_key="wrong"))
     with pytest.raises(EnvironmentUnavailable):
         opened(hurried, away)
+
+
+def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_job_when_it_is_submitted(
+    told: StackSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = EnvironmentService(told).facts(spec().environment)
+    monkeypatch.setattr(EnvironmentService, "facts", lambda *_: replace(facts, deterministic=False))
+    check_environment(replace(spec(), deterministic=False), told)
+    with pytest.raises(InvalidInput) as caught:
+        check_environment(spec(), told)
+    assert caught.value.field == "deterministic"
+
+
+def test_what_is_wrong_with_the_gateway_s_own_settings_refuses_no_submission(told: StackSettings) -> None:
+    check_environment(spec(), replace(told, reward_url="no address"))

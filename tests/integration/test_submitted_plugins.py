@@ -63,6 +63,7 @@ def test_a_reward_service_that_is_away_or_refuses_the_key_refuses_no_job(
     check_plugins(other, replace(rewards, reward_url=f"http://127.0.0.1:{free_port()}"))
     check_plugins(other, replace(rewards, reward_url="not an address"))
     assert len([record for record in caplog.records if "are not checked" in record.getMessage()]) == 3
+    assert "it answered 401" in caplog.text
 
 
 SOURCE = "import re\n\nSIGN = re.compile('-')\n\n\ndef signed(completion):\n    return len(SIGN.findall(completion))\n"
