@@ -22,7 +22,8 @@ LOADING_WEIGHTS = "loading_weights"
 """In a generator's info: the folders of the version that it loads, and of those that it stands on, with spaces between
 them, from its claim until it holds it; "" otherwise."""
 NOT_REPRODUCIBLE = "not_reproducible"
-"""In a generator's info: the name of its engine if that can't serve deterministic jobs (I7), "" if it can."""
+"""In a generator's info: the name of its engine if that can't serve deterministic jobs (I7), and what was found where
+it was tried; "" if it can."""
 NO_KEPT_SETS = "no_kept_sets"
 """In a generator's info: the name of its engine if that can't say what truncated sampling kept, "" if it can."""
 ENGINE = "engine"

@@ -63,7 +63,8 @@ def _wired(
         return GeneratorSide(broker, job_id, generator_id, engine=engine_kind)
 
     def not_reproducible() -> str:
-        return model.not_reproducible if engine.is_reproducible else engine.name
+        why = model.not_reproducible
+        return f"{engine.name} ({why})" if why else "" if engine.is_reproducible else engine.name
 
     return Generator(
         generator_id=generator_id,

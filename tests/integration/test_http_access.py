@@ -35,7 +35,6 @@ def make_gateway() -> Iterator[MakeApp]:
 
     yield make
     for services in made:
-        services.requests.close()
         services.broker.close()
 
 

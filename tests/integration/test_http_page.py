@@ -64,7 +64,6 @@ def services(settings: StackSettings) -> Iterator[Services]:
     settings = replace(settings, model_root=str(ROOT))
     made = Services(settings=settings, broker=connect(settings))
     yield made
-    made.requests.close()
     made.broker.close()
 
 

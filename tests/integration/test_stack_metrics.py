@@ -34,7 +34,6 @@ def services(settings: StackSettings) -> Iterator[Services]:
     told = msgspec.structs.replace(settings, metrics_key=METRICS_KEY)
     made = Services(settings=told, broker=connect(told))
     yield made
-    made.requests.close()
     made.broker.close()
 
 
@@ -111,7 +110,7 @@ def test_a_reason_that_a_generator_invents_makes_no_metric(services: Services) -
 def test_a_server_that_is_away_is_a_metric_and_the_rest_is_answered(services: Services, tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "gone") as server:
         settings = msgspec.structs.replace(services.settings, redis_url=server.url)
-        away = Services(settings=settings, broker=connect(settings, patience_s=0.0), requests=services.requests)
+        away = Services(settings=settings, broker=connect(settings, patience_s=0.0))
     found = scraped(away)
     assert found["onbeat_broker_up",] == 0
     assert ("onbeat_live_generators",) not in found

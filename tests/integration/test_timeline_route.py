@@ -30,7 +30,6 @@ from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteratio
 def services(settings: StackSettings) -> Iterator[Services]:
     made = Services(settings=settings, broker=connect(settings))
     yield made
-    made.requests.close()
     made.broker.close()
 
 

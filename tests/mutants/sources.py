@@ -135,7 +135,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/redis/store.py": RECEIVER,
     "onbeat/weights/whole.py": RECEIVER,
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
-    "onbeat/audit/chain.py": tuple(f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")),
+    "onbeat/audit/chain.py": tuple(
+        f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")
+    ),
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_gateway.py",

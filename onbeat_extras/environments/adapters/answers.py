@@ -1,14 +1,15 @@
-"""Where an answer stands in a text, and whether it is the right one."""
+"""Where an answer stands in a text, and whether it is the right one.
+
+Numbers are read by the grammar of scorers (contracts/encoding/numbers.py): an environment and a reward agree on them.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from fractions import Fraction
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+from contracts.encoding import numbers
+
 OPENED, CLOSED = "<answer>", "</answer>"
-MAX_NUMBER_CHARS = 100
 
 
 def last_tagged(text: str) -> str | None:
@@ -19,9 +20,9 @@ def last_tagged(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text; None where there is none."""
-    found = NUMBER.findall(text)
-    return found[-1] if found else None
+    """The last number of a text, as a decimal; None where there is none."""
+    found = numbers.last_number(text)
+    return f"{found.value:f}{'%' if found.is_percent else ''}" if found else None
 
 
 READERS: dict[str, Callable[[str], str | None]] = {
@@ -36,15 +37,5 @@ def are_equal(answer: str, reference: str) -> bool:
     """Whether they are the same text but for spaces at their ends, or the same number."""
     if answer.strip() == reference.strip():
         return True
-    one, other = _number(answer), _number(reference)
-    return one is not None and one == other
-
-
-def _number(text: str) -> Fraction | None:
-    stripped = text.strip().replace(",", "")
-    if len(stripped) > MAX_NUMBER_CHARS or not NUMBER.fullmatch(stripped):
-        return None
-    try:
-        return Fraction(stripped)
-    except (ValueError, ZeroDivisionError):
-        return None
+    one, other = numbers.read_number(answer), numbers.read_number(reference)
+    return one is not None and other is not None and one.is_near(other, tolerance=0.0)
