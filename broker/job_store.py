@@ -7,7 +7,6 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,7 +20,6 @@ from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, HealthProblem, JobState, ResumeRequest, resumed_spec
-from contracts.rewards import OnUnscorable
 from contracts.spec import JobSpec
 
 IDEMPOTENCY_S = 24 * 3600
@@ -30,6 +28,7 @@ CREATIONS = 3
 """How often a submission is tried whose job is removed in the middle of it."""
 FULL = {"jobs": ("ONBEAT_MAX_JOBS", "max_jobs"), "bytes of specs": ("ONBEAT_MAX_SPECS_MB", "max_spec_bytes")}
 """What there may be too many of → its setting, and its limit's name."""
+NOTHING_NEW = ResumeRequest()
 RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts}
 
 
@@ -236,21 +235,12 @@ class JobStore:
         entries = rows[0][1] if rows else []
         return (entries[-1][0].decode() if entries else after), any(e[b"what"] == b"removed" for _, e in entries)
 
-    def resume(
-        self,
-        job_id: str,
-        *,
-        iterations: int | None = None,
-        on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
-        on_failure: Mapping[str, OnUnscorable] = MappingProxyType({}),
-    ) -> JobState:
+    def resume(self, job_id: str, asked: ResumeRequest = NOTHING_NEW) -> JobState:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.
 
-        What is named is of ResumeRequest. Safe to repeat. Answers only after the write is on disk. Raises NotFound,
-        Conflict for a job that has not ended, or has nothing left to do, and InvalidInput for fewer iterations than
-        were trained, or as `resumed_spec` does.
+        Safe to repeat. Answers only after the write is on disk. Raises NotFound, Conflict for a job that has not ended,
+        or has nothing left to do, and InvalidInput for fewer iterations than were trained, or as `resumed_spec` does.
         """
-        asked = ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable), on_failure=dict(on_failure))
         outcome, *rest = self._resume_as_seen(job_id, asked)
         while outcome == b"changed":
             outcome, *rest = self._resume_as_seen(job_id, asked)

@@ -171,8 +171,6 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
     """Raises NotFound, Conflict, InvalidInput or Unavailable."""
-    services.jobs.resume(
-        job_id, iterations=asked.iterations, on_unscorable=asked.on_unscorable, on_failure=asked.on_failure
-    )
+    services.jobs.resume(job_id, asked)
     log.info("job %s is queued again", job_id)
     return job_status(services.broker, job_id)

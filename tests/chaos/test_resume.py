@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.jobs import JobState
+from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
@@ -44,7 +44,7 @@ def test_a_job_that_succeeded_and_is_given_more_iterations_ends_as_if_it_had_had
     pipeline: Pipeline, oracle: str
 ) -> None:
     job_id = pipeline.train(spec(iterations=4))
-    pipeline.jobs.resume(job_id, iterations=6)
+    pipeline.jobs.resume(job_id, ResumeRequest(iterations=6))
     pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)
     # Iteration 4 only evaluated, and is committed a second time with its training.

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from broker.monitor import job_status
 from contracts.events import BatchDead
-from contracts.jobs import JobState
+from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import RewardItem
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -116,7 +116,7 @@ def test_a_poison_completion_ends_its_job_until_a_resume_states_a_score_and_the_
         rewards.unscorable = FirstPrompt()
         assert wait_for_exit(trainer, DEADLINE_S) == FAILED
     before = pipeline.jobs.audit(job_id)
-    pipeline.jobs.resume(job_id, on_unscorable={"exact": -0.5})
+    pipeline.jobs.resume(job_id, ResumeRequest(on_unscorable={"exact": -0.5}))
     pipeline.train_to_the_end(job_id)
     after = pipeline.jobs.audit(job_id)[len(before) :]
     assert pipeline.verdict(job_id).gaps == ()

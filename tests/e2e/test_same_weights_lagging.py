@@ -12,7 +12,7 @@ import pytest
 
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
-from contracts.jobs import JobState
+from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import job_spec
@@ -161,7 +161,7 @@ def test_a_lagging_job_that_is_given_more_iterations_ends_as_if_it_had_had_them_
     pipeline: Pipeline, oracles: dict[str, list[str]]
 ) -> None:
     job_id = pipeline.train(spec("lag 2", iterations=4))
-    pipeline.jobs.resume(job_id, iterations=ITERATIONS)
+    pipeline.jobs.resume(job_id, ResumeRequest(iterations=ITERATIONS))
     pipeline.train_to_the_end(job_id)
     assert_versions(pipeline, job_id, oracles["lag 2"])
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from broker.monitor import job_status
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
+from contracts.jobs import ResumeRequest
 from contracts.run_folder import RunFolder
 from gateway.run_files import iteration_metrics
 from onbeat.process.child_process import ChildProcess
@@ -117,7 +118,7 @@ def test_an_environment_that_raises_at_a_message_ends_its_job_until_a_resume_sta
         assert pipeline.train_until_death(job_id) == FAILED
     assert "environment `picky`" in (reason := job_status(pipeline.broker, job_id).reason)
     assert "raised: KeyError" in reason
-    pipeline.jobs.resume(job_id, on_failure={"environment": -1.0})
+    pipeline.jobs.resume(job_id, ResumeRequest(on_failure={"environment": -1.0}))
     generator = pipeline.start("producer-dies", crash_at="producer.after_step:2")
     trainer = pipeline.start(f"consumer-{job_id}-resumed", job_id)
     assert wait_for_exit(generator, DEADLINE_S) == -signal.SIGKILL, generator.tail()

@@ -13,7 +13,7 @@ from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import decode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import BatchDead, StateChanged
-from contracts.jobs import EvaluationScore, JobState
+from contracts.jobs import EvaluationScore, JobState, ResumeRequest
 from contracts.rewards import ExactReward
 from contracts.settings import StackSettings
 from tests.builders import job_spec
@@ -197,7 +197,7 @@ def test_a_resume_may_change_the_iterations_and_what_was_trained_keeps_its_learn
     job_id = ended(jobs, JobState.SUCCEEDED)
     with pytest.raises(Conflict, match="succeeded job of 4 iterations has nothing left to do"):
         jobs.resume(job_id)
-    jobs.resume(job_id, iterations=6)
+    jobs.resume(job_id, ResumeRequest(iterations=6))
     assert jobs.spec(job_id) == job_spec(iterations=6)
     assert jobs.horizons(job_id) == {0: 6}, "nothing was trained in this test"
 
@@ -207,7 +207,7 @@ def test_a_resume_to_no_more_iterations_than_the_lag_is_refused_and_the_spec_sta
     job_id, _ = jobs.create(spec)
     jobs.move(job_id, JobState.CANCELLED)
     with pytest.raises(InvalidInput, match="max_policy_lag = 2 is larger than the job"):
-        jobs.resume(job_id, iterations=2)
+        jobs.resume(job_id, ResumeRequest(iterations=2))
     assert (jobs.state(job_id), jobs.spec(job_id)) == (JobState.CANCELLED, spec)
 
 
@@ -217,7 +217,7 @@ def test_a_job_that_has_not_ended_cannot_be_resumed(jobs: JobStore, state: JobSt
     for step in (JobState.RUNNING, state):
         jobs.move(job_id, step)
     with pytest.raises(Conflict, match=f"a {state.value} job cannot be resumed"):
-        jobs.resume(job_id, iterations=6)
+        jobs.resume(job_id, ResumeRequest(iterations=6))
     assert jobs.spec(job_id) == job_spec()
 
 
@@ -268,9 +268,9 @@ def test_trainer_starts_are_counted_since_the_last_progress(jobs: JobStore) -> N
 def test_a_resume_may_state_a_score_for_what_a_component_cannot_score(jobs: JobStore) -> None:
     job_id = ended(jobs, JobState.FAILED)
     with pytest.raises(InvalidInput, match=r"no component `math_verify` \(it has exact"):
-        jobs.resume(job_id, on_unscorable={"exact": 0.0, "math_verify": 0.0})
+        jobs.resume(job_id, ResumeRequest(on_unscorable={"exact": 0.0, "math_verify": 0.0}))
     assert jobs.state(job_id) is JobState.FAILED
-    jobs.resume(job_id, on_unscorable={"exact": 0.25})
+    jobs.resume(job_id, ResumeRequest(on_unscorable={"exact": 0.25}))
     (component,) = jobs.spec(job_id).reward.components
     assert component == ExactReward(on_unscorable=0.25)
     assert "horizons" not in jobs.fields(job_id), "the iterations are the same"
@@ -283,9 +283,9 @@ def test_a_resume_may_state_a_score_for_what_the_environment_or_a_stage_cannot_j
     jobs.move(job_id, JobState.CANCELLED)
     for unknown in ("exact", "reference"):
         with pytest.raises(InvalidInput, match=rf"on_failure: the job has no `{unknown}` .*environment, reward_model"):
-            jobs.resume(job_id, on_failure={"environment": 0.0, unknown: 0.0})
+            jobs.resume(job_id, ResumeRequest(on_failure={"environment": 0.0, unknown: 0.0}))
     assert jobs.state(job_id) is JobState.CANCELLED
-    jobs.resume(job_id, on_failure={"environment": -1.0, "reward_model": 0.5})
+    jobs.resume(job_id, ResumeRequest(on_failure={"environment": -1.0, "reward_model": 0.5}))
     after = jobs.spec(job_id)
     assert after.stated_scores == {"environment": -1.0, "reward_model": 0.5}
     assert after.stages[1:] == spec.stages[1:]

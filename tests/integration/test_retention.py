@@ -27,7 +27,7 @@ from consumer.supervisor import sweeper
 from consumer.supervisor.sweeper import Sweeper, needless, put_aside
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
-from contracts.jobs import JobState
+from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import weights_digest
@@ -161,7 +161,7 @@ def test_a_resume_between_the_steps_wins_and_what_was_put_aside_is_put_aside_ane
     folder = stack.ended(days_ago=40)
     stack.sweep()
     (seen,) = due_jobs(stack.operator, stack.settings)
-    stack.jobs.resume(folder.job_id, iterations=2)
+    stack.jobs.resume(folder.job_id, ResumeRequest(iterations=2))
     with pytest.raises(Conflict):
         stack.jobs.remove(folder.job_id, as_seen=(seen.ended_s, seen.num_records))
     assert forget_due(stack.gateway) == []

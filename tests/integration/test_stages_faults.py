@@ -15,7 +15,7 @@ from broker.stage_side import PutOutcome, wait_for_items
 from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode
 from contracts.errors import ContractViolation, FenceViolation, NotFound
-from contracts.jobs import JobState
+from contracts.jobs import JobState, ResumeRequest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from onbeat.loop.chain import rewind_record
@@ -308,7 +308,7 @@ def test_what_a_stage_cannot_judge_is_dead_until_a_resume_states_a_score_and_the
     (item,) = job.stage().claim("reward_model")
     assert job.stage().fail(item, "5000 tokens") is FailOutcome.DEAD
     end(job)
-    job.jobs.resume(job.job_id, on_failure={"reward_model": -1.5})
+    job.jobs.resume(job.job_id, ResumeRequest(on_failure={"reward_model": -1.5}))
     job.stages.clear()  # its workers read the spec again
     job.spec = job.jobs.spec(job.job_id)
     job.trainer = job.new_trainer("t2")

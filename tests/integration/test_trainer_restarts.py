@@ -17,7 +17,7 @@ from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.step import Stepped
 from contracts.events import record_digest
-from contracts.jobs import JobState, TrainerExit
+from contracts.jobs import JobState, ResumeRequest, TrainerExit
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -350,7 +350,7 @@ def test_a_lagging_job_that_was_cancelled_and_one_that_gets_more_iterations_go_o
         assert (jobs_cancelled, jobs.state(job_id)) == (TrainerExit.DONE, JobState.CANCELLED)
         jobs.resume(job_id)
         assert one_trainer(own, broker, job_id) == 0
-        jobs.resume(job_id, iterations=6)
+        jobs.resume(job_id, ResumeRequest(iterations=6))
         assert one_trainer(own, broker, job_id) == 0
     assert jobs.state(job_id) is JobState.SUCCEEDED
     assert made(jobs, job_id) == undisturbed
