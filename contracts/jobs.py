@@ -200,4 +200,6 @@ class JobStatus(Record, frozen=True, kw_only=True):
     evaluation_latest: EvaluationScore | None = None
     health: tuple[HealthProblem, ...] = ()
     """What its numbers say is wrong; () where all is well, or too few iterations are committed to tell."""
+    disk_bytes: int | None = None
+    """Size of its run folder with its versions, of an ended job an hour ago at most; None where it isn't known yet."""
     tags: tuple[str, ...] = ()

@@ -51,7 +51,8 @@ def _exposition(request: Request) -> bytes:
     """What this process counts, the stack as Redis has it, each active job's last iteration, and its stages."""
     services = services_of(request)
     run_root = services.settings.run_root_path
-    text = generate_latest(services.metrics.registry) + stack_state(services.broker, services.jobs, run_root)
+    text = generate_latest(services.metrics.registry)
+    text += stack_state(services.broker, services.jobs, run_root, services.disk.bytes)
     with contextlib.suppress(Unavailable):  # `onbeat_broker_up` says so
         text += job_gauges(services.jobs, run_root) + stage_gauges(services.broker, services.jobs)
     return text

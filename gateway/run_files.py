@@ -6,23 +6,26 @@ import codecs
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import UNSET
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from contracts.answers import LogPart
 from contracts.encoding.json_lines import last_json_line, last_json_lines, open_plain, read_json_lines
 from contracts.errors import Unavailable
 from contracts.events import NOT_DRAWN, IterationMetrics, TimelineSpan
-from contracts.jobs import EvaluationScore
+from contracts.jobs import EvaluationScore, JobStatus
 from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
 
 T = TypeVar("T")
 OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
 FIRST_TAIL_BYTES = 256 * 1024
+ENDED_AGAIN_S = 3600.0
+"""An ended job's folder is smaller one day: retention takes files away."""
 LONGEST_TAIL_BYTES = 32 * 1024 * 1024
 """What is read of a timeline at most, however many iterations are asked for."""
 
@@ -130,6 +133,40 @@ def trainer_log(folder: RunFolder, *, after: int, limit: int) -> LogPart:
     if cut == len(data):
         text, cut = data.decode(errors="replace"), 0
     return LogPart(text=text, after=after, next=after + len(data) - cut, size=size)
+
+
+class DiskUse:
+    """Job id → bytes of its run folder and versions, as of the last `measure`: a walk takes long."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self._run_root, self._weight_root = settings.run_root_path, settings.weight_root_path
+        self.bytes: dict[str, int] = {}
+        self._looked_s: dict[str, float] = {}
+
+    def measure(self, *, active: set[str], now_s: float) -> None:
+        """Walks the folders of active jobs, and each other one where it is new, or was looked at an hour ago."""
+        with readable("ONBEAT_RUN_ROOT"):
+            job_ids = {entry.name for entry in os.scandir(self._run_root) if entry.name.startswith("job-")}
+        for job_id in job_ids:
+            if job_id in active or now_s - self._looked_s.get(job_id, -ENDED_AGAIN_S) >= ENDED_AGAIN_S:
+                self.bytes[job_id] = sum(map(_size_of, {self._run_root / job_id, self._weight_root / job_id}))
+                self._looked_s[job_id] = now_s
+        for gone in self.bytes.keys() - job_ids:
+            del self.bytes[gone], self._looked_s[gone]
+
+    def told(self, status: JobStatus) -> JobStatus:
+        """The status with its size, where that is known."""
+        return replace(status, disk_bytes=self.bytes.get(status.job_id))
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of all files below it; what vanishes meanwhile counts for nothing."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.exposition.requests import GatewayMetrics
+from gateway.run_files import DiskUse
 from onbeat.run_files import RunFiles, run_files
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -48,10 +49,15 @@ class Services:
     num_verifications: int = 0
     """The event loop's thread alone touches it."""
 
+    disk: DiskUse = field(init=False)
+
     brought: dict[str, RunFiles] = field(default_factory=dict)
     """Job id → the files of its run, where they come from other hosts."""
     asks_again_s: float = 0.0
     """When a store that was away is asked again, by the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        self.disk = DiskUse(self.settings)
 
     def run_folder(self, job_id: str, *, below: str = "") -> RunFolder:
         """The run folder; where it is another host's, that part of it is brought here first. Raises Unavailable."""

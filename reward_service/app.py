@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import OnbeatError
@@ -44,6 +44,7 @@ def create_app(
         title="Onbeat reward service", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_close_pools_at_the_end
     )
     app.state.registry = CollectorRegistry()
+    ProcessCollector(registry=app.state.registry)
     app.state.metrics = RewardMetrics(app.state.registry)
     app.state.environment_metrics = EnvironmentMetrics(app.state.registry)
     app.state.scorers = ScorerPool(

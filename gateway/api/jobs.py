@@ -98,13 +98,14 @@ def list_jobs(
     name: Annotated[str, Query(max_length=256)] = "",
 ) -> Response:
     """List the newest jobs, newest first: those in one of the states that are given, with the text in their names."""
-    return json_answer({"jobs": newest_jobs(services.broker, limit=limit, states=state or (), name=name)})
+    found = newest_jobs(services.broker, limit=limit, states=state or (), name=name)
+    return json_answer({"jobs": [services.disk.told(status) for status in found]})
 
 
 @router.get("/{job_id}", **STATUS)
 def get_job(job_id: KnownJob, services: HasServices) -> Response:
     """Show a job's status."""
-    return json_answer(job_status(services.broker, job_id))
+    return json_answer(services.disk.told(job_status(services.broker, job_id)))
 
 
 @router.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, responses={204: {"description": "It is gone"}})

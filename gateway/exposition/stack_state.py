@@ -8,10 +8,13 @@ gauges (`onbeat_job_reward_mean{job="job-1f"}`).
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -21,9 +24,10 @@ from prometheus_client.registry import Collector
 
 from broker.connection.client import Broker
 from broker.generator_side import WAITS, PublishOutcome
+from broker.job_search import find_jobs
 from broker.job_store import JobStore
 from broker.monitor import count_states, job_status, server_memory, stream_report
-from broker.presence import Presence, StagePresence
+from broker.presence import GeneratorInfo, Presence, StagePresence
 from broker.stage_monitor import stage_view
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
@@ -34,11 +38,15 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES
 from gateway.run_files import newest_metrics
+from onbeat.telemetry.logs import shown
 
 GAUGE, COUNTER = "gauge", "counter"
 REASONS = frozenset(outcome.value for outcome in set(PublishOutcome) - WAITS) - {"accepted"}
 MAX_JOBS = 50
 """The newest active ones: every job is a new label, and a server keeps labels for ever."""
+FAILED_S = 3600.0
+"""So long a failed job is shown."""
+MAX_REASON = 200
 STAGE_GAUGES = {
     "num_free": "Items that wait for a worker of the stage.",
     "num_leased": "Items that a worker of the stage holds.",
@@ -73,6 +81,8 @@ STACK = (
     Family("onbeat_active_jobs", GAUGE, "Jobs that are not final."),
     Family("onbeat_live_generators", GAUGE, "Generators with a sign of life in the last 10 seconds."),
     Family("onbeat_live_stage_workers", GAUGE, "Stage workers with a sign of life in the last 10 seconds."),
+    Family("onbeat_disk_free_bytes", GAUGE, "Free bytes of the disk that the run root is on."),
+    Family("onbeat_disk_size_bytes", GAUGE, "All of its bytes."),
 )
 OF_COUNTERS = {
     "batches_accepted": "Publications that the fence accepted.",
@@ -86,52 +96,51 @@ OF_COUNTERS = {
     "rewinds": "Times that a trainer resumed from before the fence.",
 }
 """A field of StreamReport, and the counter of its name → what it counts, over the whole job."""
-OF_JOBS = (
-    Family("onbeat_job_running", GAUGE, "1 for a running job, 0 for one that is queued or being cancelled.", ("job",)),
-    Family(
-        "onbeat_job_since_progress_seconds",
-        GAUGE,
-        "Since the last iteration was trained, or since the job began.",
-        ("job",),
-    ),
-    Family("onbeat_job_iteration_limit_seconds", GAUGE, "timeouts.iteration_s of its spec.", ("job",)),
-    Family("onbeat_job_mismatch_limit", GAUGE, "trainer.mismatch_alarm of its spec; none under a lag.", ("job",)),
+OF_JOBS = {
+    "running": "1 for a running job, 0 for one that is queued or being cancelled.",
+    "since_progress_seconds": "Since the last iteration was trained, or since the job began.",
+    "iteration_limit_seconds": "timeouts.iteration_s of its spec.",
+    "mismatch_limit": "trainer.mismatch_alarm of its spec; none under a lag.",
+    "iterations": "Iterations of its spec.",
+    "iterations_committed": "Those of them that are committed.",
+    "held_out_score": "Its newest held-out score, sampled.",
+    "disk_bytes": "Size of its run folder.",
+    "trainer_starts": "Trainers since the last one that trained an iteration.",
+    "batches_expected": "Batches of the oldest open iteration.",
+    "batches_published": "Those of them that are published.",
+    "trainer_lease_seconds": "Until the trainer's lease ends; 0 where none holds the job.",
+    "leases": "Batches that generators hold.",
+    "lease_idle_seconds": "Since the heartbeat of the lease that had none for longest.",
+}
+"""A gauge of each active job, `onbeat_job_NAME` → what it says."""
+OF_STREAMS = {
+    "entries": "Entries of a stream.",
+    "pending": "Those that were delivered and are not acknowledged.",
+    "waiting": "Those that were delivered to no process: the backlog.",
+    "bytes": "Memory of the stream on the server.",
+    "oldest_age_seconds": "Since the oldest batch of an open iteration came.",
+}
+JOB_FAMILIES = (
+    Family("onbeat_job_info", GAUGE, "1 for each active job, with its name.", ("job", "name")),
+    Family("onbeat_job_waits", GAUGE, "1 for what an active job waits for, in words.", ("job", "reason")),
     Family(
         "onbeat_job_health",
         GAUGE,
         "1 for each rule of its health that a job breaks; the label `problem` has it in words.",
         ("job", "rule", "problem"),
     ),
-    Family("onbeat_job_batches_expected", GAUGE, "Batches of the oldest open iteration.", ("job",)),
-    Family("onbeat_job_batches_published", GAUGE, "Those of them that are published.", ("job",)),
     Family(
-        "onbeat_job_trainer_lease_seconds",
+        "onbeat_job_failed_timestamp_seconds",
         GAUGE,
-        "Until the trainer's lease ends; 0 where none holds the job.",
-        ("job",),
+        "Unix time at which a job failed in the last hour, with its name and its reason.",
+        ("job", "name", "reason"),
     ),
-    Family("onbeat_job_leases", GAUGE, "Batches that generators hold.", ("job",)),
-    Family(
-        "onbeat_job_lease_idle_seconds", GAUGE, "Since the heartbeat of the lease that had none for longest.", ("job",)
-    ),
-    Family("onbeat_job_stream_entries", GAUGE, "Entries of a stream.", ("job", "stream")),
-    Family(
-        "onbeat_job_stream_pending", GAUGE, "Those that were delivered and are not acknowledged.", ("job", "stream")
-    ),
-    Family(
-        "onbeat_job_stream_waiting", GAUGE, "Those that were delivered to no process: the backlog.", ("job", "stream")
-    ),
-    Family("onbeat_job_stream_bytes", GAUGE, "Memory of the stream on the server.", ("job", "stream")),
-    Family(
-        "onbeat_job_stream_oldest_age_seconds",
-        GAUGE,
-        "Since the oldest batch of an open iteration came.",
-        ("job", "stream"),
-    ),
+    *(Family(f"onbeat_job_{name}", GAUGE, meaning, ("job",)) for name, meaning in OF_JOBS.items()),
+    *(Family(f"onbeat_job_stream_{name}", GAUGE, meaning, ("job", "stream")) for name, meaning in OF_STREAMS.items()),
     Family("onbeat_job_rejected", COUNTER, "Publications that the fence refused, by reason.", ("job", "reason")),
     *(Family(f"onbeat_job_{name}", COUNTER, meaning, ("job",)) for name, meaning in OF_COUNTERS.items()),
 )
-FAMILIES = (*STACK, *OF_JOBS)
+FAMILIES = (*STACK, *JOB_FAMILIES)
 
 
 class _Samples(Collector):
@@ -150,24 +159,37 @@ class _Samples(Collector):
         return [metric for name, metric in self._found.items() if name in self._used]
 
 
-def stack_state(broker: Broker, jobs: JobStore, run_root: Path) -> bytes:
-    """A server that is away is a metric, not an error: what the process counts itself is answered all the same."""
+def stack_state(
+    broker: Broker, jobs: JobStore, run_root: Path, disk: Mapping[str, int] = MappingProxyType({})
+) -> bytes:
+    """A server that is away is a metric, not an error: what the process counts itself is answered all the same.
+
+    disk: job id → bytes of its run folder.
+    """
     samples = _Samples()
     try:
-        _add_stack(samples, broker)
+        generators = Presence(broker).live()
+        _add_stack(samples, broker, len(generators))
         for job_id in newest_active(jobs):
-            _add_job(samples, broker, jobs, run_root, job_id)
+            _add_job(samples, broker, jobs, RunFolder(run_root, job_id), generators)
+            if job_id in disk:
+                samples.add("onbeat_job_disk_bytes", disk[job_id], job_id)
+        _add_failed(samples, broker)
     except Unavailable:
         samples = _Samples()
         samples.add("onbeat_broker_up", 0.0)
     else:
         samples.add("onbeat_broker_up", 1.0)
+    with contextlib.suppress(OSError):
+        space = shutil.disk_usage(run_root)
+        samples.add("onbeat_disk_free_bytes", space.free)
+        samples.add("onbeat_disk_size_bytes", space.total)
     registry = CollectorRegistry()
     registry.register(samples)
     return generate_latest(registry)
 
 
-def _add_stack(samples: _Samples, broker: Broker) -> None:
+def _add_stack(samples: _Samples, broker: Broker, num_generators: int) -> None:
     used, limit = server_memory(broker)
     samples.add("onbeat_redis_memory_used_bytes", used)
     samples.add("onbeat_redis_memory_max_bytes", limit)
@@ -175,19 +197,38 @@ def _add_stack(samples: _Samples, broker: Broker) -> None:
     for state in JobState:
         samples.add("onbeat_jobs", states.get(state, 0), state.value)
     samples.add("onbeat_active_jobs", sum(number for state, number in states.items() if not state.is_final))
-    samples.add("onbeat_live_generators", len(Presence(broker).live()))
+    samples.add("onbeat_live_generators", num_generators)
     samples.add("onbeat_live_stage_workers", len(StagePresence(broker).live()))
 
 
-def _add_job(samples: _Samples, broker: Broker, jobs: JobStore, run_root: Path, job_id: str) -> None:
+def _add_failed(samples: _Samples, broker: Broker) -> None:
+    """Jobs that failed lately: an alert needs their names and reasons after they are active no more."""
+    for job_id in find_jobs(broker, states=(JobState.FAILED,))[:MAX_JOBS]:
+        with contextlib.suppress(NotFound, ContractViolation):
+            status = job_status(broker, job_id, generators=())
+            if time.time() - status.ended_s < FAILED_S:
+                labels = (job_id, shown(status.name), shown(status.reason)[:MAX_REASON])
+                samples.add("onbeat_job_failed_timestamp_seconds", status.ended_s, *labels)
+
+
+def _add_job(
+    samples: _Samples, broker: Broker, jobs: JobStore, folder: RunFolder, generators: Sequence[GeneratorInfo]
+) -> None:
+    job_id = folder.job_id
     try:
         spec = jobs.spec(job_id)
-        status = job_status(broker, job_id, generators=())
+        status = job_status(broker, job_id, generators=generators)
+        starts = int(jobs.fields(job_id).get("trainer_starts", b"0"))
         report = stream_report(broker, job_id)
     except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
         return
-    for name, value in _of_job(spec, status, _progress_s(status, RunFolder(run_root, job_id))):
+    for name, value in _of_job(spec, status, _progress_s(status, folder)):
         samples.add(f"onbeat_job_{name}", value, job_id)
+    samples.add("onbeat_job_trainer_starts", starts, job_id)
+    samples.add("onbeat_job_info", 1.0, job_id, shown(status.name))
+    if status.reason:
+        # What is behind the first stop may be a generator's own words, of which any number would make labels.
+        samples.add("onbeat_job_waits", 1.0, job_id, re.split("[:;]", status.reason)[0])
     for problem in (one for one in status.health if one.rule in HEALTH_RULES):
         samples.add("onbeat_job_health", 1.0, job_id, problem.rule, problem.in_words)
     _add_report(samples, report)
@@ -199,6 +240,10 @@ def _of_job(spec: JobSpec, status: JobStatus, progress_s: float) -> Iterator[tup
     yield "iteration_limit_seconds", spec.timeouts.iteration_s
     yield "batches_expected", status.batches_expected
     yield "batches_published", status.batches_published
+    yield "iterations", status.iterations
+    yield "iterations_committed", status.iterations_committed
+    if status.evaluation_latest is not None:
+        yield "held_out_score", status.evaluation_latest.sampled
     if is_running:
         yield "since_progress_seconds", max(0.0, time.time() - progress_s)
     if not spec.schedule_rule.lags:

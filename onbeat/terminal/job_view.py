@@ -32,6 +32,7 @@ from onbeat.terminal.words import (
     score,
     share,
     short,
+    size,
     sparkline,
 )
 
@@ -303,7 +304,7 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
 
 def job_table(found: Iterable[JobStatus], *, is_wide: bool, now_s: float) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, expand=True)
-    columns = ["job", "state", "iterations", "held-out", "submitted", "took", "name"]
+    columns = ["job", "state", "iterations", "held-out", "submitted", "took", "disk", "name"]
     found = list(found)
     least = max((len(status.job_id) for status in found), default=0)  # an id that is cut names no job
     for column in [*columns, "digest"] if is_wide else columns:
@@ -318,6 +319,7 @@ def job_table(found: Iterable[JobStatus], *, is_wide: bool, now_s: float) -> Tab
             score(latest.sampled if latest else None),
             ago(status.created_s, now_s),
             _took(status, now_s),
+            UNKNOWN if status.disk_bytes is None else size(status.disk_bytes),
             one_line(status.name),
         ]
         table.add_row(*row, *([short(status.weights_digest)] if is_wide else []))

@@ -113,7 +113,7 @@ def _left_share(history: History) -> float:
 
 
 SLOWER = "a lower optimizer.learning_rate, more optimizer.warmup_iterations, or algorithm.kl_coefficient above 0"
-BACK = "cancel it, keep the best version (`onbeat export JOB DIR --version N`), and submit it again with "
+BACK = "cancel it, keep the best version (onbeat export JOB DIR --version N), and submit it again with "
 RULES = (
     Rule("reward_collapsed", _reward, BACK + SLOWER),
     Rule("score_collapsed", _score, f"compare it with the reward: where that still rises it is gamed; else {SLOWER}"),
@@ -133,7 +133,7 @@ RULES = (
     Rule(
         "truncations_rising",
         _truncations,
-        "raise rollout.sampling.max_new_tokens, add the reward `overlong`, or set algorithm.on_truncated",
+        "raise rollout.sampling.max_new_tokens, add the reward overlong, or set algorithm.on_truncated",
     ),
     Rule("lag_too_large", _lag, "lower max_policy_lag or optimizer.learning_rate, or set algorithm.correction"),
 )

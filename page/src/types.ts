@@ -400,6 +400,7 @@ export interface JobStatus {
   evaluation_before: (EvaluationScore | null);
   evaluation_latest: (EvaluationScore | null);
   health: HealthProblem[];
+  disk_bytes: (number | null);
   tags: string[];
 }
 

@@ -35,6 +35,17 @@ def test_every_alert_has_a_test_of_its_firing_and_of_its_silence() -> None:
     assert set(re.findall(r"alertname: (\w+), exp_alerts: \[\]", tests)) == alerts
 
 
+def test_alertmanager_takes_the_shipped_configuration(tmp_path: Path) -> None:
+    amtool = shutil.which("amtool")
+    if amtool is None:
+        pytest.skip("amtool is not installed (Debian's package prometheus-alertmanager has it)")
+    text = (DEPLOY.parent / "alertmanager" / "alertmanager.yml").read_text()
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(text.replace("@WEBHOOK@", "http://127.0.0.1:9/"))
+    done = subprocess.run([amtool, "check-config", path], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", ["embedded.yml", "prometheus.yml"])
 def test_prometheus_takes_the_shipped_configuration(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "deploy" / "prometheus"

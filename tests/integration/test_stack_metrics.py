@@ -17,7 +17,7 @@ from broker.connection.client import connect
 from broker.connection.roles import GENERATOR
 from broker.presence import Presence
 from contracts.encoding.json_lines import append_json_lines
-from contracts.jobs import HealthProblem, JobState
+from contracts.jobs import EvaluationScore, HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
@@ -79,7 +79,44 @@ def test_a_running_job_says_how_far_it_is_and_a_final_one_only_that_it_is(servic
     assert 0 <= found["onbeat_job_since_progress_seconds", running] < 60
     assert found["onbeat_job_rejected_total", running, "stale"] == 0
     assert found["onbeat_redis_memory_used_bytes",] > 0
-    assert not [key for key in found if failed in key]
+    assert {key[0] for key in found if failed in key} == {"onbeat_job_failed_timestamp_seconds"}
+    assert [key[1:] for key in found if failed in key] == [(failed, "test", "a reason")]
+
+
+def test_a_job_says_its_name_how_far_it_is_what_it_waits_for_and_what_it_holds(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec(name="an \x41ddition", iterations=7))
+    found = scraped(services)
+    assert found["onbeat_job_info", job_id, "an Addition"] == 1
+    assert found["onbeat_job_waits", job_id, "waits for a trainer"] == 1
+    assert (found["onbeat_job_iterations", job_id], found["onbeat_job_iterations_committed", job_id]) == (7, 0)
+    assert found["onbeat_job_trainer_starts", job_id] == 0
+    assert 0 < found["onbeat_disk_free_bytes",] < found["onbeat_disk_size_bytes",]
+    assert ("onbeat_job_held_out_score", job_id) not in found
+    assert ("onbeat_job_disk_bytes", job_id) not in found
+    folder = RunFolder(services.settings.run_root_path, job_id)
+    folder.path.mkdir()
+    folder.metrics.write_bytes(b"x" * 5)
+    services.disk.measure(active={job_id}, now_s=0.0)
+    services.jobs.count_trainer_start(job_id)
+    services.jobs.record_evaluation(job_id, EvaluationScore(iteration=0, policy_version=0, sampled=0.25, num_prompts=8))
+    found = scraped(services)
+    assert found["onbeat_job_disk_bytes", job_id] == 5
+    assert found["onbeat_job_trainer_starts", job_id] == 1
+    assert found["onbeat_job_held_out_score", job_id] == 0.25
+    assert found["process_resident_memory_bytes",] > 0
+    services.settings = replace(services.settings, api_key="the-key")
+    answer = ask(services, f"/v1/jobs/{job_id}", key="the-key").json()
+    assert answer["disk_bytes"] == 5
+    listed = ask(services, "/v1/jobs", key="the-key").json()["jobs"]
+    assert [job["disk_bytes"] for job in listed if job["job_id"] == job_id] == [5]
+
+
+def test_what_a_generator_says_of_itself_is_in_no_label(services: Services) -> None:
+    job_id, _ = services.jobs.create(job_spec())
+    services.jobs.move(job_id, JobState.RUNNING)
+    Presence(services.broker).beat("g-liar", {"refused": "x", f"left:{job_id}": "my own words"})
+    reasons = {key[2] for key in scraped(services) if key[:2] == ("onbeat_job_waits", job_id)}
+    assert not [reason for reason in reasons if "my own words" in reason or ":" in reason or ";" in reason]
 
 
 def test_what_is_wrong_with_a_job_is_a_metric_by_rule_and_in_words(services: Services) -> None:

@@ -188,7 +188,7 @@ def test_a_job_that_ended_unwell_is_no_green_one_and_says_what_to_do(gateway: Ga
         expect(badges.first).to_have_class("badge warn")
         row(page, "unwell").get_by_role("link", name="unwell", exact=True).click()
         expect(page.locator(".health")).to_have_text(
-            f"reward collapsed since iteration 2: 0 after {HOSTILE}. lower the rate."
+            f"reward collapsed since iteration 2: 0 after {HOSTILE} — lower the rate"
         )
         expect(page.locator(".events li").filter(has_text="health changed")).to_contain_text(f"0 after {HOSTILE}")
         expect(page.locator(".of-events")).to_contain_text("Alarms only (1)")
@@ -492,7 +492,7 @@ def test_no_screen_is_wider_than_a_phone(scheme: str, gateway: Gateway, browser:
             if place:
                 page.goto(f"{gateway.url}/#/{place}")
             else:
-                assert heads_seen(page) == ["Iterations", "Held-out", "Weights", "Created"]
+                assert heads_seen(page) == ["Iterations", "Held-out", "Weights", "Disk", "Created"]
             page.locator(landmark).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
     gateway.jobs.move(job_id, JobState.CANCELLED)

@@ -18,7 +18,7 @@ from contracts.settings import PREFIX, settings_from
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-NOT_OURS = {"redis", "prometheus", "grafana"}
+NOT_OURS = {"redis", "prometheus", "alertmanager", "grafana"}
 OURS = {name: service for name, service in COMPOSE["services"].items() if name not in NOT_OURS}
 SAMPLE_SECRETS = {
     "REDIS_PASSWORD": "operator-word",
@@ -39,6 +39,7 @@ HOLDS = {
     "reward_service": {"reward", "metrics"},
     "stages": {"stage", "metrics"},
     "prometheus": {"metrics"},
+    "alertmanager": set(),
     "grafana": {"grafana"},
 }
 """Service → the secrets that it is told."""
@@ -56,7 +57,7 @@ def interpolated(text: str) -> str:
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
     services = {"gateway", "consumer", "producer", "reward_service", "stages"}
     assert set(COMPOSE["services"]) == services | NOT_OURS
-    for name in ("prometheus", "grafana"):
+    for name in ("prometheus", "alertmanager", "grafana"):
         assert COMPOSE["services"][name]["profiles"] == ["metrics"]
     assert COMPOSE["services"]["stages"]["profiles"] == ["stages"], "most jobs have no stages"
 
@@ -127,6 +128,28 @@ def test_prometheus_finds_the_key_where_its_start_puts_it(tmp_path: Path) -> Non
     written = tmp_path / Path(key_file).name
     assert written.read_text() == "metrics-word"
     assert written.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("webhook", ["https://hooks.example/T0/a&b|c", ""])
+def test_alertmanager_sends_to_the_webhook_that_its_start_is_told(tmp_path: Path, webhook: str) -> None:
+    service = COMPOSE["services"]["alertmanager"]
+    shell, script = service["entrypoint"]
+    mounted = ROOT / "deploy/alertmanager"
+    here = tmp_path / "start.sh"
+    text = (mounted / Path(script).name).read_text().replace("/tmp/", f"{tmp_path}/")
+    here.write_text(text.replace("/etc/alertmanager", str(mounted)))
+    program = tmp_path / "alertmanager"
+    program.write_text('#!/bin/sh\necho "$@" "${ALERT_WEBHOOK-gone}"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ALERT_WEBHOOK": webhook}
+    done = subprocess.run([shell, here, "x"], env=environment, capture_output=True, check=True, text=True)
+    assert done.stdout.split() == [f"--config.file={tmp_path}/alertmanager.yml", "x", "gone"]
+    written = yaml.safe_load((tmp_path / "alertmanager.yml").read_text())
+    (hook,) = written["receivers"][0]["webhook_configs"]
+    assert hook["url"] == (webhook or "http://127.0.0.1:9/")
+    assert (tmp_path / "alertmanager.yml").stat().st_mode & 0o777 == 0o600
+    configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    assert configured["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["alertmanager:9093"]
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "deploy/redis.Dockerfile"])

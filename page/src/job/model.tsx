@@ -1,6 +1,7 @@
 // Where the trained model is, and the command that makes a Hugging Face folder of it.
 import type { JSX } from "preact";
 import type { JobStatus } from "../types";
+import { bytes } from "../ui/format";
 import { Digest } from "../ui/parts";
 
 export function Model({ status }: { status: JobStatus }): JSX.Element | null {
@@ -20,7 +21,8 @@ export function Model({ status }: { status: JobStatus }): JSX.Element | null {
       </p>
       <p class="quiet small">
         Run it where the stack runs; <code>--version N</code> takes another one that is kept. Checkpoints, weights and logs
-        lie in <code>{status.run_directory}</code> of the run root.
+        lie in <code>{status.run_directory}</code> of the run root
+        {status.disk_bytes === null ? "" : `, ${bytes(status.disk_bytes)} in all`}.
       </p>
     </section>
   );

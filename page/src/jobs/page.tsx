@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { useNow, useResource } from "../live";
 import { go, link } from "../router";
 import type { EvaluationScore, JobList, JobState, JobStatus } from "../types";
-import { number, plural, roughly } from "../ui/format";
+import { bytes, number, plural, roughly } from "../ui/format";
 import { Age, Digest, Empty, Failure, Progress, StateBadge } from "../ui/parts";
 import { JobActions } from "./actions";
 
@@ -116,6 +116,7 @@ function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () =
           <th>Iterations</th>
           <th class="num">Held-out</th>
           <th>Weights</th>
+          <th class="num">Disk</th>
           <th class="num">Created</th>
           <th>
             <span class="unseen">Actions</span>
@@ -149,6 +150,9 @@ function JobTable({ jobs, onDone, onDeleted }: { jobs: JobStatus[]; onDone: () =
             </td>
             <td class="of-digest small quiet" data-head="Weights">
               <Digest value={job.weights_digest} length={8} />
+            </td>
+            <td class="num of-disk small quiet" data-head="Disk">
+              {job.disk_bytes === null ? "—" : bytes(job.disk_bytes)}
             </td>
             <td class="num of-age quiet" data-head="Created">
               <Age at={job.created_s} />

@@ -31,7 +31,7 @@ export function Health({ status }: { status: JobStatus }): JSX.Element | null {
     <ul class="note warn health" role="status">
       {status.health.map((one) => (
         <li key={one.rule}>
-          <strong>{spoken(one.rule)}</strong> since iteration {one.since}: {one.problem}. <span class="quiet">{one.cure}.</span>
+          <strong>{spoken(one.rule)}</strong> since iteration {one.since}: {one.problem} <span class="quiet">— {one.cure}</span>
         </li>
       ))}
     </ul>
