@@ -336,10 +336,6 @@ class JobStore:
     def record_health(self, job_id: str, problems: tuple[HealthProblem, ...]) -> None:
         self._write_field(job_id, "HSET", "health", encode(problems))
 
-    def health(self, job_id: str) -> tuple[HealthProblem, ...]:
-        """As its last trainer has said. Raises NotFound."""
-        return health_of(self.fields(job_id))
-
     def tell(self, job_id: str, event: JobEvent) -> None:
         """Appends an event; a job that was removed gets none."""
         self._broker.write("XADD", "events", "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_id)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from broker.job_store import JobStore
+from broker.job_store import JobStore, health_of
 from contracts.encoding.json_lines import read_json_lines
 from contracts.errors import Unhealthy
 from contracts.events import HealthChanged, IterationMetrics
@@ -42,7 +42,7 @@ class JudgedHealth(HealthWatch):
             if iteration in scores:
                 self.scored(scores[iteration])
             self._begun = self._health.iteration(metrics)
-        self._told = self._jobs.health(self._folder.job_id)
+        self._told = health_of(self._jobs.fields(self._folder.job_id))
         self._tell(self._begun, first - 1)
 
     def scored(self, score: EvaluationScore) -> None:
