@@ -58,6 +58,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Base URL of the gateway, for the command line."""
     api_key: str = ""
     """Bearer key of the gateway, which doesn't start without one."""
+    keys_file: str = ""
+    """File of more keys of the gateway, each with a scope, a line each: NAME SCOPE SHA-256 (docs/operate.md). It is
+    read again when it changes. "": none."""
     run_root: str = "runs"
     """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
     weight_root: str = ""

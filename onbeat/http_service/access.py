@@ -1,7 +1,7 @@
 """Who may ask an HTTP service: checked before anything of the request reaches the app.
 
-request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─▶ app
-           │421           │403              │401
+request ─ Host ─ Origin, Sec-Fetch-Site ─ key ─ its scope ─▶ app ─▶ a line of who changed what
+           │421           │403              │401   │403
 
 A web page in an operator's browser reaches services on loopback: by a name of its own that it lets point here (DNS
 rebinding), which `Host` shows, or by requests across origins, which `Origin` and `Sec-Fetch-Site` show. Every path
@@ -11,28 +11,84 @@ a link of another site may lead to.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
+import logging
+import os
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.errors import InvalidInput
 from contracts.settings import KEY_FORM, StackSettings
 from onbeat.http_service.problems import Problem, problem_response
 from onbeat.telemetry.correlation import HEADER, about_request
+from onbeat.telemetry.logs import shown
 
 METRICS_PATH = "/metrics"
 METRICS_KEY = "ONBEAT_METRICS_KEY"
+API_KEY = "ONBEAT_API_KEY"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAME_SITE = ("same-origin", "none")
 """`none`: the user typed the address."""
 PAGE = "/"
+LOOKS = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing."""
 PAGE_PARTS = "/assets/"
+
+
+SCOPES = ("read", "submit", "admin")
+"""What a key may do: look; also submit, cancel, resume and verify; also delete. Each has those before it."""
+KEY_LINE = re.compile(rf"([\w.-]{{1,64}}) ({'|'.join(SCOPES)}) ([0-9a-f]{{64}})", re.ASCII)
+
+log = logging.getLogger(__name__)
+
+
+class KeyFile:
+    """More keys, each with a name and a scope: `NAME SCOPE SHA-256` a line, `#` begins a comment."""
+
+    def __init__(self, path: str) -> None:
+        """path: "" for no file. Raises InvalidInput."""
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: dict[str, tuple[str, str]] = {}
+        if path:
+            self._look()
+
+    def find(self, sent: bytes) -> tuple[str, str] | None:
+        """(name, scope) of a key. A file that can't be read any more leaves the keys as they were, and says so."""
+        try:
+            if self._path:
+                self._look()
+        except InvalidInput as error:
+            log.error("the keys stay as they were: %s", error)
+        return self._keys.get(hashlib.sha256(sent).hexdigest())
+
+    def _look(self) -> None:
+        try:
+            found = os.stat(self._path)
+            seen = found.st_ino, found.st_size, found.st_mtime_ns
+            text = "" if seen == self._seen else Path(self._path).read_text()
+        except (OSError, UnicodeError) as error:
+            raise InvalidInput(f"{self._path} cannot be read: {error}", field="ONBEAT_KEYS_FILE") from error
+        if seen == self._seen:
+            return
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        keys = {one[3]: (one[1], one[2]) for line in lines if (one := KEY_LINE.fullmatch(line))}
+        self._seen = seen
+        if len(keys) < len(lines):
+            raise InvalidInput(
+                f"{self._path} has a line that is no NAME SCOPE SHA-256, or a key twice",
+                field="ONBEAT_KEYS_FILE",
+                cure=f"scopes are {', '.join(SCOPES)}; `onbeat key NAME` writes a line",
+            )
+        self._keys = keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +102,7 @@ class AccessRules:
     """Whether PAGE and what lies under PAGE_PARTS are answered without the key: they hold no secret."""
     metrics_key: bytes = b""
     """Opens METRICS_PATH too, and nothing else; b"" opens nothing."""
+    keys: KeyFile
 
     @classmethod
     def of(cls, settings: StackSettings, *, key: str, key_setting: str, has_page: bool = False) -> AccessRules:
@@ -57,8 +114,9 @@ class AccessRules:
                 raise InvalidInput("has a character that a header can't carry", field=setting, cure="visible ASCII")
         if settings.metrics_key == key and key_setting != METRICS_KEY:
             raise InvalidInput(f"is that of {key_setting}, which opens all", field=METRICS_KEY, cure="make another one")
-        metrics_key = settings.metrics_key.encode()
-        return cls(key=key.encode(), names=allowed_names(settings), has_page=has_page, metrics_key=metrics_key)
+        keys = KeyFile(settings.keys_file if key_setting == API_KEY else "")
+        names, metrics_key = allowed_names(settings), settings.metrics_key.encode()
+        return cls(key=key.encode(), names=names, has_page=has_page, metrics_key=metrics_key, keys=keys)
 
 
 class Access:
@@ -72,7 +130,9 @@ class Access:
         answer = self._app
         if scope["type"] == "http":
             try:
-                self._check(scope["path"], Headers(scope=scope))
+                who = self._check(scope["method"], scope["path"], Headers(scope=scope))
+                if scope["method"] not in LOOKS:
+                    send = _logged(send, who, f"{scope['method']} {scope['path']}")
             except Problem as refused:
                 answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
                 if refused.status is HTTPStatus.UNAUTHORIZED:
@@ -80,8 +140,8 @@ class Access:
         with about_request(Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""):
             await answer(scope, receive, send)
 
-    def _check(self, path: str, headers: Headers) -> None:
-        """Raises Problem."""
+    def _check(self, method: str, path: str, headers: Headers) -> str:
+        """The name of the key. Raises Problem."""
         hosts = headers.getlist("host")
         host = hosts[0].strip() if len(hosts) == 1 else ""
         if not self._is_ours(host):
@@ -95,14 +155,15 @@ class Access:
         if not (is_page and _is_followed_link(headers)):
             _refuse_other_origins(headers, host)
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
-            self._require_key(path, headers)
+            return self._require_key(method, path, headers)
+        return ""
 
     def _is_ours(self, host: str) -> bool:
         """Whether it is a name of ours, or an address of numbers: a page can have none that points here but our own."""
         name = _name_of(host)
         return name in self._rules.names or _is_address(name)
 
-    def _require_key(self, path: str, headers: Headers) -> None:
+    def _require_key(self, method: str, path: str, headers: Headers) -> str:
         given = headers.getlist("authorization")
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         sent = key.strip(" ").encode("latin-1")
@@ -110,9 +171,29 @@ class Access:
         if path == METRICS_PATH and self._rules.metrics_key:
             is_right |= hmac.compare_digest(sent, self._rules.metrics_key)
         if scheme.lower() == "bearer" and is_right:
-            return
+            return "the operator"
+        if scheme.lower() == "bearer" and (found := self._rules.keys.find(sent)):
+            name, scope = found
+            needed = "read" if method in LOOKS else "admin" if method == "DELETE" else "submit"
+            if SCOPES.index(scope) < SCOPES.index(needed):
+                problem = f"the key of {name} has the scope {scope}"
+                raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
+            return name
         what = "the key is wrong" if given else "a bearer key is needed"
         raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
+
+
+def _logged(send: Send, who: str, what: str) -> Send:
+    """Has the log say who changed what, and how it was answered; a submission with its job."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            made = Headers(raw=message["headers"]).get("location", "")
+            facts = {"who": who, "what": what, "status": message["status"], "made": made}
+            log.info("%s: %s %d %s", who, shown(what), message["status"], made, extra={"facts": facts})
+        await send(message)
+
+    return sending
 
 
 def allowed_names(settings: StackSettings) -> frozenset[str]:

@@ -1,0 +1,91 @@
+"""`onbeat key`: a line of the file that ONBEAT_KEYS_FILE names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.settings import settings_from
+from onbeat.commands import options
+from onbeat.http_service.access import KEY_LINE, SCOPES
+from onbeat.process.folders import write_private
+from onbeat.terminal.output import console_for, emit
+
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who has the key: letters, digits, . _ and -.")],
+    scope: Annotated[str, typer.Option("--scope", help="read, submit or admin.")] = "submit",
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take the key away.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", help="The file of keys. [ONBEAT_KEYS_FILE]")] = None,
+    json_output: options.Json = False,
+) -> None:
+    """Make a key of the gateway with a scope, or revoke one; a running gateway knows it with its next request."""
+    path = file or Path(settings_from(os.environ).keys_file or "/")
+    if path == Path("/"):
+        raise InvalidInput("names no file", field="--file", cure="give it, or set ONBEAT_KEYS_FILE")
+    if not NAME.fullmatch(name):
+        raise InvalidInput("has another character", field="NAME", cure="letters, digits, . _ and -, at most 64")
+    if scope not in SCOPES:
+        raise InvalidInput(f"`{scope}` is none", field="--scope", cure=f"one of {', '.join(SCOPES)}")
+    if revoke:
+        revoked(path, name)
+        _say({"name": name, "revoked": True}, f"{name} has no key any more", json_output=json_output)
+        return
+    made = add(path, name, scope)
+    _say({"name": name, "scope": scope, "key": made}, made, json_output=json_output)
+    if not json_output:
+        console_for(json_output=True).print(f"{name} may {scope}; the key is shown here once: the file has its hash")
+
+
+def add(path: Path, name: str, scope: str) -> str:
+    """The new key. Raises Conflict for a name that has one."""
+    lines = _lines(path)
+    if any(_name_of(line) == name for line in lines):
+        raise Conflict(f"{name} has a key", field="NAME", cure="revoke it first, or take another name to rotate")
+    made = secrets.token_urlsafe(32)
+    _write(path, [*lines, f"{name} {scope} {hashlib.sha256(made.encode()).hexdigest()}"])
+    return made
+
+
+def revoked(path: Path, name: str) -> None:
+    """Raises NotFound."""
+    lines = _lines(path)
+    kept = [line for line in lines if _name_of(line) != name]
+    if kept == lines:
+        raise NotFound(f"{name} has no key in {path}", field="NAME")
+    _write(path, kept)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _name_of(line: str) -> str:
+    found = KEY_LINE.fullmatch(line.strip())
+    return found[1] if found else ""
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    """A gateway that reads meanwhile finds the file as it was, or as it is to be."""
+    scratch = path.with_name(f".{path.name}")
+    write_private(scratch, "".join(f"{line}\n" for line in lines))
+    scratch.replace(path)
+
+
+def _say(value: object, said: str, *, json_output: bool) -> None:
+    if json_output:
+        emit(value)
+    else:
+        console_for(json_output=False).print(said, soft_wrap=True)
