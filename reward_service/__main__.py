@@ -19,8 +19,6 @@ OTHERS_SECRETS = (
     "ONBEAT_ENGINE_API_KEY",
     "ONBEAT_JUDGE_KEY",
 )
-GRACE_S = 5.0
-"""Requests in flight may finish for this long after a signal."""
 
 
 def main() -> int:
@@ -28,31 +26,18 @@ def main() -> int:
         own = {variable: value for variable, value in os.environ.items() if variable not in OTHERS_SECRETS}
         # The environment that a process was started with stays readable in /proc for as long as it lives.
         os.execve(sys.executable, sys.orig_argv, own)
-    import logging
+    from fastapi import FastAPI
 
-    import uvicorn
-
-    from contracts.errors import InvalidInput
-    from contracts.settings import settings_from
-    from onbeat.http_service.server import listen, server_config
+    from contracts.settings import StackSettings
+    from onbeat.http_service.server import serve
     from onbeat.process.crash_points import arm
-    from onbeat.process.signals import exit_cleanly_on_signals
-    from onbeat.telemetry import logs
     from reward_service.app import create_app
 
-    try:
-        settings = settings_from(os.environ)
+    def make_app(settings: StackSettings) -> FastAPI:
         arm(settings.crash_at)
-        app = create_app(settings)
-        listener = listen(settings.host, settings.port or DEFAULT_PORT)
-    except InvalidInput as error:
-        sys.stderr.write(f"reward_service: {error}\n")
-        return 2
-    logs.configure(settings, service="reward_service")
-    exit_cleanly_on_signals()
-    logging.getLogger("reward_service").info("listening on http://%s:%d", *listener.getsockname()[:2])
-    uvicorn.Server(server_config(app, grace_s=GRACE_S)).run(sockets=[listener])
-    return 0
+        return create_app(settings)
+
+    return serve("reward_service", make_app, default_port=DEFAULT_PORT)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""uvicorn with an end to every wait for a client, and a bound on how many there are; the port that it listens on.
+"""A service's process: uvicorn with an end to every wait for a client, and a bound on how many there are; its port.
 
 uvicorn 0.54 ends a connection that is idle between two requests (timeout_keep_alive), and nothing else: a head that is
 never finished, a body that stalls, and a client that doesn't read its answer hold a connection, and what was made for
@@ -16,8 +16,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, ClassVar
 
 import h11
@@ -26,7 +30,14 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from contracts.answers import MEDIA_TYPE, problem_body
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.settings import StackSettings, settings_from
+from onbeat.process.signals import exit_cleanly_on_signals
+from onbeat.telemetry import logs
+
+GRACE_S = 5.0
+"""Requests in flight may finish for this long after a signal."""
+MakeApp = Callable[[StackSettings], ASGIApp]
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +73,35 @@ def server_config(app: ASGIApp, *, grace_s: float, limits: ServerLimits | None =
         proxy_headers=False,
         timeout_graceful_shutdown=int(grace_s),
     )
+
+
+def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Callable[[], None] = lambda: None) -> int:
+    """Serves until SIGTERM or SIGINT; exit code 2: a bad setting, a port in use, or any OnbeatError of `make_app`.
+
+    on_signal: called with the first signal, before requests in flight are waited for.
+    """
+    try:
+        settings = settings_from(os.environ)
+        logs.configure(settings, service=service)
+        listener = listen(settings.host, settings.port or default_port)
+        app = make_app(settings)
+    except OnbeatError as error:
+        sys.stderr.write(f"{service}: {error}\n")
+        return 2
+    exit_cleanly_on_signals()
+    logging.getLogger(service).info("listening on http://%s:%d", *listener.getsockname()[:2])
+    _Server(server_config(app, grace_s=GRACE_S), on_signal).run(sockets=[listener])
+    return 0
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_signal()
+        super().handle_exit(sig, frame)
 
 
 class GuardedProtocol(H11Protocol):

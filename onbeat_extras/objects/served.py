@@ -7,31 +7,26 @@ Exit code 2: a bad setting, or a port in use.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from http import HTTPStatus
 from pathlib import Path
 
-import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import InvalidInput
-from contracts.settings import StackSettings, settings_from
+from contracts.settings import StackSettings
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import Problem, answer_with_problems
 from onbeat.http_service.process_routes import process_routes
-from onbeat.http_service.server import listen, server_config
-from onbeat.process.signals import exit_cleanly_on_signals
-from onbeat.telemetry import logs
+from onbeat.http_service.server import serve
 from onbeat_extras.objects.blobs import DIGEST
 from onbeat_extras.objects.cache import open_cache
 
 DEFAULT_PORT = 8300
-GRACE_S = 5.0
 KEY = "ONBEAT_CACHE_KEY"
 
 router = APIRouter(prefix="/v1/blobs")
@@ -70,19 +65,5 @@ def create_app(settings: StackSettings) -> FastAPI:
     return app
 
 
-def main() -> int:
-    try:
-        settings = settings_from(os.environ)
-        app = create_app(settings)
-        listener = listen(settings.host, settings.port or DEFAULT_PORT)
-    except InvalidInput as error:
-        sys.stderr.write(f"cache: {error}\n")
-        return 2
-    logs.configure(settings, service="cache")
-    exit_cleanly_on_signals()
-    uvicorn.Server(server_config(app, grace_s=GRACE_S)).run(sockets=[listener])
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve("cache", create_app, default_port=DEFAULT_PORT))
