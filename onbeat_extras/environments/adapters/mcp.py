@@ -15,11 +15,11 @@ from mcp_types import CallToolResult, TextContent
 from mcp_types import Tool as ServerTool
 
 from contracts.encoding.wire import decode
-from onbeat.environments.author import BadTask, Environment, Message, NoAnswer, Opening, Reply, Tool, ToolCall
-from onbeat_extras.environments.adapters.answers import READERS, are_equal
+from onbeat.environments.author import Environment, Message, NoAnswer, Opening, Reply, Tool, ToolCall
+from onbeat_extras.environments.adapters.answers import Question
 from onbeat_extras.environments.mcp_servers import PARAM, VARIABLE, Offered
 from onbeat_extras.environments.tools.mcp_connection import Connection
-from onbeat_extras.environments.tools.toolbox import MAX_CALLS, Unreadable, arguments_of, tool_message
+from onbeat_extras.environments.tools.toolbox import Calls
 
 MAX_TOOLS = 64
 MAX_DESCRIPTION_CHARS = 4000
@@ -51,74 +51,43 @@ class Mcp(Environment):
         if servers.server is None:
             known = f"there are: {', '.join(servers.names)}" if servers.names else "there are none"
             raise ValueError(f"{PARAM}: the stack's operator allows no MCP server `{server}` ({VARIABLE}); {known}")
-        if answer not in READERS:
-            raise ValueError(f"answer is one of {', '.join(READERS)}, and not {answer}")
+        self._question = Question(answer=answer, system=system)
         if not 1 <= chars <= MAX_CHARS:
             raise ValueError(f"chars is 1 to {MAX_CHARS}")
         self._server = servers.server
         self._wanted = [name.strip() for name in tools.split(",") if name.strip()]
-        self._read = READERS[answer]
-        self._system = system
-        self._chars = chars
         self._connection: Connection | None = None
-        self._names: tuple[str, ...] = ()
-        self._num_calls = 0
-        self._num_refused = 0
+        self._calls = Calls(most_chars=chars)
 
     async def reset(self, task: dict[str, Any], seed: int) -> Opening:
-        if "question" not in task or "reference" not in task:
-            raise BadTask("it has no question and reference: the job needs a data set of examples")
-        self._reference = str(task["reference"])
+        messages = self._question.messages(task)
         self._connection = Connection(self._server)
         # A session that its player forgets, as after a failure, must not leave its server.
         weakref.finalize(self, self._connection.kill)
         tools = self._chosen(await self._connection.open())
-        self._names = tuple(tool.name for tool in tools)
-        first = [Message(role="system", content=self._system)] if self._system else []
-        return Opening([*first, Message(role="user", content=str(task["question"]))], tools=tools)
+        self._calls.names = tuple(tool.name for tool in tools)
+        return Opening(messages, tools=tools)
 
     async def step(self, message: Message, turn: int) -> Reply:
-        if message.malformed:
-            self._num_calls += 1
-            problem = f"the tool call can't be read: {message.malformed}"
-            return Reply([self._refused(ToolCall(name=""), problem)], metrics=self._metrics())
-        if message.tool_calls:
-            answers = [await self._answer(number, call) for number, call in enumerate(message.tool_calls)]
-            return Reply(answers, metrics=self._metrics())
-        answer = self._read(message.content)
-        is_right = answer is not None and are_equal(answer, self._reference)
-        return Reply(reward=float(is_right), done=True, metrics=self._metrics())
+        if not message.tool_calls and not message.malformed:
+            return self._question.reply(message, self._calls.metrics())
+        answers = [
+            given if isinstance(given, Message) else await self._made(call, given)
+            for call, given in self._calls.of(message)
+        ]
+        return Reply(answers, metrics=self._calls.metrics())
 
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.close()
 
-    async def _answer(self, number: int, call: ToolCall) -> Message:
+    async def _made(self, call: ToolCall, arguments: dict[str, Any]) -> Message:
         assert self._connection is not None
-        self._num_calls += 1
-        if number >= MAX_CALLS:
-            return self._refused(call, f"a message has {MAX_CALLS} calls at most")
-        if call.name not in self._names:
-            return self._refused(call, f"there is no tool `{call.name[:100]}`; there are: {', '.join(self._names)}")
-        try:
-            arguments = arguments_of(call.arguments)
-        except Unreadable as error:
-            return self._refused(call, str(error))
         found = await self._connection.call(call.name, arguments)
         if isinstance(found, str):
-            return self._refused(call, found)
-        if found.is_error:
-            return self._refused(call, content_of(found))
-        return tool_message(call.name, call.call_id, self._cut(content_of(found)))
-
-    def _refused(self, call: ToolCall, problem: str) -> Message:
-        self._num_refused += 1
-        return tool_message(call.name[:100], call.call_id, self._cut(f"error: {problem}"))
-
-    def _cut(self, text: str) -> str:
-        if len(text) <= self._chars:
-            return text
-        return f"{text[: self._chars]}\nerror: the answer was cut after {self._chars} characters"
+            return self._calls.refused(call, found)
+        told = content_of(found)
+        return self._calls.refused(call, told) if found.is_error else self._calls.answered(call, told)
 
     def _chosen(self, offered: list[ServerTool]) -> list[Tool]:
         """Raises NoAnswer."""
@@ -129,9 +98,6 @@ class Mcp(Environment):
         if not 1 <= len(chosen) <= MAX_TOOLS:
             raise NoAnswer(f"the MCP server has {len(chosen)} tools, and a session 1 to {MAX_TOOLS}; choose by `tools`")
         return [_tool(tool) for tool in chosen]
-
-    def _metrics(self) -> dict[str, float]:
-        return {"tool_calls": float(self._num_calls), "refused_tool_calls": float(self._num_refused)}
 
 
 def content_of(result: CallToolResult) -> str:

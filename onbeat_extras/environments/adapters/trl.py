@@ -59,10 +59,9 @@ class Trl(Environment):
         return Opening(str(task.get("question", "")) + (added or ""), tools=self._box.tools)
 
     def step(self, message: Message, turn: int) -> Reply:
-        metrics = {"tool_calls": float(self._box.num_calls), "refused_tool_calls": float(self._box.num_refused)}
         if message.tool_calls or message.malformed:
-            return Reply(self._box.answer(message), metrics=metrics)
-        return Reply(reward=self._reward(), done=True, metrics=metrics)
+            return Reply(self._box.answer(message), metrics=self._box.calls.metrics())
+        return Reply(reward=self._reward(), done=True, metrics=self._box.calls.metrics())
 
     def _reward(self) -> float:
         return float(getattr(self._env, self._reward_name) if self._reward_name else self._env.get_reward())

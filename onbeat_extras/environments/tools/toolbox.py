@@ -1,4 +1,4 @@
-"""Functions as tools: what a model is told of them, and what it is answered for each of its calls.
+"""What a model is answered for each of its calls of tools; functions as tools, and what it is told of them.
 
 A call that can't be read, names no tool, or has other arguments is answered like any other: models learn from it.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onbeat.environments.author import Message, Tool, ToolCall
@@ -23,12 +24,54 @@ MAX_CALLS = 8
 """A message has no more: its calls are made one after the other, under one deadline, and answered in one reply."""
 
 
-class Unreadable(Exception):
-    """The arguments of a call are no JSON object; the message is for the model."""
+class Calls:
+    """The calls of one session: who has the tools makes them, and each has one answer."""
+
+    def __init__(self, names: Sequence[str] = (), *, most_chars: int = sys.maxsize) -> None:
+        """names: of the tools. most_chars: of an answer; one that is longer is cut, and says so."""
+        self.names = tuple(names)
+        self._most_chars = most_chars
+        self.num_calls = 0
+        self.num_refused = 0
+
+    def of(self, message: Message) -> Iterator[tuple[ToolCall, dict[str, Any] | Message]]:
+        """Each call with its arguments; with its answer where it can't be made, or not even be read."""
+        if message.malformed:
+            self.num_calls += 1
+            call = ToolCall(name="")
+            yield call, self.refused(call, f"the tool call can't be read: {message.malformed}")
+        for number, call in enumerate(message.tool_calls if not message.malformed else ()):
+            self.num_calls += 1
+            if number >= MAX_CALLS:
+                yield call, self.refused(call, f"a message has {MAX_CALLS} calls at most")
+            elif call.name not in self.names:
+                known = ", ".join(self.names)
+                yield call, self.refused(call, f"there is no tool `{call.name[:100]}`; there are: {known}")
+            else:
+                yield call, self._arguments(call)
+
+    def answered(self, call: ToolCall, content: str) -> Message:
+        if len(content) > self._most_chars:
+            content = f"{content[: self._most_chars]}\nerror: the answer was cut after {self._most_chars} characters"
+        return Message(role="tool", content=content, name=call.name[:100], call_id=call.call_id)
+
+    def refused(self, call: ToolCall, problem: str) -> Message:
+        self.num_refused += 1
+        return self.answered(call, f"error: {problem}")
+
+    def metrics(self) -> dict[str, float]:
+        return {"tool_calls": float(self.num_calls), "refused_tool_calls": float(self.num_refused)}
+
+    def _arguments(self, call: ToolCall) -> dict[str, Any] | Message:
+        try:
+            given = json.loads(call.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return self.refused(call, f"the arguments are no JSON: {error}")
+        return given if isinstance(given, dict) else self.refused(call, "the arguments are no JSON object")
 
 
 class Toolbox:
-    """The tools of one session. Any error of a tool is an answer to the model, but those in `passes`."""
+    """Functions as the tools of one session. Any error of one is an answer to the model, but those in `passes`."""
 
     def __init__(
         self, functions: Sequence[Callable[..., Any]], *, passes: tuple[type[BaseException], ...] = ()
@@ -36,54 +79,27 @@ class Toolbox:
         self._functions = {function.__name__: function for function in functions}
         self._passes = passes
         self.tools = tuple(map(tool_of, functions))
-        self.num_calls = 0
-        self.num_refused = 0
+        self.calls = Calls(tuple(self._functions))
 
     def answer(self, message: Message) -> list[Message]:
         """One message for each call of the model's, in order; for a call that can't be read one that says why."""
-        if message.malformed:
-            self.num_calls += 1
-            return [self._refused("", "", f"the tool call can't be read: {message.malformed}")]
-        return [self._answered(number, call) for number, call in enumerate(message.tool_calls)]
+        return [
+            given if isinstance(given, Message) else self._made(call, given) for call, given in self.calls.of(message)
+        ]
 
-    def _answered(self, number: int, call: ToolCall) -> Message:
-        if number < MAX_CALLS:
-            return self._answer(call.name, call.arguments, call.call_id)
-        self.num_calls += 1
-        return self._refused(call.name[:100], call.call_id, f"a message has {MAX_CALLS} calls at most")
-
-    def _answer(self, name: str, arguments: str, call_id: str) -> Message:
-        self.num_calls += 1
-        function = self._functions.get(name)
-        if function is None:
-            known = ", ".join(self._functions)
-            return self._refused(name, call_id, f"there is no tool `{name[:100]}`; there are: {known}")
+    def _made(self, call: ToolCall, given: dict[str, Any]) -> Message:
+        function = self._functions[call.name]
         try:
-            given = arguments_of(arguments)
             inspect.signature(function).bind(**given)
-        except (Unreadable, TypeError) as error:
-            return self._refused(name, call_id, str(error))
+        except TypeError as error:
+            return self.calls.refused(call, str(error)[:MAX_ERROR_CHARS])
         try:
-            return tool_message(name, call_id, _text(function(**given)))
+            return self.calls.answered(call, _text(function(**given)))
         except self._passes:
             raise
         except Exception as error:
-            return self._refused(name, call_id, f"{type(error).__name__}: {error}" if str(error) else repr(error))
-
-    def _refused(self, name: str, call_id: str, problem: str) -> Message:
-        self.num_refused += 1
-        return tool_message(name, call_id, f"error: {problem[:MAX_ERROR_CHARS]}")
-
-
-def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call, as the model wrote them. Raises Unreadable."""
-    try:
-        given = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"the arguments are no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise Unreadable("the arguments are no JSON object")
-    return given
+            problem = f"{type(error).__name__}: {error}" if str(error) else repr(error)
+            return self.calls.refused(call, problem[:MAX_ERROR_CHARS])
 
 
 def tool_of(function: Callable[..., Any]) -> Tool:

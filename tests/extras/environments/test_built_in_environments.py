@@ -142,6 +142,18 @@ def test_a_call_that_cannot_be_read_or_names_no_tool_is_answered_as_a_message() 
     assert replies[-1].metrics == {"tool_calls": 5.0, "refused_tool_calls": 3.0}
 
 
+@pytest.mark.parametrize(("name", "refused"), [("tools", [0, 0, 1, 2, 3, 3]), ("trl", [0, 0, 1, 1])])
+async def test_a_reply_counts_the_calls_that_it_answers(name: str, refused: list[int]) -> None:
+    table, task, messages, *_ = PLAYS[name]
+    async with asked() as ask:
+        _, replies = await played_to_its_end(ask.pool, table, task, messages)
+    num_calls = [*range(1, len(refused)), len(refused) - 1]
+    assert [reply.metrics for reply in replies] == [
+        {"tool_calls": float(calls), "refused_tool_calls": float(bad)}
+        for calls, bad in zip(num_calls, refused, strict=True)
+    ]
+
+
 async def test_what_is_wrong_with_its_parameters_is_named() -> None:
     tables: dict[str, dict[str, Any]] = {
         "`pdb:Pdb` is of no module that the stack's operator allows": {"name": "trl", "params": {"factory": "pdb:Pdb"}},
