@@ -50,11 +50,11 @@ async def _require_ready(request: Request) -> None:
 def _exposition(request: Request) -> bytes:
     """What this process counts, the stack as Redis has it, each active job's last iteration, and its stages."""
     services = services_of(request)
-    run_root = services.settings.run_root_path
+    run_root, folder_of = services.settings.run_root_path, services.metrics_folder
     text = generate_latest(services.metrics.registry)
-    text += stack_state(services.broker, services.jobs, run_root, services.disk.bytes)
+    text += stack_state(services.broker, services.jobs, run_root, folder_of=folder_of, disk=services.disk.bytes)
     with contextlib.suppress(Unavailable):  # `onbeat_broker_up` says so
-        text += job_gauges(services.jobs, run_root) + stage_gauges(services.broker, services.jobs)
+        text += job_gauges(services.jobs, folder_of) + stage_gauges(services.broker, services.jobs)
     return text
 
 

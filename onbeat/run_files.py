@@ -7,7 +7,8 @@ another host's trainer, a gateway, verify, export, replay ─▶ bring ─▶ th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from contracts.errors import InvalidInput
@@ -48,6 +49,10 @@ class RunFiles(Protocol):
         """
         ...
 
+    def forget(self, paths: Collection[Path]) -> None:
+        """Removes the copies of what is to go from the run folder of an ended job, and its versions. Safe to repeat."""
+        ...
+
     def remove(self) -> None:
         """Removes all copies of a job that was removed. Safe to repeat."""
         ...
@@ -61,6 +66,8 @@ class SharedFolder:
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None: ...
 
     def bring(self, listed: bytes | None = None, *, below: str = "") -> None: ...
+
+    def forget(self, paths: Collection[Path]) -> None: ...
 
     def remove(self) -> None: ...
 

@@ -47,7 +47,7 @@ from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import remove_tree
-from onbeat.run_files import run_files
+from onbeat.run_files import RunFiles, run_files
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import WorkerMetrics
@@ -127,7 +127,7 @@ class Sweeper:
             name_it(self._folder_of(job_id))
         else:
             removed = [remove_tree(root / job_id) for root in self._roots]
-            run_files(self._settings, self._folder_of(job_id), deadline_s=REMOVAL_S).remove()
+            self._files_of(job_id).remove()
             if any(removed):
                 log.info("the files of %s are removed", job_id)
             if time.time() - removal.at_s < LATE_S:
@@ -151,8 +151,11 @@ class Sweeper:
         if left.is_over(now_s):
             self._removals.note(job_id, Removal(files="removed", at_s=now_s))
             del self._left[job_id]
-        elif removed := left.reduce(now_s):
+        elif removed := left.reduce(now_s, lambda paths: self._files_of(job_id).forget(paths)):
             log.info("%s is reduced to its result: %s are removed", job_id, ", ".join(path.name for path in removed))
+
+    def _files_of(self, job_id: str) -> RunFiles:
+        return run_files(self._settings, self._folder_of(job_id), deadline_s=REMOVAL_S)
 
     def _folder_of(self, job_id: str) -> RunFolder:
         settings = self._settings
@@ -244,12 +247,16 @@ class LeftFolder:
         """Whether nothing of it is kept any longer."""
         return now_s >= self._result_until_s
 
-    def reduce(self, now_s: float) -> list[Path]:
-        """Removes what the result doesn't need, once its time has come; what was removed. Raises OnbeatError."""
+    def reduce(self, now_s: float, forget: Callable[[list[Path]], None] = lambda _: None) -> list[Path]:
+        """Removes what the result doesn't need, once its time has come; what was removed. Raises OnbeatError.
+
+        forget: removes copies of what is to go.
+        """
         if self._is_reduced or now_s < self._files_until_s:
             return []
         removed = []
-        for path in needless(self._folder, *self._result):
+        forget(going := needless(self._folder, *self._result))
+        for path in going:
             if remove_tree(path):
                 removed.append(path)
             reach("consumer.reducing_files")

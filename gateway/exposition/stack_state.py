@@ -12,7 +12,8 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -67,6 +68,8 @@ class Family(NamedTuple):
     meaning: str
     labels: tuple[str, ...] = ()
 
+
+FolderOf = Callable[[str], RunFolder]
 
 STACK = (
     Family("onbeat_broker_up", GAUGE, "1 while Redis answers the gateway; nothing below is there while it doesn't."),
@@ -160,18 +163,24 @@ class _Samples(Collector):
 
 
 def stack_state(
-    broker: Broker, jobs: JobStore, run_root: Path, disk: Mapping[str, int] = MappingProxyType({})
+    broker: Broker,
+    jobs: JobStore,
+    run_root: Path,
+    *,
+    folder_of: FolderOf | None = None,
+    disk: Mapping[str, int] = MappingProxyType({}),
 ) -> bytes:
     """A server that is away is a metric, not an error: what the process counts itself is answered all the same.
 
-    disk: job id → bytes of its run folder.
+    folder_of: brings the metrics of a job here, where they are another host's; it may raise Unavailable. None: they are
+    here. disk: job id → bytes of its run folder.
     """
     samples = _Samples()
     try:
         generators = Presence(broker).live()
         _add_stack(samples, broker, len(generators))
         for job_id in newest_active(jobs):
-            _add_job(samples, broker, jobs, RunFolder(run_root, job_id), generators)
+            _add_job(samples, broker, jobs, folder_of or partial(RunFolder, run_root), job_id, generators)
             if job_id in disk:
                 samples.add("onbeat_job_disk_bytes", disk[job_id], job_id)
         _add_failed(samples, broker)
@@ -212,9 +221,13 @@ def _add_failed(samples: _Samples, broker: Broker) -> None:
 
 
 def _add_job(
-    samples: _Samples, broker: Broker, jobs: JobStore, folder: RunFolder, generators: Sequence[GeneratorInfo]
+    samples: _Samples,
+    broker: Broker,
+    jobs: JobStore,
+    folder_of: FolderOf,
+    job_id: str,
+    generators: Sequence[GeneratorInfo],
 ) -> None:
-    job_id = folder.job_id
     try:
         spec = jobs.spec(job_id)
         status = job_status(broker, job_id, generators=generators)
@@ -222,7 +235,7 @@ def _add_job(
         report = stream_report(broker, job_id)
     except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
         return
-    for name, value in _of_job(spec, status, _progress_s(status, folder)):
+    for name, value in _of_job(spec, status, folder_of):
         samples.add(f"onbeat_job_{name}", value, job_id)
     samples.add("onbeat_job_trainer_starts", starts, job_id)
     samples.add("onbeat_job_info", 1.0, job_id, shown(status.name))
@@ -234,7 +247,7 @@ def _add_job(
     _add_report(samples, report)
 
 
-def _of_job(spec: JobSpec, status: JobStatus, progress_s: float) -> Iterator[tuple[str, float]]:
+def _of_job(spec: JobSpec, status: JobStatus, folder_of: FolderOf) -> Iterator[tuple[str, float]]:
     is_running = status.state is JobState.RUNNING
     yield "running", float(is_running)
     yield "iteration_limit_seconds", spec.timeouts.iteration_s
@@ -245,16 +258,16 @@ def _of_job(spec: JobSpec, status: JobStatus, progress_s: float) -> Iterator[tup
     if status.evaluation_latest is not None:
         yield "held_out_score", status.evaluation_latest.sampled
     if is_running:
-        yield "since_progress_seconds", max(0.0, time.time() - progress_s)
+        yield "since_progress_seconds", max(0.0, time.time() - _progress_s(status, folder_of))
     if not spec.schedule_rule.lags:
         yield "mismatch_limit", spec.trainer.mismatch_alarm
 
 
-def _progress_s(status: JobStatus, folder: RunFolder) -> float:
+def _progress_s(status: JobStatus, folder_of: FolderOf) -> float:
     """Unix time at which the last iteration was trained, of this start of the job; at first, when it began."""
     last = None
     with contextlib.suppress(Unavailable):  # a folder that can't be read is no reason to say nothing of Redis
-        last = newest_metrics(folder)
+        last = newest_metrics(folder_of(status.job_id))
     return max(status.started_s, last.started_s + last.wall_s if last else 0.0)
 
 
@@ -281,13 +294,12 @@ def _add_report(samples: _Samples, report: StreamReport) -> None:
         samples.add(f"onbeat_job_{name}", getattr(report, name), job_id)
 
 
-def job_gauges(jobs: JobStore, run_root: Path) -> bytes:
+def job_gauges(jobs: JobStore, folder_of: FolderOf) -> bytes:
     """Prometheus text format; b"" where no active job has trained an iteration yet."""
-    folders = {job_id: RunFolder(run_root, job_id) for job_id in newest_active(jobs)}
     found: dict[str, IterationMetrics] = {}
-    for job_id, folder in folders.items():
+    for job_id in newest_active(jobs):
         with contextlib.suppress(Unavailable):  # one folder that can't be read hides no other job
-            if (metrics := newest_metrics(folder)) is not None:
+            if (metrics := newest_metrics(folder_of(job_id))) is not None:
                 found[job_id] = metrics
     return exposition(found)
 

@@ -13,13 +13,14 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import NamedTemporaryFile
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from broker.trainer_side import TrainerSide
 from contracts.encoding.digests import Digest, content_digest
@@ -40,6 +41,8 @@ PIECE_BYTES = 256 * 1024
 MOST_PIECE_BYTES = 16 * 1024 * 1024
 AT_ONCE = 8
 """Objects that are put or fetched side by side."""
+REDUCED = "-reduced"
+"""The end of the pointer to what is left of an ended job's files: it is the newest, and given once."""
 UNUSED_S = 3600.0
 """Age from which an object goes that is in no list: a list may be on its way that names it."""
 
@@ -163,8 +166,7 @@ class ObjectFiles:
         listed = FileList(
             job_id=self._folder.job_id, trainer_epoch=side.trainer_epoch, iteration=iteration, files=files
         )
-        data = encode(listed)
-        at = Piece(digest=self._blobs.put(data), num_bytes=len(data))
+        at = self._put_list(listed)
         name = encode(Listed(trainer_epoch=side.trainer_epoch, iteration=iteration, at=at))
         reach("consumer.keeping_files")
         side.record_files(name)
@@ -173,8 +175,20 @@ class ObjectFiles:
             self._blobs.put_pointer(f"{side.trainer_epoch:020d}-{iteration:09d}", name)
             # What Redis holds of it is held where it counts, before anything that an older list names goes.
             side.confirm(iteration)
-            named = {at.digest, *(piece.digest for pieces in files.values() for piece in pieces)}
-            self._blobs.sweep(named, older_than_s=UNUSED_S)
+            self._blobs.sweep(_named(at, files), older_than_s=UNUSED_S)
+
+    def forget(self, paths: Collection[Path]) -> None:
+        names = self._blobs.pointers()
+        for newest in _read(self._blobs.get_pointer(names[-1])) if names else ():
+            gone = [path.relative_to(self._folder.path) for path in paths]
+            listed = self._list_at(newest)
+            files = {name: one for name, one in listed.files.items() if not _is_in(name, gone)}
+            at = self._put_list(replace(listed, files=files))
+            self._blobs.put_pointer(names[-1].removesuffix(REDUCED) + REDUCED, encode(replace(newest, at=at)))
+            self._blobs.sweep(_named(at, files), older_than_s=0.0)
+        bucket = self._blobs.bucket
+        areas = [f"{self._folder.job_id}/{area}" for area in ("versions", "weights")]
+        bucket.delete([stored.key for area in areas for stored in bucket.objects(area)])
 
     def remove(self) -> None:
         bucket = self._blobs.bucket
@@ -211,6 +225,10 @@ class ObjectFiles:
                 for name in names
                 if name[0] != "." and not (Path(folder) == self._folder.path and name in self._appended)
             )
+
+    def _put_list(self, listed: FileList) -> Piece:
+        data = encode(listed)
+        return _piece(self._blobs.put(data), len(data))
 
     def _newest_pointer(self) -> bytes | None:
         names = self._blobs.pointers()
@@ -273,6 +291,15 @@ class ObjectFiles:
         if any((self._folder.path / folder).is_symlink() for folder in path.parents):
             raise ContractViolation("leads out of the run folder by a link", field=name)
         return self._folder.path / path
+
+
+def _named(at: Piece, files: Mapping[str, tuple[Piece, ...]]) -> set[str]:
+    """The digests of a list, and of all that it names."""
+    return {at.digest, *(piece.digest for pieces in files.values() for piece in pieces)}
+
+
+def _is_in(name: str, folders: Iterable[Path]) -> bool:
+    return any(PurePosixPath(name).is_relative_to(folder) for folder in folders)
 
 
 def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:

@@ -119,6 +119,9 @@ class ObjectVersions:
         """A tensor that fills a shard waits for the store, which may be away."""
         self.bases: VersionStore = self
         self._settings = needs.settings
+        recording = needs.spec.recording
+        self._stays = bool(recording and recording.max_version_bytes)
+        """Whether versions stay at the job's end, as in a run folder: recorded batches are sampled again with them."""
         self._blobs = open_blobs(
             needs.settings, needs.folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=needs.pause
         )
@@ -168,7 +171,10 @@ class ObjectVersions:
         self._blobs.sweep(self._listed(), older_than_s=ABANDONED_S)
 
     def remove_all(self) -> None:
-        """Deletes the job's versions; a store that is away keeps them, and the job ends all the same."""
+        """Deletes the job's versions, but for one that records; a store that is away keeps them, and the job ends all
+        the same."""
+        if self._stays:
+            return
         self._lists = None
         blobs = reading(self._settings, self.folder.job_id, "weights", deadline_s=LAST_S)
         try:

@@ -76,6 +76,7 @@ def test_a_trainers_host_is_lost_and_another_with_an_empty_disk_goes_on(
         assert exit_code == -signal.SIGKILL, f"{point} was never reached: exit code {exit_code}"
         machines.hosts[host].lose()
         machines.hosts[host].boot()
+    assert f'onbeat_job_reward_mean{{job="{job_id}"}}' in gateway.get("/metrics").text
     assert machines.train_until_death(job_id, **machines.there(TRAINERS[len(points) % 2])) == 0
     finished(machines, job_id, job, tmp_path / "oracle")
     # Less than all of it was trained again each time.

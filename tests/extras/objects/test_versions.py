@@ -148,6 +148,16 @@ def test_a_shard_is_announced_once_it_is_there_and_is_read_once(store: Store, mo
     assert reads == [digest_in(file.name) for file in manifest.files], "a shard was read twice"
 
 
+@WHOLE_ALONE
+@pytest.mark.parametrize("most_bytes", [0, 1])
+def test_versions_stay_at_the_end_of_a_job_that_records_with_its_versions(store: Store, most_bytes: int) -> None:
+    store.spec = job_spec(weights=ObjectWeights(), recording={"max_version_bytes": most_bytes})
+    store.publisher = store.another_publisher()
+    manifest = store.publish(3)
+    store.publisher.remove_all()
+    assert store.blobs() == {digest_in(file.name) for file in manifest.files if most_bytes}
+
+
 @DELTAS_ALONE
 def test_a_delta_of_a_hundredth_is_a_fraction_of_the_version_and_is_announced_by_parts(store: Store) -> None:
     receiver = store.receiver()

@@ -104,6 +104,19 @@ def test_a_batch_is_the_same_again_and_a_changed_record_is_told_by_its_token_fro
     assert (code, "is not kept any more" in str(answer)) == (2, True)
 
 
+def test_an_object_store_keeps_the_versions_of_recorded_batches_when_the_job_is_over(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = (tmp_path / "bucket").as_uri()
+    with running(pipeline, "producer-of-objects", objects=objects):
+        job_id = pipeline.train(
+            short_job(iterations=2, recording=ALL, weights={"transport": "object"}), objects=objects
+        )
+    monkeypatch.setenv("ONBEAT_OBJECTS", objects)
+    code, answer = replayed(tmp_path / "another host", job_id, "1/train/2", capsys)
+    assert (code, answer["equal"], answer["reason"]) == (0, True, "")
+
+
 @long_variant
 def test_another_kind_of_engine_says_so_instead_of_a_digest(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]

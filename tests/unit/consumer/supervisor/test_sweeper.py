@@ -51,9 +51,10 @@ def record(folder: RunFolder) -> Path:
 
 
 def test_nothing_goes_before_its_days_are_over_and_then_what_is_no_result(folder: RunFolder) -> None:
-    left = LeftFolder(folder, StackSettings())
-    assert left.reduce(OVER_S - 1.0) == []
-    assert left.reduce(OVER_S) == [folder.path / "rollouts"]
+    left, forgotten = LeftFolder(folder, StackSettings()), []
+    assert left.reduce(OVER_S - 1.0, forgotten.append) == []
+    assert left.reduce(OVER_S, forgotten.append) == [folder.path / "rollouts"]
+    assert forgotten == [[folder.path / "rollouts"]]
     assert sorted(path.name for path in folder.path.iterdir()) == ["audit.json", "spec.json"]
 
 
