@@ -21,6 +21,8 @@ WITH_EXTRAS = {
     "configs/models/make_secret_table.py": "the demo whose dialogues it trains on",
     "onbeat/__init__.py": "the names that programs import, for type checkers",
     "onbeat/process/own_packages.py": "the list of packages that are ours",
+    "tests/hosts/machines.py": "hosts that serve a cache",
+    "tests/hosts/test_objects.py": "the same",
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/mutants/kept.py": "guards that are left out, of extras too",
     "tests/mutants/sources.py": "the same",

@@ -82,7 +82,7 @@ def test_a_job_of_trl_is_the_job_beside_it(tmp_path: Path, monkeypatch: pytest.M
     assert (spec.algorithm.kl_coefficient, spec.algorithm.loss) == (0.04, "dapo")
 
 
-@pytest.mark.parametrize("page", ["from-trl.md", "from-verl.md"])
+@pytest.mark.parametrize("page", ["from-trl.md", "from-verl.md", "from-prime-rl.md"])
 def test_each_key_that_a_page_of_names_gives_as_ours_is_one(page: str) -> None:
     known = set(re.findall(r"^\| `([\w.]+)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE))
     rows = [row.split(" | ") for row in (DOCS / page).read_text().splitlines() if row.startswith("`") and " | " in row]
