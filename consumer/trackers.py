@@ -87,8 +87,9 @@ def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
 
 
 def evaluation_values(score: EvaluationScore) -> dict[str, float]:
-    """Returns `evaluation/sampled`, and `evaluation/greedy` where there is one."""
+    """Returns `evaluation/sampled`, and `evaluation/greedy` and `evaluation/pass_at_K` where there are."""
     values = {"evaluation/sampled": score.sampled}
+    values |= {f"evaluation/pass_at_{one.k}": one.share for one in score.pass_at or ()}
     return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
 
 

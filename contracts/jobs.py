@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Iterations, Line, Record, changed
 from contracts.rewards import OnUnscorable, with_on_unscorable
@@ -109,16 +109,35 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
     return after
 
 
+class PassAt(Record, frozen=True, kw_only=True):
+    """The share of held-out prompts of which one of k samples passes."""
+
+    k: int
+    share: float
+    """Chen et al., arXiv 2107.03374, equation 1: unbiased, of n samples a prompt."""
+    error: float
+    """Standard error over the prompts; 0.0 of one."""
+
+
 class EvaluationScore(Record, frozen=True, kw_only=True):
     """Mean reward over the held-out prompts under one version."""
 
     iteration: int
     policy_version: int
     sampled: float
-    """One sample a prompt with the job's sampling."""
+    """The mean over `evaluation.group_size` samples a prompt."""
     greedy: float | None = None
     """Greedy decoding; None where the spec turns it off."""
     num_prompts: int
+    sampled_error: float | UnsetType = UNSET
+    """Standard error of `sampled` over the prompts, whose samples are alike; left out with one sample a prompt."""
+    pass_at: tuple[PassAt, ...] | UnsetType = UNSET
+    """For k = 1, 2, 4, ... and all samples of a prompt; left out with one."""
+
+
+def passes_in_words(score: EvaluationScore) -> str:
+    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`; "" with one sample a prompt."""
+    return "".join(f", pass@{one.k} {one.share:.3f} ± {one.error:.3f}" for one in score.pass_at or ())
 
 
 class HealthProblem(Record, frozen=True, kw_only=True):

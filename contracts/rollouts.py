@@ -52,12 +52,14 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Here, with top_k and with min_p,
-    a generator says which tokens it kept for each one that it drew, and every log-prob of the job is renormalised over
-    those: generators with ONBEAT_ENGINE=transformers say it."""
+    generators of ONBEAT_ENGINE=transformers say which tokens they kept, and all log-probs are normalised over those."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
     """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
     min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
     """Draws from the tokens whose probability is at least this share of the most likely one's; left out: from all."""
+
+    stop_token_ids: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=64)] | UnsetType = UNSET
+    """Tokens that end a completion beside the model's own; each is sampled, trained and part of it."""
 
     @property
     def truncation(self) -> str:

@@ -181,7 +181,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if self.trainer.external and (problem := external_problem(tables, self.trackers, self.schedule)):
             raise ValueError(problem)
         if problem := environment_problem(
-            self.environment, self.rollout, self.dataset, num_components=len(self.reward.components)
+            self.environment,
+            self.rollout,
+            self.evaluation,
+            self.dataset,
+            num_components=len(self.reward.components),
         ):
             raise ValueError(problem)
         self._check_group_size()

@@ -27,6 +27,11 @@ Longest = tuple[str, int]
 
 def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int, longest: Longest) -> None:
     """Raises ValueError that names the fields, their product and its bound. num_open: iterations in Redis at once."""
+    if evaluation.sampled_as(rollout).max_new_tokens > rollout.sampling.max_new_tokens:
+        raise ValueError(
+            "evaluation.sampling.max_new_tokens is above rollout.sampling.max_new_tokens, which bounds a completion; "
+            "lower it"
+        )
     for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation, longest):
         if value > limit:
             raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
@@ -44,13 +49,10 @@ def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longe
     yield sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure
     sampled += f" * {field}"
     yield sampled, "tokens of a batch", completions * tokens, MAX_BATCH_TOKENS, cure
-    yield (
-        f"evaluation.prompts_per_batch * {field}",
-        "tokens of an evaluation batch",
-        evaluation.prompts_per_batch * tokens,
-        MAX_BATCH_TOKENS,
-        "lower evaluation.prompts_per_batch",
-    )
+    evaluated = evaluation.prompts_per_batch * evaluation.num_samples
+    sampled, lower = "evaluation.prompts_per_batch * evaluation.group_size", "lower evaluation.prompts_per_batch"
+    yield sampled, "completions of an evaluation batch", evaluated, MAX_BATCH_COMPLETIONS, lower
+    yield f"{sampled} * {field}", "tokens of an evaluation batch", evaluated * tokens, MAX_BATCH_TOKENS, lower
     yield (
         "rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens",
         "prompt tokens of a batch",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -36,15 +37,22 @@ def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> 
 
 
 def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> float:
-    """Returns one iteration's learning rate: linear warm-up, then constant, or decay that reaches 0 at `iterations`."""
+    """Returns one iteration's learning rate: linear warm-up, then constant, or decay that ends at `iterations`.
+
+    wsd is Hu et al.'s warm-up, stable, decay (MiniCPM, arXiv 2404.06395), with a linear decay.
+    """
     if iteration < spec.warmup_iterations:
         return spec.learning_rate * (iteration + 1) / spec.warmup_iterations
-    # 0.0 at the first iteration after the warm-up, 1.0 at the end of the job.
-    progress = (iteration - spec.warmup_iterations) / max(1, iterations - spec.warmup_iterations)
-    if spec.schedule == "linear":
-        return spec.learning_rate * (1.0 - progress)
+    start = spec.warmup_iterations
+    if spec.decay_iterations is not UNSET:
+        start = max(start, iterations - spec.decay_iterations)
+    # 0.0 at the first iteration of the decay, 1.0 at the end of the job.
+    progress = max(0, iteration - start) / max(1, iterations - start)
+    lowest = 0.0 if spec.min_learning_rate is UNSET else spec.min_learning_rate
+    if spec.schedule in ("linear", "wsd"):
+        return lowest + (spec.learning_rate - lowest) * (1.0 - progress)
     if spec.schedule == "cosine":
-        return spec.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return lowest + (spec.learning_rate - lowest) * 0.5 * (1.0 + math.cos(math.pi * progress))
     return spec.learning_rate
 
 

@@ -19,7 +19,7 @@ from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import Record
 from contracts.errors import OnbeatError
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
-from contracts.jobs import EvaluationScore
+from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
@@ -107,6 +107,7 @@ class RunLog:
         append_lines(self._folder.evaluations, [score])
         greedy = "" if score.greedy is None else f", greedy {score.greedy:.3f}"
         where = f"version {score.policy_version}, {score.num_prompts} held-out prompts"
+        greedy += passes_in_words(score)
         log.info("%s: sampled %.3f%s", where, score.sampled, greedy, extra={"facts": {"sampled": score.sampled}})
         self._trackers.evaluation(score)
 

@@ -9,7 +9,7 @@ from msgspec import Meta, field
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, Line, Record, Seconds, Text, Tokens
 from contracts.rewards import OnUnscorable, stated_score
 from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
-from contracts.spec_tables.rollout import RolloutSpec
+from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 
 MAX_TURNS = 256
 ENVIRONMENT = "environment"
@@ -58,7 +58,12 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
 
 
 def environment_problem(
-    environment: EnvironmentSpec | None, rollout: RolloutSpec, dataset: DatasetSpec, *, num_components: int
+    environment: EnvironmentSpec | None,
+    rollout: RolloutSpec,
+    evaluation: EvaluationSpec,
+    dataset: DatasetSpec,
+    *,
+    num_components: int,
 ) -> str:
     """Says what in a spec doesn't go with its environment, or with having none; "" where all does."""
     if environment is None:
@@ -71,6 +76,8 @@ def environment_problem(
         return (
             "dataset.chat has no effect with an environment, whose messages environment.renderer writes; leave it out"
         )
+    if rollout.sampling.stop_token_ids or evaluation.sampled_as(rollout).stop_token_ids:
+        return "sampling.stop_token_ids would end turns that environment.renderer can't read; leave it out"
     longest = rollout.sampling.max_new_tokens
     if environment.max_tokens < longest:
         return (

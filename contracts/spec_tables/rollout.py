@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Attempts, Batches, IterationsOrNone, Prompts, Record, Tokens
 from contracts.rollouts import SamplingParams
@@ -50,10 +50,31 @@ class EvaluationSpec(Record, frozen=True, kw_only=True):
     prompts_per_batch: Prompts = 32
     """Prompts of one evaluation batch."""
     greedy: bool = True
-    """Also evaluates greedy decoding, beside the job's own sampling with one sample a prompt."""
+    """Also evaluates greedy decoding, beside sampling."""
+    group_size: Annotated[int, Meta(ge=1, le=4096)] | UnsetType = UNSET
+    """Samples a prompt, of which mean and pass@k have standard errors; left out: 1."""
+    sampling: SamplingParams | UnsetType = UNSET
+    """How they are drawn; left out: as training samples are (rollout.sampling)."""
+    pass_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
+    """The reward from which a completion passes, for pass@k; left out: 1.0."""
+
+    def __post_init__(self) -> None:
+        if self.sampling is not UNSET and self.sampling.temperature == 0.0:
+            raise ValueError("sampling.temperature must be above 0: greedy decoding is evaluated beside it")
+        if self.pass_reward is not UNSET and self.num_samples == 1:
+            raise ValueError("pass_reward has no effect with one sample a prompt; set group_size to 2 or more")
+
+    def sampled_as(self, rollout: RolloutSpec) -> SamplingParams:
+        """Returns how held-out prompts are sampled, greedy decoding apart."""
+        return self.sampling or rollout.sampling
+
+    @property
+    def num_samples(self) -> int:
+        """Samples a prompt, greedy decoding apart."""
+        return 1 if self.group_size is UNSET else self.group_size
 
     @property
     def num_batches(self) -> int:
-        """Batches of one evaluation: the held-out prompts under the job's sampling, then again greedily."""
+        """Batches of one evaluation: the held-out prompts sampled, then again greedily."""
         passes = 2 if self.greedy else 1
         return passes * math.ceil(self.num_prompts / self.prompts_per_batch)

@@ -64,10 +64,24 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     are left alone, a head that is tied to the embedding with them."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Decay of the learning rate over the job's iterations, to 0."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Decay of the learning rate over the job's iterations after the warm-up, to min_learning_rate; wsd: warm-up,
+    stable, decay: linear, in the last decay_iterations alone."""
     warmup_iterations: IterationsOrNone = 0
     """Linear warm-up."""
+    decay_iterations: Iterations | UnsetType = UNSET
+    """The last iterations, in which wsd decays; needed there, and without effect elsewhere."""
+    min_learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
+    """What the decay ends with; left out: 0."""
+
+    def __post_init__(self) -> None:
+        if (self.schedule == "wsd") != (self.decay_iterations is not UNSET):
+            raise ValueError('schedule = "wsd" needs decay_iterations, and no other schedule takes them')
+        if self.min_learning_rate is not UNSET:
+            if self.schedule == "constant":
+                raise ValueError('min_learning_rate has no effect with schedule = "constant"; leave it out')
+            if self.min_learning_rate >= self.learning_rate:
+                raise ValueError("min_learning_rate is not below learning_rate, from which it decays; lower it")
 
 
 class TrainerSpec(Record, frozen=True, kw_only=True):

@@ -7,10 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import UNSET
+
 from broker.trainer_side import Arrived
 from contracts.errors import FenceViolation
 from contracts.events import SampledBy
-from contracts.jobs import EvaluationScore
+from contracts.jobs import EvaluationScore, PassAt
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
 from onbeat.loop.sampled import PlayedTrajectories
 from onbeat.loop.window import AskedIteration
@@ -160,22 +162,49 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
             )
 
 
-def evaluation_score(expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch]) -> EvaluationScore | None:
+def evaluation_score(
+    expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch], *, pass_reward: float = 1.0
+) -> EvaluationScore | None:
     """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
 
     expected: the iteration's batches; arrived: its evaluation batches, where an abandoned one is not in the mean.
+    pass_reward: that from which a completion passes.
     """
     sampled = [arrived[b.batch_id] for b in expected if b.sampling.temperature > 0.0 and b.batch_id in arrived]
     greedy = [arrived[b.batch_id] for b in expected if b.sampling.temperature == 0.0 and b.batch_id in arrived]
     if not sampled:
         return None
+    means, pass_at = _of_prompts(sampled, pass_reward) if sampled[0].group_size > 1 else ([], UNSET)
     return EvaluationScore(
         iteration=sampled[0].iteration,
         policy_version=sampled[0].policy_version,
         sampled=_mean_reward(sampled),
         greedy=_mean_reward(greedy) if greedy else None,
         num_prompts=sum(len(batch.groups) for batch in sampled),
+        sampled_error=_standard_error(means) if means else UNSET,
+        pass_at=pass_at,
     )
+
+
+def _of_prompts(batches: Sequence[RolloutBatch], pass_reward: float) -> tuple[list[float], tuple[PassAt, ...]]:
+    """Returns each prompt's mean reward, and the pass@k of all."""
+    size = batches[0].group_size
+    rewards = [[rollout.reward for rollout in group.rollouts] for batch in batches for group in batch.groups]
+    passed = [sum(reward >= pass_reward for reward in of_prompt) for of_prompt in rewards]
+    pass_at = []
+    for k in sorted({size, *(2**power for power in range(size.bit_length()))}):
+        # 1 less the chance that k of the n samples, drawn without putting back, are all of the n - c that fail.
+        shares = [1.0 - math.comb(size - count, k) / math.comb(size, k) for count in passed]
+        pass_at.append(PassAt(k=k, share=math.fsum(shares) / len(shares), error=_standard_error(shares)))
+    return [math.fsum(of_prompt) / size for of_prompt in rewards], tuple(pass_at)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Returns that of their mean, by the unbiased deviation; 0.0 of one value."""
+    if len(values) == 1:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
 def _mean_reward(batches: Sequence[RolloutBatch]) -> float:

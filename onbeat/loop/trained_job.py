@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import UNSET
+
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.openings import Opening
@@ -187,7 +189,10 @@ def commit_iteration(
 
 def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Callable[[EvaluationScore], None]) -> None:
     """Tells what an iteration's evaluation came to, where it has one, before its commit. A replay repeats it."""
-    score = evaluation_score(iteration.expected.values(), iteration.evaluation)
+    pass_reward = job.spec.evaluation.pass_reward
+    score = evaluation_score(
+        iteration.expected.values(), iteration.evaluation, pass_reward=1.0 if pass_reward is UNSET else pass_reward
+    )
     if score is not None:
         write(score)
         job.health.scored(score)

@@ -51,27 +51,31 @@ class IterationPlan:
         return self._spec.evaluation.num_batches if self._spec.evaluates(iteration) else 0
 
     def evaluation(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
-        """The held-out prompts with the job's sampling, then greedily; () where the version is not evaluated.
+        """The held-out prompts with the evaluation's sampling, then greedily; () where the version is not evaluated.
 
         manifest: of the version that is evaluated.
         """
         if not self._spec.evaluates(iteration):
             return ()
         evaluation, batch = self._spec.evaluation, self._batch(iteration, manifest)
-        samplings = [self._spec.rollout.sampling]
+        sampling = evaluation.sampled_as(self._spec.rollout)
+        passes = [(sampling, evaluation.num_samples)]
         if evaluation.greedy:
-            samplings.append(SamplingParams(max_new_tokens=samplings[0].max_new_tokens, temperature=0.0))
+            greedy = SamplingParams(
+                max_new_tokens=sampling.max_new_tokens, temperature=0.0, stop_token_ids=sampling.stop_token_ids
+            )
+            passes.append((greedy, 1))
         chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
-        work = [(sampling, chunk) for sampling in samplings for chunk in chunks]
+        work = [(sampling, group_size, chunk) for sampling, group_size in passes for chunk in chunks]
         return tuple(
             batch(
                 batch_id=f"{iteration}/evaluation/{index}",
                 purpose="evaluation",
-                group_size=1,
+                group_size=group_size,
                 sampling=sampling,
                 prompts=chunk,
             )
-            for index, (sampling, chunk) in enumerate(work)
+            for index, (sampling, group_size, chunk) in enumerate(work)
         )
 
     def _batch(self, iteration: int, manifest: WeightManifest) -> Callable[..., PromptBatch]:

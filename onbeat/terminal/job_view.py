@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts import events
-from contracts.jobs import EvaluationScore, JobState, JobStatus
+from contracts.jobs import EvaluationScore, JobState, JobStatus, passes_in_words
 from onbeat.client.progress import JobProgress
 from onbeat.telemetry.logs import shown
 from onbeat.terminal.window import kind_in_words, lags_of, open_in_words, staleness
@@ -238,7 +238,7 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         greedy = f", greedy {score(found.greedy)}" if found.greedy is not None else ""
         return (
             f"held-out accuracy under version {found.policy_version}: sampled {score(found.sampled)}{greedy}"
-            f" ({plural(found.num_prompts, 'prompt')})"
+            f"{passes_in_words(found)} ({plural(found.num_prompts, 'prompt')})"
         )
     if isinstance(event, events.StateChanged):
         return f"job {event.state.value}{f': {event.reason}' if event.reason else ''}"

@@ -124,7 +124,7 @@ class OpenaiEngine(BatchingEngine):
             "max_tokens": batch.sampling.max_new_tokens,
             # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
             "ignore_eos": True,
-            "stop_token_ids": self._stop_ids,
+            "stop_token_ids": [*self._stop_ids, *(batch.sampling.stop_token_ids or ())],
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,

@@ -268,7 +268,7 @@ class VllmEngine(BatchingEngine):
             top_k=sampling.top_k,
             min_p=0.0 if sampling.min_p is UNSET else sampling.min_p,
             max_tokens=sampling.max_new_tokens,
-            stop_token_ids=self._stop_ids,
+            stop_token_ids=[*self._stop_ids, *(sampling.stop_token_ids or ())],
             logprobs=0,
             detokenize=False,
             output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,

@@ -51,11 +51,14 @@ def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]
 def _is_of(record: RecordedBatch, spec: JobSpec) -> bool:
     """Whether a record asks for what the job's spec lets a batch ask for: nothing larger is put into the engine."""
     asked, rollout, is_training = record.asked, spec.rollout, record.batch.purpose == "train"
-    most_prompts = rollout.prompts_per_batch if is_training else spec.evaluation.prompts_per_batch
+    most_prompts, group_size = rollout.prompts_per_batch, rollout.group_size
+    if not is_training:
+        most_prompts = spec.evaluation.prompts_per_batch
+        group_size = 1 if asked.sampling.temperature == 0.0 else spec.evaluation.num_samples
     return (
         (asked.job_id, asked.seed) == (record.batch.job_id, spec.seed)
-        and asked.group_size == (rollout.group_size if is_training else 1)
+        and asked.group_size == group_size
         and len(asked.prompts) <= most_prompts
         and len(asked.reserves) <= rollout.max_resamples
-        and asked.sampling.max_new_tokens == rollout.sampling.max_new_tokens
+        and asked.sampling.max_new_tokens <= rollout.sampling.max_new_tokens
     )

@@ -179,6 +179,8 @@ export interface EvaluationScore {
   sampled: number;
   greedy: (number | null);
   num_prompts: number;
+  sampled_error?: number;
+  pass_at?: PassAt[];
 }
 
 export interface EvaluationSpec {
@@ -186,6 +188,9 @@ export interface EvaluationSpec {
   num_prompts: number;
   prompts_per_batch: number;
   greedy: boolean;
+  group_size?: number;
+  sampling?: SamplingParams;
+  pass_reward?: number;
 }
 
 export interface ExactReward {
@@ -507,8 +512,10 @@ export interface OptimizerSpec {
   epsilon: number;
   weight_decay: number;
   max_grad_norm: number;
-  schedule: ("constant" | "cosine" | "linear");
+  schedule: ("constant" | "cosine" | "linear" | "wsd");
   warmup_iterations: number;
+  decay_iterations?: number;
+  min_learning_rate?: number;
 }
 
 export interface OverlongReward {
@@ -517,6 +524,12 @@ export interface OverlongReward {
   on_unscorable: (("fail") | number);
   max_tokens: number;
   buffer_tokens: number;
+}
+
+export interface PassAt {
+  k: number;
+  share: number;
+  error: number;
 }
 
 export interface PluginDataset {
@@ -697,6 +710,7 @@ export interface SamplingParams {
   top_p: number;
   top_k: number;
   min_p?: number;
+  stop_token_ids?: number[];
 }
 
 export interface SpecCheck {

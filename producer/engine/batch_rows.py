@@ -27,7 +27,7 @@ class BatchRows:
 
     def __init__(self, batch: PromptBatch, eos_ids: frozenset[int]) -> None:
         self._batch = batch
-        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
+        self._eos_ids = np.array(sorted(eos_ids.union(batch.sampling.stop_token_ids or ())), dtype=np.int64)
         self._uniforms = completion_uniforms(batch)
         num_rows, max_new_tokens = self._uniforms.shape
         self._held = np.arange(num_rows)

@@ -120,6 +120,9 @@ class HeldRows:
             of_place.append(ids)
         self._steps[at] = steps + 1
         stopped = (tokens[:, None] == self._eos_ids).any(axis=1)
+        for sampling, kind in self._samplings.items():
+            if ids := sampling.stop_token_ids:
+                stopped |= (self._kinds[at] == kind) & np.isin(tokens, ids)
         has_ended = stopped | (steps + 1 == self._most[at])
         if not has_ended.any():
             return tokens, at[:0]

@@ -149,6 +149,22 @@ def test_a_batch_is_complete_and_ends_where_it_must(rig: Rig) -> None:
     assert {completion.finish_reason for completion in completions} == {"stop", "length"}
 
 
+def test_a_stop_token_ends_a_row_as_the_model_s_own_does_and_changes_none_before_it(rig: Rig) -> None:
+    manifest, free = rig.load(), SamplingParams(max_new_tokens=12, temperature=2.0)
+    unstopped = rig.generate(manifest, PROMPTS, group_size=8, sampling=free)
+    rows = [tokens_of(completion) for group in unstopped for completion in group]
+    stop = next(token for tokens in rows for token in tokens[2:-1] if token != rig.eos)
+    stopped = rig.generate(manifest, PROMPTS, group_size=8, sampling=replace(free, stop_token_ids=(stop,)))
+    expected = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in rows]
+    completions = [completion for group in stopped for completion in group]
+    assert [tokens_of(completion) for completion in completions] == expected != rows
+    assert all(completion.finish_reason == "stop" for completion in completions if tokens_of(completion)[-1] == stop)
+    if rig.kind == "fake":
+        return  # it has no vocabulary
+    with pytest.raises(BatchFailed, match=r"correct rollout\.sampling\.stop_token_ids"):
+        rig.generate(manifest, PROMPTS, sampling=replace(free, stop_token_ids=(2**20,)))
+
+
 def test_sampled_tokens_have_the_frequencies_of_the_softmax(rig: Rig) -> None:
     sampling, draws = SamplingParams(max_new_tokens=1), 2000
     groups = rig.generate(rig.load(), [PROMPTS[0]], group_size=draws, sampling=sampling, seed=7)

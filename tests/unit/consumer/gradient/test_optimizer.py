@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from consumer.gradient.optimizer import Adamw32bit, PolicyOptimizer, horizon_at, is_decayed, learning_rate_at
-from contracts.errors import ContractViolation, TrainingDiverged
+from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
+from tests.builders import job_spec
 
 
 def weights(values: list[float]) -> dict[str, nn.Parameter]:
@@ -24,9 +26,37 @@ def test_the_learning_rate_warms_up_and_then_decays_to_zero_at_the_end() -> None
     cosine = OptimizerSpec(learning_rate=1.0, schedule="cosine")
     rates = [learning_rate_at(iteration, cosine, 4) for iteration in range(5)]
     assert rates == pytest.approx([1.0, 0.5 + math.sqrt(0.5) / 2, 0.5, 0.5 - math.sqrt(0.5) / 2, 0.0])
+    lowest = OptimizerSpec(learning_rate=1.0, schedule="cosine", min_learning_rate=0.2)
+    assert [learning_rate_at(iteration, lowest, 4) for iteration in range(5)] == pytest.approx(
+        [0.2 + 0.8 * rate for rate in rates]
+    )
     constant = OptimizerSpec(learning_rate=0.3, warmup_iterations=3)
     assert [learning_rate_at(i, constant, 2) for i in range(2)] == pytest.approx([0.1, 0.2])
     assert learning_rate_at(100, constant, 2) == 0.3
+
+
+def test_wsd_is_stable_after_its_warm_up_and_decays_in_the_last_iterations_alone() -> None:
+    wsd = OptimizerSpec(
+        learning_rate=1.0, schedule="wsd", warmup_iterations=2, decay_iterations=4, min_learning_rate=0.2
+    )
+    rates = [learning_rate_at(iteration, wsd, 10) for iteration in range(11)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+    # A job that is shorter than both decays from its warm-up on.
+    assert [learning_rate_at(iteration, wsd, 4) for iteration in range(2, 5)] == pytest.approx([1.0, 0.6, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"schedule": "wsd"}, 'schedule = "wsd" needs decay_iterations'),
+        ({"schedule": "cosine", "decay_iterations": 3}, "no other schedule takes them"),
+        ({"min_learning_rate": 1e-8}, "min_learning_rate has no effect"),
+        ({"schedule": "linear", "min_learning_rate": 1e-3}, "min_learning_rate is not below learning_rate"),
+    ],
+)
+def test_what_a_schedule_does_not_read_is_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        job_spec(optimizer=options)
 
 
 def test_what_was_trained_before_a_resume_changed_the_iterations_keeps_its_learning_rate() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import statistics
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
@@ -23,7 +25,7 @@ from consumer.trainer.report import (
     mismatch_alarm,
     sampled_scores,
 )
-from contracts.jobs import EvaluationScore
+from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec_tables.algorithm import AlgorithmSpec
@@ -68,6 +70,25 @@ def test_the_score_is_the_mean_over_the_prompts_that_came_sampled_and_greedy_apa
     assert (abandoned.sampled, abandoned.greedy, abandoned.num_prompts) == (1.0, None, 2)
     assert evaluation_score(expected, {"c": arrived["c"]}) is None
     assert evaluation_score([], {}) is None
+
+
+def test_several_samples_a_prompt_have_a_mean_with_its_error_and_pass_at_k() -> None:
+    """c = 2, 1 and 0 of n = 4 samples pass: pass@2 is 1 - 1/6, 1 - 3/6 and 0."""
+    groups = [(1.0, 1.0, 0.5, 0.0), (2.0, 0.0, 0.0, 0.0), (0.9, 0.0, 0.0, 0.0)]
+    batch = batch_of([([5], [rollout([7], reward) for reward in rewards]) for rewards in groups], group_size=4)
+    found = evaluation_score([asked("a", temperature=1.0)], {"a": batch})
+    assert found is not None
+    assert found.pass_at is not UNSET
+    means = [2.5 / 4, 0.5, 0.9 / 4]
+    assert found.sampled == pytest.approx(statistics.fmean(means))
+    assert found.sampled_error == pytest.approx(statistics.stdev(means) / math.sqrt(3))
+    assert [one.k for one in found.pass_at] == [1, 2, 4]
+    shares = [[0.5, 0.25, 0.0], [5 / 6, 0.5, 0.0], [1.0, 1.0, 0.0]]
+    assert [one.share for one in found.pass_at] == pytest.approx([statistics.fmean(one) for one in shares])
+    assert [one.error for one in found.pass_at] == pytest.approx([statistics.stdev(s) / math.sqrt(3) for s in shares])
+    easier = evaluation_score([asked("a", temperature=1.0)], {"a": batch}, pass_reward=0.9)
+    assert easier is not None
+    assert passes_in_words(easier).startswith(", pass@1 0.333 ± 0.083, pass@2 0.611")
 
 
 def stats(k3_sum: float, *, largest: float = 0.5, lag: int = 0) -> MicroBatchStats:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from transformers import AutoTokenizer
 
+from contracts.encoding.wire import convert
+from contracts.errors import InvalidInput
+from contracts.rollouts import SamplingParams
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest
@@ -36,6 +41,33 @@ def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none
         rows = [[prompt.index for prompt in prompts] for prompts in (batch.prompts, *batch.reserves)]
         assert rows == [[8 * row + 2 * number, 8 * row + 2 * number + 1] for row in range(4)]
     assert {batch.reserves for batch in evaluation} == {()}
+
+
+def test_held_out_prompts_have_a_sampling_and_a_group_size_of_their_own() -> None:
+    own = {"max_new_tokens": 4, "temperature": 0.6, "top_p": 0.9, "stop_token_ids": [7]}
+    spec = job_spec(evaluation__sampling=own, evaluation__group_size=3)
+    dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
+    plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=64))
+    *sampled, first_greedy, second_greedy = plan.evaluation(0, MANIFEST)
+    assert {(batch.sampling, batch.group_size) for batch in sampled} == {(convert(own, SamplingParams), 3)}
+    greedy = SamplingParams(max_new_tokens=4, temperature=0.0, stop_token_ids=(7,))
+    assert {(one.sampling, one.group_size) for one in (first_greedy, second_greedy)} == {(greedy, 1)}
+    assert plan.training(0, MANIFEST)[0].sampling == spec.rollout.sampling
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "problem"),
+    [
+        ({"sampling": {"max_new_tokens": 4, "temperature": 0.0}}, "temperature must be above 0"),
+        ({"sampling": {"max_new_tokens": 6}}, "evaluation.sampling.max_new_tokens is above"),
+        ({"pass_reward": 0.5}, "pass_reward has no effect with one sample"),
+        ({"prompts_per_batch": 4096, "group_size": 5}, "completions of an evaluation batch"),
+    ],
+)
+def test_an_evaluation_that_makes_no_sense_is_refused(evaluation: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        job_spec(evaluation=evaluation)
 
 
 def test_a_plan_counts_evaluation_batches_of_a_version_that_is_not_there() -> None:
