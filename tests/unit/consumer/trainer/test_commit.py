@@ -25,6 +25,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.recording import Recorder
+from onbeat.loop.trained_job import HealthWatch
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
 from onbeat.run_files import SharedFolder
@@ -116,6 +117,7 @@ class Played:
         self.trainer_epoch = 1
         self.reported: list[TimelineSpan] = []
         self.spans = SimpleNamespace(take=lambda: self.reported)
+        self.health = HealthWatch(self, folder, self.spec)  # type: ignore[arg-type]
         policy = SimpleNamespace(adapters=None)
         self.ranks = SimpleNamespace(
             learner=SimpleNamespace(policy=policy), save=self._save, rest=lambda: self.said.append("memory given back")
