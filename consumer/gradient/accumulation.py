@@ -48,16 +48,22 @@ class GradientAccumulator(ABC):
         dtype: torch.dtype,
         with_baseline: bool,
         targets: Mapping[str, nn.Parameter] | None,
+        num_witnesses: int = 0,
     ) -> None:
-        """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters."""
+        """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters.
+        num_witnesses: rollout batches that leave a 1 in the sums, each in a place of its own."""
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
         sizes = [target.numel() for target in self._targets.values()]
         device = next(iter(self._targets.values())).device
-        self._flat = torch.zeros((1 + with_baseline, sum(sizes)), dtype=dtype, device=device)
-        """[1 or 2, N] the parameters one behind the other: row 0 the sums, row 1 the baseline's."""
-        self._sums = dict(zip(self._targets, self._flat.split(sizes, dim=1), strict=True))
+        self._flat = torch.zeros((1 + with_baseline, sum(sizes) + num_witnesses), dtype=dtype, device=device)
+        """[1 or 2, N] the parameters one behind the other: row 0 the sums, row 1 the baseline's; then the
+        witnesses."""
+        self._sums = dict(zip(self._targets, self._flat[:, : sum(sizes)].split(sizes, dim=1), strict=True))
         """[1 or 2, items] of each parameter, views of the above."""
+        self._witnesses = self._flat[0, sum(sizes) :]
+        self.added: tuple[int, ...] | None = None
+        """Rollout batch, by its number → how often the sums of the last `total` held its gradient; None of floats."""
         self._lock = threading.Lock()
         """Held while the sums, or what is counted of them, change: several threads add to them."""
 
@@ -73,10 +79,10 @@ class GradientAccumulator(ABC):
         return self._flat
 
     @abstractmethod
-    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
+    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
         """Takes the gradients that a backward pass left in `.grad` and clears them; an error adds nothing of them.
 
-        more: another pass of the same rollout batch follows.
+        batch: number of the rollout batch. more: another pass of the same one follows.
 
         Raises TrainingDiverged, naming the parameter, for a gradient that is not finite or out of range.
         """
@@ -105,7 +111,13 @@ class ExactAccumulator(GradientAccumulator):
         with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        super().__init__(parameters, dtype=torch.int64, with_baseline=with_baseline, targets=targets)
+        super().__init__(
+            parameters,
+            dtype=torch.int64,
+            with_baseline=with_baseline,
+            targets=targets,
+            num_witnesses=max_micro_batches,
+        )
         self._max_micro_batches = max_micro_batches
         self._limit = 2.0**62 / SCALE / max_micro_batches
         self._reached = 0.0
@@ -114,7 +126,7 @@ class ExactAccumulator(GradientAccumulator):
         starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
         self._starts = dict(zip(self._targets, starts, strict=False))
 
-    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
+    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
         if self._num_added[to_baseline] == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
         gradients = take_gradients(self._parameters)
@@ -136,6 +148,8 @@ class ExactAccumulator(GradientAccumulator):
             self._reached = 0.0
             with self._lock:
                 self._num_added[to_baseline] += 1
+                if not to_baseline:
+                    self._witnesses[batch] += 1
 
     def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
         """Copies small gradients together, in the order of the sums; a large one is a piece by itself, and no copy."""
@@ -168,6 +182,8 @@ class ExactAccumulator(GradientAccumulator):
                 # They are in cache now: clearing all of them later would read them once more.
                 sums.zero_()
             target.grad = gradient.view(target.shape)
+        self.added = tuple(self._witnesses.tolist())
+        self._witnesses.zero_()
         self._reached = 0.0
         # In place: the accumulators beside this one count in the same list.
         self._num_added[:] = [0] * len(self._num_added)
@@ -185,7 +201,7 @@ class FloatAccumulator(GradientAccumulator):
     ) -> None:
         super().__init__(parameters, dtype=torch.float32, with_baseline=with_baseline, targets=targets)
 
-    def add(self, *, to_baseline: bool = False, more: bool = False) -> None:
+    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
         gradients = take_gradients(self._parameters)
         check_range(gradients, limit=math.inf)
         for name, gradient in gradients.items():

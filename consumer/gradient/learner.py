@@ -23,6 +23,7 @@ from consumer.gradient.statistics import MicroBatchStats
 from consumer.model.checkpoint import Checkpoint
 from consumer.model.policy import Policy, with_own_parameters
 from consumer.model.published_weights import WeightStream
+from contracts.encoding.names import number_of
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -61,8 +62,7 @@ def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
     """Returns which of the iteration's mini-batches a rollout batch is part of: 0 to the first ones by number (I7)."""
     if spec.algorithm.num_mini_batches == 1:
         return 0
-    number = int(batch_id.rpartition("/")[2])
-    return number * spec.algorithm.num_mini_batches // spec.rollout.batches_per_iteration
+    return number_of(batch_id) * spec.algorithm.num_mini_batches // spec.rollout.batches_per_iteration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from consumer.gradient.micro_batch import (
 )
 from consumer.gradient.statistics import MicroBatchStats, Mismatch, joined, measure_mismatch
 from consumer.model.policy import Policy
+from contracts.encoding.names import number_of
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -280,7 +281,7 @@ def _add_gradients(
         if accumulator is not None:
             # A known graph is gone through once more, after that of the baseline.
             terms.loss_sum.backward(retain_graph=to_baseline and one.is_known)
-            accumulator.add(to_baseline=to_baseline, more=number < len(passes))
+            accumulator.add(number_of(stats.batch_id), to_baseline=to_baseline, more=number < len(passes))
         # Detached, or every pass's graph would live until the last one.
         yield logprobs, replace(terms, loss_sum=terms.loss_sum.detach())
 

@@ -19,7 +19,8 @@ from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, divid
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.report import LIKELY_CAUSES, clipped_noise, in_words, mismatch_alarm
-from contracts.errors import BatchFailed, TrainingDiverged
+from contracts.encoding.names import number_of
+from contracts.errors import BatchFailed, ContractViolation, TrainingDiverged
 from contracts.events import IterationMetrics
 from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
@@ -85,9 +86,26 @@ def _update(
         with iteration.span("step"):
             one = OptimizerStep(divisor=of_part.divisor, baseline=of_part.baseline, learning_rate=rate, is_last=is_last)
             grad_norm = held.ranks.step(one, publication if is_last else None)
+        _count_sums(iteration, held.ranks.learner.accumulator.added, stats)
         updates.append(Update(stats=stats, scaling=of_part, grad_norm=grad_norm))
         reach("consumer.after_step")
     return updates
+
+
+def _count_sums(iteration: Iteration, added: tuple[int, ...] | None, stats: list[MicroBatchStats]) -> None:
+    """Notes which batches the sums of a step held, as the sums say. Raises ContractViolation where they aren't those
+    that were trained for it (I1)."""
+    if added is None:
+        return
+    trained = {number_of(one.batch_id) for one in stats if one.trained_rows}
+    if strange := [number for number, times in enumerate(added) if times != (number in trained)]:
+        raise ContractViolation(
+            f"the sums of iteration {iteration.number} held batch {strange[0]} {added[strange[0]]} times, and it was "
+            f"trained {int(strange[0] in trained)} times",
+            field="gradient",
+        )
+    before = iteration.in_sums or (0,) * len(added)
+    iteration.in_sums = tuple(map(sum, zip(before, added, strict=True)))
 
 
 def _train_again(

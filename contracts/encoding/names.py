@@ -25,6 +25,11 @@ def check_job_id(job_id: str) -> str:
     return job_id
 
 
+def number_of(batch_id: str) -> int:
+    """Returns 7 of `3/train/7`."""
+    return int(batch_id.rpartition("/")[2])
+
+
 def is_below(path: str) -> bool:
     """Whether it is a RelativePath: a record that this process makes is not checked by its types."""
     return len(path) <= 1024 and re.fullmatch(rf"{SEGMENT}(?:/{SEGMENT})*", path) is not None

@@ -140,6 +140,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     check_sampled(record, spec, walk.digests, walk.gaps)
     _check_unscorable(walk, record, name)
     _check_columns(walk, record, spec, name)
+    _check_sums(walk, record, spec, name)
     _check_environment(walk, record, spec, name)
     if (record.rewards or {}) != source_digests(spec.reward.components):
         walk.gaps.append(f"{name}: its rewards are of another file than the spec's")
@@ -243,6 +244,14 @@ def _check_columns(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
         walk.gaps.append(f"{name}: {some(strange)} have columns, {of_job}")
     if undigested := sorted(batch for batch, digest in columns.items() if not digest):
         walk.gaps.append(f"{name}: the columns of {some(undigested)} have no digest")
+
+
+def _check_sums(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    """The exact sums held each batch that teaches in every pass over the iteration, and nothing else."""
+    for number, times in enumerate(record.in_sums or ()):
+        batch = f"{record.iteration}/train/{number}"
+        if times and (times != spec.algorithm.updates_per_iteration or batch not in record.batches):
+            walk.gaps.append(f"{name}: {times} of its gradient's sums held {batch}")
 
 
 def _check_end(walk: _Walk, spec: JobSpec) -> None:

@@ -47,6 +47,7 @@ def commit_record(
         sampled=iteration.sampled or UNSET,
         columns=dict(sorted(iteration.columns.items())) or UNSET,
         environment=environment or UNSET,
+        in_sums=UNSET if iteration.in_sums is None else iteration.in_sums,
         rewards=source_digests(spec.reward.components) or UNSET,
         previous=previous,
     )

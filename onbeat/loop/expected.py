@@ -41,6 +41,8 @@ class ExpectedIteration:
         self._num_unscorable: dict[str, int] = {}
         self.played = PlayedTrajectories()
         """The trained trajectories of a job with an environment."""
+        self.in_sums: tuple[int, ...] | None = None
+        """As of AuditRecord."""
 
     @property
     def missing(self) -> list[PromptBatch]:

@@ -189,7 +189,7 @@ def drawn(policy: Policy, prompt: list[int], length: int, draw: torch.Generator)
 def train_one_step(pair: tuple[Policy, Policy], batch: RolloutBatch) -> None:
     """Makes the next version, far enough from the last that weights leave their bounds."""
     spec, policy = job_spec(), pair[0]
-    accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=1)
+    accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=2)
     stats, _ = train_micro_batch(policy, batch, reference=None, spec=spec, accumulator=accumulator)
     move(policy, total(policy, [stats], spec, accumulator), VERSION_STEP)
 

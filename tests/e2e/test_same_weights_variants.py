@@ -80,6 +80,9 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
+    passes = spec(variant).algorithm.updates_per_iteration
+    for record in pipeline.jobs.audit(job_id):
+        assert record.kind == "rewind" or set(record.in_sums or ()) == {passes}
     if spec(variant).trackers:
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 

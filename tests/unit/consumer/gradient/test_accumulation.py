@@ -213,3 +213,33 @@ def test_the_spec_chooses_whether_sums_depend_on_the_order() -> None:
     rounded = make_accumulator(job_spec(trainer__accumulation="float", deterministic=False), named, named)
     assert isinstance(exact, ExactAccumulator)
     assert isinstance(rounded, FloatAccumulator)
+
+
+def test_the_sums_say_which_batches_they_held_and_a_baseline_is_none() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=3, with_baseline=True)
+    other = accumulator.beside({"weight": weight})
+    for sums, batch, to_baseline, more in (
+        (accumulator, 2, True, False),
+        (accumulator, 2, False, True),
+        (other, 2, False, False),
+        (other, 0, False, False),
+    ):
+        weight.grad = torch.ones(3)
+        sums.add(batch, to_baseline=to_baseline, more=more)
+    assert accumulator.added is None
+    accumulator.total(1.0)
+    assert accumulator.added == (1, 0, 1)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0, 3.0], "a witness is no part of the gradient"
+    accumulator.total(1.0)
+    assert accumulator.added == (0, 0, 0)
+
+
+def test_float_sums_say_nothing_of_their_batches() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    accumulator = FloatAccumulator({"weight": weight})
+    weight.grad = torch.ones(1)
+    accumulator.add(5)
+    accumulator.total(1.0)
+    assert accumulator.added is None

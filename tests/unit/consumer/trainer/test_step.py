@@ -15,7 +15,7 @@ from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import MicroBatchStats, Mismatch
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.step import step
-from contracts.errors import BatchFailed, TrainingDiverged
+from contracts.errors import BatchFailed, ContractViolation, TrainingDiverged
 from contracts.events import MismatchAlarm
 from contracts.schedule import Schedule
 from onbeat.loop.window import AskedIteration, Window
@@ -54,6 +54,8 @@ class Played:
         self.layout = object()
         self.settled: str | None = SETTLED
         self.side = self.ranks = self.weights = self
+        self.learner = SimpleNamespace(accumulator=self)
+        self.added: tuple[int, ...] | None = None
         self.keeper = SimpleNamespace(check_lease=lambda: None, training=lambda **_: nullcontext())
         self.said: list[str] = []
         self.told: list[object] = []
@@ -114,6 +116,21 @@ def test_each_mini_batch_has_a_step_and_one_whose_batches_are_dead_has_none() ->
     assert held.said[1:-3] == ["step", "trained part 2 again", "last step, published"]
     assert len(stepped.metrics.updates) == 2
     assert stepped.scaling.count == 2 * len(iteration.stats[0].rewards)
+
+
+def test_the_sums_of_an_iteration_held_what_was_trained_for_it_or_nothing_is_announced() -> None:
+    held: Any = Played(algorithm__updates_per_iteration=2)
+    held.added = (1, 0)
+    iteration = gathered(num_batches=2)
+    iteration.stats[0] = dataclasses.replace(iteration.stats[0], trained_rows=(0,))
+    held.train_again = lambda *_: []
+    step(held, iteration)
+    assert iteration.in_sums == (2, 0)
+    for added, problem in (((2, 0), "held batch 0 2 times"), ((0, 0), "held batch 0 0 times"), ((1, 1), "batch 1 1")):
+        held.added, held.settled, held.said = added, None, []
+        with pytest.raises(ContractViolation, match=problem):
+            step(held, iteration)
+        assert "finished" not in held.said
 
 
 def test_the_versions_that_the_open_iteration_was_sampled_with_stay_announced_until_its_commit() -> None:

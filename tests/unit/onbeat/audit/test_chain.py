@@ -297,3 +297,20 @@ def test_rewards_of_another_file_than_the_specs_are_a_gap() -> None:
     for of_spec in ((other,), ()):
         gaps = verdict_of(records, reward__components=of_spec or ({"type": "exact"},)).gaps
         assert gaps[0] == "iteration 0: its rewards are of another file than the spec's"
+
+
+@pytest.mark.parametrize(
+    ("in_sums", "gaps"),
+    [
+        ((1, 1), ()),
+        ((0, 1), ()),
+        ((2, 1), ("iteration 1: 2 of its gradient's sums held 1/train/0",)),
+        ((1, 1, 1), ("iteration 1: 1 of its gradient's sums held 1/train/2",)),
+    ],
+)
+def test_a_gradient_s_sums_held_each_batch_in_each_pass_and_no_other(
+    in_sums: tuple[int, ...], gaps: tuple[str, ...]
+) -> None:
+    assert verdict_of(changed(1, in_sums=in_sums)).gaps == gaps
+    doubled = tuple(2 * times for times in in_sums)
+    assert len(verdict_of(changed(1, in_sums=doubled), algorithm__updates_per_iteration=2).gaps) == len(gaps)
