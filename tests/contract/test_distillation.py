@@ -189,7 +189,10 @@ def test_a_batch_without_the_column_is_refused_and_never_trained_without_its_ter
         ({"algorithm": BESIDE}, "distillation_coefficient needs a stage that makes teacher_logprobs"),
         ({"stages": [TEACHER]}, "nothing reads while algorithm.distillation_coefficient is 0"),
         ({"algorithm": {"advantage": "none"}}, 'advantage = "none" leaves nothing to learn from'),
-        ({"algorithm": ALONE | {"clip_low": 0.1}, "stages": [TEACHER]}, "clip_low and clip_high have no effect"),
+        (
+            {"algorithm": ALONE | {"clip_low": 0.1}, "stages": [TEACHER]},
+            "clip_low, clip_high, clip_max and off_policy_mask_threshold have no effect",
+        ),
         ({"algorithm": ALONE | {"shuffle_rewards": True}, "stages": [TEACHER]}, "shuffle_rewards has no effect"),
         (
             {"algorithm": ALONE | {"kl_coefficient": 0.1, "kl_placement": "reward"}, "stages": [TEACHER]},

@@ -126,7 +126,13 @@ def test_the_summary_has_every_key_that_scripts_read(gateway: FakeGateway, tmp_p
 def test_what_others_wrote_is_text_in_the_summary() -> None:
     names = DemoSummary.__struct_fields__
     known = {"reason": HOSTILE, "run_dir": HOSTILE, "gaps": (HOSTILE,), "status": "failed", "final_weights_digest": ""}
-    values = dict.fromkeys(names, 0) | {"batches_rejected": {}, "figures": (), "verified": False, "job_id": "job-1"}
+    values = dict.fromkeys(names, 0) | {
+        "batches_rejected": {},
+        "figures": (),
+        "health": (),
+        "verified": False,
+        "job_id": "job-1",
+    }
     screen, shown = terminal()
     screen.print(summary_panel(DemoSummary(**values | known)))  # pyright: ignore[reportArgumentType]
     assert_is_text(shown.getvalue())
