@@ -106,7 +106,8 @@ class GrowingFile:
             file.seek(self._start)
             left = size - self._start
             while left > 0 and (data := file.read(min(left, MOST_PIECE_BYTES))):
-                pieces.append(Piece(digest=blobs.put(data), num_bytes=len(data)))
+                # It is new: whether the store has it needs no request.
+                pieces.append(_piece(blobs.put(data, again=True), len(data)))
                 left -= len(data)
                 if len(data) >= PIECE_BYTES:
                     self._start += len(data)
@@ -160,9 +161,12 @@ class ObjectFiles:
         self._brought[below] = listed
 
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
-        with _errors(self._folder.path):
-            files = {name: pieces for name in self._appended if (pieces := self._growing[name].put(self._blobs))}
-            files |= self._put_whole(None if has_checkpoint else self._folder.path / "rollouts")
+        # All at once: over a network each request waits for the store, whatever it carries.
+        with _errors(self._folder.path), ThreadPoolExecutor(AT_ONCE) as pool:
+            whole = pool.submit(self._put_whole, None if has_checkpoint else self._folder.path / "rollouts")
+            growing = pool.map(lambda name: self._growing[name].put(self._blobs), self._appended)
+            files = {name: pieces for name, pieces in zip(self._appended, growing, strict=True) if pieces}
+            files |= whole.result()
         listed = FileList(
             job_id=self._folder.job_id, trainer_epoch=side.trainer_epoch, iteration=iteration, files=files
         )
@@ -228,7 +232,7 @@ class ObjectFiles:
 
     def _put_list(self, listed: FileList) -> Piece:
         data = encode(listed)
-        return _piece(self._blobs.put(data), len(data))
+        return _piece(self._blobs.put(data, again=True), len(data))
 
     def _newest_pointer(self) -> bytes | None:
         names = self._blobs.pointers()
