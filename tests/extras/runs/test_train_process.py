@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -57,6 +58,24 @@ def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Pat
     run = onbeat.attach(job.name, run_dir=run_dir)
     assert run.verify().verified
     assert digest_of([tmp_path / "my-model" / "model.safetensors"]) == run.result().weights_digest
+
+
+@pytest.mark.timeout(300)
+def test_the_cells_of_the_notebook_train_a_verified_model(tmp_path: Path) -> None:
+    cells = json.loads((REPOSITORY / "examples" / "notebook.ipynb").read_bytes())["cells"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert "ITERATIONS = 30" in text
+    program = tmp_path / "notebook.py"
+    program.write_text(text.replace("ITERATIONS = 30", "ITERATIONS = 2"))
+    process = start(program, run_root=tmp_path / "runs")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    state, first, _, verified = out.split()
+    assert (state, verified) == ("succeeded", "True")
+    assert 0.0 < float(first) < 1.0
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert nothing_is_left(run_dir)
 
 
 @pytest.mark.timeout(300)
