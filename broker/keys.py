@@ -29,6 +29,7 @@ exists only for a job with stages.
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:S:{J}:claimers | hash, who claims → its newest claim | both claims | both claims | window, at most 4,096 |
+| onbeat:S:{J}:hosts | string, HostGroup | consumers | consumers, acquire_trainer | job |
 | onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:files | string, which objects the run folder is | trainer | gateway, trainer | job |
 | onbeat:{J}:starting | string, consumer id | consumers | consumers | seconds: until the trainer holds its lease |
@@ -170,6 +171,7 @@ class JobKeys(OpenKeys):
         self.buried = f"{tag}:buried"
         self.spans = f"{tag}:spans"
         self.claimers = f"{tag}:claimers"
+        self.hosts = f"{tag}:hosts"
         self.slots = tuple(_slot(tag, index) for index in range(num_open))
 
     def slot_of(self, iteration: int) -> SlotKeys:

@@ -61,16 +61,19 @@ class TrainerSide:
             raise FencedOff("this trainer holds no epoch: it has not acquired the job", field="trainer_epoch")
         return self._epoch
 
-    def acquire(self) -> int:
-        """The new trainer epoch, a fencing token.
+    def acquire(self, sealed: int = 0) -> int:
+        """The new trainer epoch, a fencing token. sealed: the number of the hosts whose ranks it leads (hosts_side.py).
 
-        Raises Conflict while another trainer's lease lives, NotFound for a job that was removed.
+        Raises Conflict while another trainer's lease lives, or where those hosts are no group any more, and NotFound
+        for a job that was removed.
         """
-        outcome, *rest = self._run("acquire_trainer", owner=self._owner, lease_ms=self._lease_ms)
+        outcome, *rest = self._run("acquire_trainer", owner=self._owner, lease_ms=self._lease_ms, sealed=sealed)
         if outcome == b"unknown":
             raise NotFound("there is no such job", field=OpenKeys(self._job_id).job, cure="`onbeat jobs` lists them")
         if outcome == b"held":
             raise Conflict(f"another trainer holds the job for {rest[0] / 1000:.1f} s more", field="trainer lease")
+        if outcome == b"no_group":
+            raise Conflict(f"its hosts are no group: {rest[0].decode() or 'another one stands'}", field="trainer.hosts")
         self._epoch = int(rest[0])
         self._engine = None
         self._cursors = [RolloutCursor() for _ in range(self._num_open)]

@@ -2,6 +2,7 @@
 
     one rank     this process is the trainer
     more ranks   this process is their launcher: torch's, as torchrun has it, which starts this program once for each
+    more hosts   this process offers its host, and is the launcher of the ranks here
 
 Exit codes: `contracts.jobs.TrainerExit`.
 """
@@ -24,6 +25,7 @@ from contracts.errors import InvalidInput, OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.process import crash_points
+from onbeat.process.entry_points import all_of
 from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
 from onbeat.telemetry.logs import configure
 
@@ -48,6 +50,11 @@ def run(settings: StackSettings, job_id: str) -> int:
         return follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
+    if spec.trainer.over_hosts and rank is None:
+        launcher = all_of("onbeat.launchers").get("hosts")
+        if launcher is None:
+            raise InvalidInput("what launches ranks over hosts isn't installed", field="trainer.hosts")
+        return launcher(settings, broker, spec, job_id).run()
     world_size = min(spec.trainer.world_size, settings.most_ranks)
     if spec.schedule_rule.takes_turns:
         settings = with_all_cores(settings, world_size)
@@ -56,7 +63,7 @@ def run(settings: StackSettings, job_id: str) -> int:
 
         broker.close()
         return launch_ranks(job_id, world_size)
-    if rank is not None and os.environ.get("WORLD_SIZE") != str(world_size):
+    if rank is not None and not spec.trainer.over_hosts and os.environ.get("WORLD_SIZE") != str(world_size):
         raise InvalidInput(
             f"there should be {world_size} ranks, the launcher started {os.environ.get('WORLD_SIZE')}",
             field="trainer.world_size",

@@ -28,7 +28,7 @@ from contracts.spec_tables.stages import (
     stage_plan,
     stage_problems,
 )
-from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem
+from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, trainer_problem
 from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import FileWeights, WeightsSpec, has_deltas
 
@@ -178,7 +178,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key} names one twice; name each once")
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
-        if self.trainer.external and (problem := external_problem(tables, self.trackers, self.schedule)):
+        if problem := trainer_problem(tables, self.trackers, self.schedule, self.weights):
             raise ValueError(problem)
         if problem := environment_problem(
             self.environment,

@@ -34,7 +34,13 @@ from tests.redundant_redis import RedundantRedis
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
 """A deadline that only a hanging process reaches, also on a machine with other work."""
-ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "consumer.stages": STAGE, "producer": GENERATOR}
+ROLES = {
+    "gateway": GATEWAY,
+    "consumer": TRAINER,
+    "consumer.supervisor": TRAINER,
+    "consumer.stages": STAGE,
+    "producer": GENERATOR,
+}
 """Module → its user in Redis."""
 HELD = 3
 """Exit code of a trainer whose predecessor's lease still lives."""

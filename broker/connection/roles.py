@@ -46,6 +46,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
     "drop_chunks": (TRAINER,),
     "fail_batch": (GENERATOR,),
     "fail_rows": (STAGE,),
+    "hosts": (TRAINER,),
     "open_iteration": (TRAINER,),
     "present": (GATEWAY, TRAINER, GENERATOR, STAGE),
     "publish_batch": (GENERATOR,),
@@ -104,7 +105,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     TRAINER: (
         ("+time +info", ""),
         (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:changes %R~{S}:*"),
-        ("+set", "~onbeat:persisted ~onbeat:{*}:files"),
+        ("+set", f"~onbeat:persisted ~onbeat:{{*}}:files ~{S}:{{*}}:hosts"),
         ("+hset +hincrby", f"~onbeat:{{*}}:fence ~{S}:{{*}}:progress ~{S}:{{*}}:counters"),
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),

@@ -1,7 +1,9 @@
--- acquire_trainer: {owner, lease_ms} -> {acquired, epoch} | {held, ms left} | {unknown}
+-- acquire_trainer: {owner, lease_ms, sealed} -> {acquired, epoch} | {held, ms left} | {no_group, reason} | {unknown}
+-- sealed: the number of the hosts whose ranks it leads, 0 where one host has all: it must be that of those that stand.
 -- The epoch comes from the clock as well, so that a lost second of writes can't hand one out twice.
 if redis.call('EXISTS', JOB) == 0 then return { 'unknown' } end
-local now = now_ms()
+local hosts, now = standing_hosts(), now_ms()
+if hosts.sealed ~= a.sealed then return { 'no_group', hosts.reason } end
 local last_epoch, owner, lease_until = unpack(redis.call('HMGET', FENCE, 'epoch', 'owner', 'lease_until'))
 local left = (tonumber(lease_until) or 0) - now
 local is_mine = owner == a.owner

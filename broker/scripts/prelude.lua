@@ -16,6 +16,8 @@
 --   dead      stream   field batch_id, reason, attempts
 --   buried    stream   what dead batches were
 --   spans     stream   field spans
+--   hosts     string   packed, the hosts whose ranks are one trainer: {number, formed, sealed, reason, members, refused}, and of a
+--                      generation that stands {least, most, lease_ms, kind, address, key}; see hosts.lua
 --   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
 --   progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
 --                      claim, the number of the newest claim;
@@ -50,7 +52,7 @@ local SPEC_BYTES, CHANGES = 'onbeat:spec_bytes', 'onbeat:changes'
 
 -- Of the call that runs; one runs at a time.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
-local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS
+local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, HOSTS
 local a, num_taken
 
 -- A key of the job by its name.
@@ -74,6 +76,7 @@ local function begin(arguments, is_full)
   a = cmsgpack.unpack(arguments[3])
   FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
   COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
+  HOSTS = sealed_key('hosts')
 end
 
 local function payload()
@@ -367,6 +370,29 @@ local function end_epoch()
   if epoch then
     redis.call('HSET', FENCE, 'epoch', whole(math.max(epoch + 1, now_ms())), 'owner', '', 'lease_until', '0')
   end
+end
+
+local function write_hosts(hosts)
+  redis.call('SET', HOSTS, cmsgpack.pack(hosts))
+end
+
+-- The generation ends, and with a sealed one its trainer's hold on the job. What was refused stays, to be told.
+local function end_hosts(hosts, reason)
+  if hosts.sealed ~= 0 then end_epoch() end
+  hosts = { number = hosts.number, formed = 0, sealed = 0, members = {}, refused = hosts.refused, reason = reason }
+  write_hosts(hosts)
+  return hosts
+end
+
+-- The hosts as they are now: a member whose lease is over, or from before a clock stepped back, has ended its generation.
+local function standing_hosts()
+  local hosts = unpacked(redis.call('GET', HOSTS) or '') or { number = 0, formed = 0, sealed = 0, members = {}, refused = {}, reason = '' }
+  local now = now_ms()
+  for _, member in ipairs(hosts.members) do
+    local left = member.until_ms - now
+    if left <= 0 or left > 2 * hosts.lease_ms then return end_hosts(hosts, 'lost ' .. member.host) end
+  end
+  return hosts
 end
 
 -- Generators block on `dispatched` while nothing can be claimed, stage workers on `ready`: both look again in any case each

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from consumer.gradient.optimizer import PolicyOptimizer
@@ -16,6 +18,9 @@ from contracts.errors import InvalidInput
 from onbeat.process.crash_points import reach
 from onbeat.weights.files.tensor_folder import save_tensors
 from onbeat.weights.hashing import tensors_digest
+
+POLICY, OPTIMIZER = "policy.", "optimizer."
+"""What the names of `shared_state` begin with."""
 
 
 def save_state(folder: Path, policy: Policy, optimizer: PolicyOptimizer, *, rank: int = 0, num_ranks: int = 1) -> None:
@@ -45,8 +50,25 @@ def restore_state(checkpoint: Checkpoint, policy: Policy, optimizer: PolicyOptim
     optimizer.load_state_tensors(
         {name: stored_rows(stored, name, like=trained.get(name.partition(".")[2])) for name in stored}
     )
-    random_state = bytearray.fromhex(checkpoint.state.torch_random_state)
-    torch.set_rng_state(torch.frombuffer(random_state, dtype=torch.uint8))
+    set_random_state(checkpoint.state.torch_random_state)
+
+
+def set_random_state(text: str) -> None:
+    """text: in hex, as a checkpoint has it."""
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8))
+
+
+def shared_state(policy: Policy, optimizer: PolicyOptimizer) -> dict[str, Tensor]:
+    """All that a checkpoint holds of a rank that shares no rows: what one rank gives another."""
+    of = {POLICY: policy.state_tensors(), OPTIMIZER: optimizer.state_tensors()}
+    return {prefix + name: tensor.detach() for prefix, tensors in of.items() for name, tensor in tensors.items()}
+
+
+def take_state(policy: Policy, optimizer: PolicyOptimizer, state: Mapping[str, Tensor]) -> None:
+    """Takes another rank's `shared_state`. Raises as `restore_state`."""
+    policy.load_state_tensors({name.removeprefix(POLICY): t for name, t in state.items() if name.startswith(POLICY)})
+    moments = {name.removeprefix(OPTIMIZER): t for name, t in state.items() if name.startswith(OPTIMIZER)}
+    optimizer.load_state_tensors(moments)
 
 
 def adapter_state(policy: Policy) -> AdapterState | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
+from consumer.gradient.saved_state import shared_state
 from consumer.model.checkpoint import Checkpoint
 from consumer.ranks import orders
 from consumer.ranks.base import Ranks
@@ -78,7 +79,21 @@ class RankGroup(Ranks):
         self._listener = self._thread(lambda: self._listen(listening), name="ranks' answers")
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        self._have_all(orders.Begin(checkpoint=str(checkpoint.folder) if checkpoint else ""), "to load the weights")
+        self._have_all(self._beginning(checkpoint), "to load the weights")
+
+    def _beginning(self, checkpoint: Checkpoint | None) -> orders.Begin:
+        if checkpoint is None:
+            return orders.Begin(checkpoint="")
+        if orders.own_seat() is None:
+            return orders.Begin(checkpoint=str(checkpoint.folder))
+        # Other hosts may not have the folder.
+        self.learner.restore(checkpoint)
+        state = shared_state(self.learner.policy, self.learner.optimizer)
+        restored = tuple(
+            orders.StateTensor(name=name, dtype=str(one.dtype).removeprefix("torch."), shape=tuple(one.shape))
+            for name, one in state.items()
+        )
+        return orders.Begin(checkpoint="", restored=restored, random_state=checkpoint.state.torch_random_state)
 
     def train(
         self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False

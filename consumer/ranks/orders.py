@@ -5,17 +5,22 @@
        └──────────────────────────── answers ◀─────────────────────────────────┘
 
 MessagePack through the launcher's store. An order for every rank is in the queue once for each of them: they meet
-before they carry it out, so that none of them takes two. The records live as long as one group of one release.
+before they carry it out, so that none of them takes two. The records live as long as one group of one release. Where
+the ranks are those of several hosts, each record is signed with the group's key, and none names a folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hmac
+import logging
 import os
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from blake3 import blake3
 from torch.distributed import PrefixStore, QueueEmptyError, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
@@ -23,12 +28,46 @@ from consumer.gradient.learner import OptimizerStep, Place, Trained
 from consumer.model.rows import store_errors
 from contracts import errors
 from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json
-from contracts.errors import OnbeatError
+from contracts.errors import OnbeatError, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 
 ORDERS = "orders"
 ANSWERS = "answers"
+SEAT_FD = "TRAINER_SEAT_FD"
+"""Environment variable: the descriptor from which a rank of several hosts reads its `Seat`."""
+SIGNATURE_BYTES = 32
+
+log = logging.getLogger(__name__)
+
+
+class Seat(Record, frozen=True, kw_only=True):
+    """What a rank gets from its launcher where several hosts have the ranks."""
+
+    sealed: int
+    """The number of its group (broker/hosts_side.py)."""
+    key: str
+    """In hex: signs the group's orders and answers."""
+
+    def signed(self, queue: str, payload: bytes) -> bytes:
+        return self._signature(queue, payload) + payload
+
+    def opened(self, queue: str, message: bytes) -> bytes | None:
+        """The payload; None of what no rank of this group has signed for this queue."""
+        signature, payload = message[:SIGNATURE_BYTES], message[SIGNATURE_BYTES:]
+        return payload if hmac.compare_digest(signature, self._signature(queue, payload)) else None
+
+    def _signature(self, queue: str, payload: bytes) -> bytes:
+        return blake3(f"{queue} {self.sealed} ".encode() + payload, key=bytes.fromhex(self.key)).digest()
+
+
+@functools.cache
+def own_seat() -> Seat | None:
+    """This process' seat; None where one host has all the ranks."""
+    if SEAT_FD not in os.environ:
+        return None
+    with open(int(os.environ[SEAT_FD]), "rb") as pipe:
+        return decode(pipe.read(), Seat)
 
 
 class Order(Record, tag_field="type", frozen=True, kw_only=True):
@@ -49,11 +88,24 @@ class OrderToAll(Order, frozen=True, kw_only=True):
     """Base of the orders that every rank carries out at the same time; each answers Done."""
 
 
+class StateTensor(Record, frozen=True, kw_only=True):
+    """One of `shared_state` (consumer/gradient/saved_state.py)."""
+
+    name: str
+    dtype: str
+    """As torch has it, without `torch.`."""
+    shape: tuple[int, ...]
+
+
 class Begin(OrderToAll, tag="begin", frozen=True, kw_only=True):
     """Each rank starts from a checkpoint, or from the model as it is."""
 
     checkpoint: str
-    """Its folder; "" for none."""
+    """Its folder; "" for none, and where several hosts have the ranks: there rank 0 reads it."""
+    restored: tuple[StateTensor, ...] = ()
+    """There each rank takes these from rank 0, which tells them in this order."""
+    random_state: str = ""
+    """torch's, in hex, with them."""
 
 
 class TrainAgain(OrderToAll, tag="train_again", frozen=True, kw_only=True):
@@ -141,19 +193,23 @@ def idle_patience_s(spec: JobSpec) -> float:
 class Exchange:
     """One thread's end of both queues: a call that blocks holds up every other one over the same connection."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, seat: Seat | None = None) -> None:
+        """seat: of a rank of several hosts."""
         self._store = store
+        self._seat = seat
+        self.num_forged = 0
+        """Messages that no rank of this group had signed, and that were dropped."""
 
     def for_another_thread(self) -> Exchange:
         """The same queues over a connection of their own."""
-        return Exchange(self._store.clone())  # pyright: ignore[reportAttributeAccessIssue]
+        return Exchange(self._store.clone(), self._seat)  # pyright: ignore[reportAttributeAccessIssue]
 
     def order(self, order: AnyOrder, *, copies: int = 1) -> None:
         """Puts an order into the queue. Raises Unavailable where the launcher is gone, as every method here does."""
-        payload = encode(order)
+        message = self._signed(ORDERS, encode(order))
         with store_errors():
             for _ in range(copies):
-                self._store.queue_push(ORDERS, payload)
+                self._store.queue_push(ORDERS, message)
 
     def next_order(self, timeout_s: float) -> AnyOrder:
         """Takes the next order; raises Unavailable also after timeout_s."""
@@ -166,8 +222,9 @@ class Exchange:
                 self._store.queue_pop(ORDERS, False)
 
     def answer(self, answer: AnyAnswer) -> None:
+        message = self._signed(ANSWERS, encode(answer))
         with store_errors():
-            self._store.queue_push(ANSWERS, encode(answer))
+            self._store.queue_push(ANSWERS, message)
 
     def next_answer(self, timeout_s: float) -> AnyAnswer:
         """Takes the next answer; raises Unavailable also after timeout_s."""
@@ -179,7 +236,16 @@ class Exchange:
             while True:
                 # An order wakes every rank that waits; the slower one finds it gone and waits again.
                 with contextlib.suppress(QueueEmptyError):
-                    return bytes(self._store.queue_pop(queue))
+                    message = bytes(self._store.queue_pop(queue))
+                    if self._seat is None:
+                        return message
+                    if (payload := self._seat.opened(queue, message)) is not None:
+                        return payload
+                    self.num_forged += 1
+                    log.warning("dropped a message that is none of this group's ranks', number %d", self.num_forged)
+
+    def _signed(self, queue: str, payload: bytes) -> bytes:
+        return self._seat.signed(queue, payload) if self._seat else payload
 
 
 SPEC = "spec"
@@ -199,14 +265,16 @@ class Membership:
 def join(spec: JobSpec | None, *, device: str) -> Membership:
     """Joins the group; rank 0 has the spec, and tells the others what the job is. Raises Unavailable without them."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    seat = own_seat()
     with store_errors():
         launched, _, _ = next(iter(rendezvous("env://")))
         store = PrefixStore("onbeat", launched)
         if spec is not None:
-            store.set(SPEC, encode_json(spec).decode())
+            text = encode_json(spec)
+            store.set(SPEC, text.decode() if seat is None else seat.signed(SPEC, text).hex())
         else:
             store.set_timeout(timedelta(seconds=WAIT_FOR_SPEC_S))
-            spec = decode_json(store.get(SPEC), JobSpec)
+            spec = _told_spec(store.get(SPEC), seat)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
             store=PrefixStore("group", store),
@@ -216,6 +284,15 @@ def join(spec: JobSpec | None, *, device: str) -> Membership:
         )
     return Membership(
         place=Place(rank=rank, world_size=world_size, local_rank=int(os.environ.get("LOCAL_RANK", rank))),
-        exchange=Exchange(store),
+        exchange=Exchange(store, seat),
         spec=spec,
     )
+
+
+def _told_spec(text: bytes, seat: Seat | None) -> JobSpec:
+    if seat is not None:
+        opened = seat.opened(SPEC, bytes.fromhex(text.decode(errors="replace")))
+        if opened is None:
+            raise Unavailable("the job that the ranks were told of is not signed by this group", field="ranks")
+        text = opened
+    return decode_json(text, JobSpec)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
+from consumer.gradient.saved_state import set_random_state, shared_state, take_state
 from consumer.model.checkpoint import read_checkpoint
 from consumer.model.published_weights import Nowhere
 from consumer.model.rows import store_errors
@@ -107,6 +108,8 @@ class Rank:
             case orders.Begin():
                 if order.checkpoint:
                     self._learner.restore(read_checkpoint(Path(order.checkpoint)))
+                elif order.restored:
+                    self._share_state(order)
                 self._check_agreement()
             case orders.TrainAgain():
                 self._train_again(order.mini_batch)
@@ -122,6 +125,22 @@ class Rank:
             case orders.End():
                 raise AssertionError("run has ended")
         return orders.Done(rank=rank, value=value)
+
+    def _share_state(self, order: orders.Begin) -> None:
+        """Takes over what rank 0 has restored, as bytes, tensor by tensor."""
+        policy, optimizer, is_first = self._learner.policy, self._learner.optimizer, self._learner.place.rank == 0
+        mine, taken = shared_state(policy, optimizer) if is_first else {}, dict[str, Tensor]()
+        for one in order.restored:
+            if is_first:
+                tensor = mine[one.name].to(policy.model.device)
+            else:
+                tensor = torch.empty(one.shape, dtype=getattr(torch, one.dtype), device=policy.model.device)
+            taken[one.name] = tensor.contiguous()
+            with store_errors():
+                dist.broadcast(taken[one.name].view(-1).view(torch.uint8), src=0)
+        if not is_first:
+            take_state(policy, optimizer, taken)
+            set_random_state(order.random_state)
 
     def _train_again(self, mini_batch: int) -> None:
         # The lease needs no check here: rank 0's main thread looks after it meanwhile.

@@ -1,6 +1,6 @@
 """Sees to it that a trainer holds the lease of each active job.
 
-    reconcile() ─ for each active job ─┬─ a lease lives: nothing to do
+    reconcile() ─ for each active job ─┬─ a lease lives: nothing to do, but to wait for a place among its hosts
                                        ├─ its trainer runs here: wait, end one that is needless or silent
                                        ├─ cancelling: cancelled, there is no trainer to save anything
                                        ├─ another worker's trainer loads, or this worker is busy: later
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
+from broker.hosts_side import HostsSide
 from broker.job_store import JobStore
 from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
@@ -47,9 +48,11 @@ class Reconciler:
         roots: RunRoots,
         worker_id: str,
         trainer_start_s: float,
+        network: str = "",
         metrics: WorkerMetrics | None = None,
     ) -> None:
-        """metrics: of the process, where it serves any."""
+        """network: over which this host is offered to jobs of several hosts. metrics: of the process, where it serves
+        any."""
         self._broker = broker
         self._jobs = JobStore(broker)
         self._trainer = trainer
@@ -57,6 +60,11 @@ class Reconciler:
         self._worker_id = worker_id
         self._trainer_start_s = trainer_start_s
         self._metrics = metrics
+        self._network = network
+        self._of_hosts = ""
+        """The job of the trainer here, where that launches ranks of several hosts: it counts its starts itself."""
+        self._left_alone: set[str] = set()
+        """Jobs of several hosts, which this host is not offered to; said once."""
 
     def reconcile(self) -> None:
         """Sees to every active job, oldest first. Raises Unavailable."""
@@ -85,7 +93,8 @@ class Reconciler:
             # It is among the active jobs where the process that ended it died in between.
             self._jobs.leave_active(job_id)
         elif job_id == self._trainer.job_id or self._is_held(job_id):
-            return
+            if not self._trainer.job_id and self._network and self._spans_hosts(job_id):
+                self._offers(job_id)
         elif state is JobState.CANCELLING:
             try:
                 self._jobs.move(job_id, JobState.CANCELLED)
@@ -94,7 +103,7 @@ class Reconciler:
         elif self._is_external(job_id):
             # A process of a person's own trains it; this worker only ends it, above, where nothing else can.
             return
-        elif not self._trainer.job_id and self._roots.are_writable() and self._reserve(job_id):
+        elif not self._trainer.job_id and self._roots.are_writable() and self._may_start(job_id):
             self._start(job_id)
 
     def _is_external(self, job_id: str) -> bool:
@@ -103,6 +112,26 @@ class Reconciler:
         except ContractViolation:
             # `_start` says what is wrong with it.
             return False
+
+    def _may_start(self, job_id: str) -> bool:
+        return self._offers(job_id) if self._spans_hosts(job_id) else self._reserve(job_id)
+
+    def _spans_hosts(self, job_id: str) -> bool:
+        try:
+            return self._jobs.spec(job_id).trainer.over_hosts is not None
+        except ContractViolation:
+            # `_start` says what is wrong with it.
+            return False
+
+    def _offers(self, job_id: str) -> bool:
+        """Whether this host may come among those of the job now; if not it waits for its next generation."""
+        if not self._network:
+            if job_id not in self._left_alone:
+                log.warning("job %s asks for several hosts; this one isn't offered: set ONBEAT_NETWORK", job_id)
+            self._left_alone.add(job_id)
+            return False
+        outcome, _ = HostsSide(self._broker, job_id, host=self._worker_id, ranks=0).look(waits=True)
+        return outcome != "late"
 
     def _see_to_own(self) -> None:
         """Sees to the trainer that runs here: it has ended, it holds its job, it loads, or it is stuck (I8)."""
@@ -129,6 +158,8 @@ class Reconciler:
         A lease is renewed each second at least, so half of one more without a renewal is no trainer at work: it is
         stopped, or swaps. What gave its lease back, or whose job has ended, is on its way out, and may close a tracker.
         """
+        if job_id == self._of_hosts:
+            return self._trainer.silent_s >= self._trainer_start_s
         fence = self._fence(job_id)
         is_without = fence is None or not fence.lease_until_s or not self._trainer.has_held
         if fence is None or is_without or self._jobs.state(job_id).is_final:
@@ -160,11 +191,12 @@ class Reconciler:
 
     def _start(self, job_id: str) -> None:
         try:
-            limit = self._jobs.spec(job_id).timeouts.max_trainer_starts
+            spec = self._jobs.spec(job_id)
         except ContractViolation as error:
             self._give_up(job_id, f"its spec can't be read, which an older Onbeat may have kept: {error}")
             return
-        if self._jobs.count_trainer_start(job_id) > limit:
+        limit, self._of_hosts = spec.timeouts.max_trainer_starts, job_id if spec.trainer.over_hosts else ""
+        if not self._of_hosts and self._jobs.count_trainer_start(job_id) > limit:
             self._give_up(
                 job_id,
                 f"{limit} trainers ended without committing a new iteration (timeouts.max_trainer_starts); "
@@ -191,7 +223,7 @@ class Reconciler:
             log.info("%s", ended)
         elif not ended.asked:
             log.warning("%s: %s", ended, self._trainer.tail(ended.job_id))
-        if ended.asked or ended.exit_code == TrainerExit.HELD:
+        if not self._of_hosts and (ended.asked or ended.exit_code == TrainerExit.HELD):
             # A trainer that was asked to end, or that found another one alive, says nothing about the job.
             self._jobs.uncount_trainer_start(ended.job_id)
         self._jobs.release_start(ended.job_id, self._worker_id)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
+from consumer.ranks.orders import own_seat
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.trainer import Trainer
 from contracts.errors import (
@@ -67,7 +68,8 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         plan=spec.stage_plan,
     )
     try:
-        epoch = side.acquire()
+        seat = own_seat()
+        epoch = side.acquire(seat.sealed if seat else 0)
     except Conflict as error:
         log.info("job %s: %s", job_id, error)
         return TrainerExit.HELD

@@ -37,7 +37,7 @@ T = TypeVar("T", bound=Record)
 log = logging.getLogger(__name__)
 
 
-def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None) -> None:
+def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None, num_ranks: int = 1) -> None:
     """Says what is trained, of what, and with what; the JSON form has the whole of it as fields.
 
     first: the iteration that this trainer begins with, None where all are committed.
@@ -56,7 +56,7 @@ def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None) ->
         f"completions; schedule {spec.schedule}, loss {loss if isinstance(loss, str) else loss.entry_point}, "
         f"learning rate {spec.optimizer.learning_rate:g}, seed {spec.seed}",
         f"model {spec.model.path}: {parameters:,} parameters, {trained:,} of them trained, {spec.model.dtype}, "
-        f"on {device}, ranks: {spec.trainer.world_size}, threads each: {threads}",
+        f"on {device}, ranks: {num_ranks}, threads each: {threads}",
         ", ".join(f"{name} {number}" for name, number in versions.items()),
         "every iteration is committed" if first is None else f"starts at iteration {first} of {spec.iterations}",
     )

@@ -45,7 +45,8 @@ class Trainer:
             held.keeper.loaded()
             commits = Commits(held, self._run_log, started)
             number = started.first
-            log_run(held.folder.job_id, held.spec, held.ranks.learner.policy, first=number)
+            learner = held.ranks.learner
+            log_run(held.folder.job_id, held.spec, learner.policy, first=number, num_ranks=learner.place.world_size)
             while number is not None:
                 with about(job=held.folder.job_id, iteration=number):
                     asked = held.window.turn_to(number)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.wire import Factor, Iterations, IterationsOrNone, Line, Record
+from contracts.weights import Transport
 
 HEALTH_RULES = {
     "reward_collapsed": "reward collapsed",
@@ -22,6 +23,8 @@ HEALTH_RULES = {
 """A rule of a job's health → its name in words; an extra says what each looks at (`onbeat.health`)."""
 HealthRule: TypeAlias = Literal[tuple(HEALTH_RULES)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
 
+NumHosts = Annotated[int, Meta(ge=1, le=512)]
+"""Hosts of a trainer."""
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the output head."""
 
@@ -84,12 +87,32 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
                 raise ValueError("min_learning_rate is not below learning_rate, from which it decays; lower it")
 
 
+class HostsSpec(Record, frozen=True, kw_only=True):
+    """The hosts of a trainer. Consumers with ONBEAT_NETWORK offer theirs. One that is lost ends the group, and those
+    that are left form the next one: the weights are the same for any number of hosts."""
+
+    least: NumHosts
+    """Fewer don't begin."""
+    most: NumHosts
+    """Further ones wait; more than least join where they come in time."""
+    ranks: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Ranks on each host."""
+    wait_s: Annotated[float, Meta(gt=0.0, le=86400.0)] = 60.0
+    """Longest that a group waits for its least hosts; one that has waited in vain counts as a start without progress
+    (timeouts.max_trainer_starts)."""
+    regroup_s: Annotated[float, Meta(ge=0.0, le=2592000.0)] = 600.0
+    """A group that has run for so long with fewer hosts than it may begins again, from a checkpoint of its last
+    iteration, if others wait; 0: never."""
+
+
 class TrainerSpec(Record, frozen=True, kw_only=True):
     """How gradients are accumulated and saved."""
 
     world_size: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
     exact accumulation their number doesn't change the weights."""
+    hosts: HostsSpec | UnsetType = UNSET
+    """Ranks of several hosts are one trainer; left out: one host has all of them, and world_size says how many."""
     sharding: Literal["none", "fsdp"] = "none"
     """none: each rank has a copy of the model; fsdp: the ranks share parameters, gradients and optimizer state by rows
     (torch's FSDP2), and pass through the model at the same time. The weights are the same."""
@@ -128,8 +151,49 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     other keys of trainer, algorithm, optimizer and trackers must be left out, for nothing reads them."""
 
     @property
+    def over_hosts(self) -> HostsSpec | None:
+        """None where one host has all ranks."""
+        return None if self.hosts is UNSET else self.hosts
+
+    @property
     def stops_on(self) -> tuple[str, ...]:
         return () if self.stop_on is UNSET else self.stop_on
+
+
+def trainer_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str, weights: Transport) -> str:
+    """What `external_problem` or `hosts_problem` says, by who trains."""
+    trainer = tables["trainer"]
+    assert isinstance(trainer, TrainerSpec)
+    if trainer.external:
+        return external_problem(tables, trackers, schedule)
+    return hosts_problem(trainer, weights, schedule)
+
+
+def hosts_problem(trainer: TrainerSpec, weights: Transport, schedule: str) -> str:
+    """Says what doesn't go with `trainer.hosts`; "" for nothing."""
+    hosts = trainer.over_hosts
+    if hosts is None:
+        return ""
+    if hosts.least > hosts.most:
+        return f"trainer.hosts: least = {hosts.least} is more than most = {hosts.most}; swap the two"
+    if trainer.world_size != 1:
+        return "trainer.world_size has no effect with trainer.hosts; set trainer.hosts.ranks, of each host, instead"
+    if trainer.sharding != "none":
+        return (
+            f'trainer.sharding = "{trainer.sharding}" is not possible with trainer.hosts, which write no checkpoint '
+            'together; set sharding = "none"'
+        )
+    if trainer.accumulation != "exact":
+        return 'trainer.hosts needs trainer.accumulation = "exact": else the weights depend on which hosts have come'
+    if not weights.elsewhere:
+        tag = type(weights).__struct_config__.tag
+        return (
+            f'weights.transport = "{tag}" is not possible with trainer.hosts: the trainer moves from host to host, and '
+            'its folder does not; set "redis" or "object"'
+        )
+    if schedule == "colocated":
+        return 'schedule = "colocated" is not possible with trainer.hosts: hosts take no turns; set "synchronous"'
+    return ""
 
 
 def external_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str) -> str:

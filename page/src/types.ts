@@ -269,6 +269,14 @@ export interface HealthProblem {
   cure: string;
 }
 
+export interface HostsSpec {
+  least: number;
+  most: number;
+  ranks: number;
+  wait_s: number;
+  regroup_s: number;
+}
+
 export interface IterationCommitted {
   type: ("iteration_committed");
   at_s: number;
@@ -847,6 +855,7 @@ export interface ToldEvent {
 
 export interface TrainerSpec {
   world_size: number;
+  hosts?: HostsSpec;
   sharding: ("fsdp" | "none");
   accumulation: ("exact" | "float");
   checkpoint_every_iterations: number;

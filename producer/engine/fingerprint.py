@@ -7,28 +7,20 @@ It is known before an engine is made: the claim comes first.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from contracts.engines import Engine, TransformersOptions, VllmOptions
 from contracts.spec import ModelSpec
+from onbeat.processors import cpu_kind, gpu_kind
 
 DECODING_STEPS = 1
 """Counts the changes of Onbeat's own decoding steps and draws that give a batch other bits."""
 BLOCK_ROWS = 64
 """Rows of a matrix product of a decoding step in bfloat16, on a CPU with AMX. AMX multiplies 16 at a time; 64 cost 1.2
 to 1.6 times what 16 do."""
-CPU_INFO = Path("/proc/cpuinfo")
-VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bf16", "asimd", "sve", "sme", "fphp", "i8mm")
-"""Prefixes of the CPU flags that libraries choose their kernels by."""
-CHOOSERS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_THREAD_LIMIT")
-"""Environment variables that they choose by, too; a limit of threads leaves the number that torch names as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +56,7 @@ def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_thread
     return EngineFingerprint(
         engine=f"{options.name} {_version(options.name, f'{options.name}-cpu')}",
         torch=str(torch.__version__),
-        device=_gpu() if on_cuda else f"{_cpu()}, threads {num_threads}",
+        device=gpu_kind() if on_cuda else f"{cpu_kind()}, threads {num_threads}",
         dtype=model.dtype,
         details=details,
     )
@@ -94,31 +86,3 @@ def _version(*packages: str) -> str:
         except PackageNotFoundError:
             continue
     return "of no package"
-
-
-def _gpu() -> str:
-    if not torch.cuda.is_available():
-        return "no GPU"
-    major, minor = torch.cuda.get_device_capability()
-    name, cuda, cudnn = torch.cuda.get_device_name(), torch.version.cuda, torch.backends.cudnn.version()
-    return f"{name} ({major}.{minor}), CUDA {cuda}, cuDNN {cudnn}"
-
-
-def _cpu() -> str:
-    """Its model and vector instructions: by both, libraries choose kernels and how they cut a matrix product."""
-    name, flags = _model_and_flags(CPU_INFO.read_text() if CPU_INFO.is_file() else "")
-    digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
-    chosen = [f"{name}={os.environ[name]}" for name in CHOOSERS if name in os.environ]
-    capability = torch.backends.cpu.get_cpu_capability()
-    return ", ".join([f"{name or platform.machine()} ({capability}, flags {digest})", *chosen])
-
-
-def _model_and_flags(info: str) -> tuple[str, list[str]]:
-    """(model, sorted vector flags) of the first processor in the text of /proc/cpuinfo."""
-    fields: dict[str, str] = {}
-    for line in info.split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        fields[key.strip()] = value.strip()
-    name = fields.get("model name") or " ".join(filter(None, (fields.get("CPU implementer"), fields.get("CPU part"))))
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
-    return name, sorted(flag for flag in flags if flag.startswith(VECTOR_FLAGS))

@@ -93,7 +93,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
 CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
 NAMED = {
     name.upper(): getattr(KEYS, name)
-    for name in ("fence", "weights", "counters", "dead", "audit", "job", "events", "progress", "claimers")
+    for name in ("fence", "weights", "counters", "dead", "audit", "job", "events", "progress", "claimers", "hosts")
 }
 NAMED |= {
     "JOBS": JOBS,

@@ -1,0 +1,115 @@
+"""The hosts whose ranks are one trainer: a host's side of scripts/hosts.lua, which says what each call does."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from broker.connection.client import Broker
+from broker.keys import OpenKeys
+from contracts.encoding.wire import Record, decode
+from contracts.errors import NotFound
+
+Joined = Literal["joined", "none", "late", "full", "other_code", "other_torch", "other_device", "other_cpu"]
+
+
+class HostKind(Record, frozen=True, kw_only=True):
+    """What the bits of a gradient depend on beside batch and weights: alike on all hosts of a trainer (I7)."""
+
+    code: str
+    """Digest of our packages' files."""
+    torch: str
+    device: str
+    """With the threads that each rank computes with."""
+    cpu: str
+
+
+class Member(Record, frozen=True, kw_only=True):
+    """A host of a generation."""
+
+    host: str
+    """The id of its consumer, of this life."""
+    ranks: int
+    joined_ms: int
+    until_ms: int
+    """The end of its lease, by the server's clock."""
+
+
+class Refused(Record, frozen=True, kw_only=True):
+    """A host whose offer was refused."""
+
+    host: str
+    why: str
+    at_ms: int
+
+
+class HostGroup(Record, frozen=True, kw_only=True):
+    """What the server holds of a job's hosts."""
+
+    number: int
+    formed: int
+    """The number of the generation that stands; 0 for none."""
+    sealed: int
+    """The number that it got when it was sealed; 0 while it forms."""
+    members: tuple[Member, ...]
+    """In the order in which they joined; the first one leads."""
+    refused: tuple[Refused, ...]
+    """Since this generation, or the last one, was formed; oldest first."""
+    reason: str
+    """Why the last generation ended."""
+    least: int = 0
+    most: int = 0
+    lease_ms: int = 0
+    kind: HostKind | None = None
+    address: str = ""
+    """HOST PORT where its leader listens."""
+    key: str = ""
+    """In hex; orders and answers of its ranks are signed by one that is made of it."""
+
+
+class HostsSide:
+    """One host's offers to one job."""
+
+    def __init__(self, broker: Broker, job_id: str, *, host: str, ranks: int) -> None:
+        self._broker = broker
+        self._job_id = job_id
+        self._host = host
+        self._ranks = ranks
+
+    def form(self, about: HostGroup) -> tuple[bool, HostGroup]:
+        """Begins a generation. about: its least, most, lease_ms, kind, address and key.
+
+        False where one stands; so true again where the answer was lost.
+        """
+        names = ("least", "most", "lease_ms", "kind", "address", "key")
+        outcome, group = self._call("form", about={name: getattr(about, name) for name in names})
+        return outcome == "formed", group
+
+    def look(self, *, waits: bool = False) -> tuple[Literal["none", "forming", "late"], HostGroup]:
+        """Whether a generation stands; late: it is sealed. waits: notes then that this host would come."""
+        outcome, group = self._call("look", about={"waits": waits})
+        return outcome, group  # type: ignore[return-value]
+
+    def join(self, kind: HostKind) -> tuple[Joined, HostGroup]:
+        outcome, group = self._call("join", about={"kind": kind})
+        return outcome, group  # type: ignore[return-value]
+
+    def seal(self, formed: int) -> tuple[Literal["sealed", "few", "gone"], HostGroup]:
+        outcome, group = self._call("seal", formed=formed)
+        return outcome, group  # type: ignore[return-value]
+
+    def renew(self, formed: int, sealed: int) -> tuple[Literal["forming", "sealed", "gone"], HostGroup]:
+        """sealed: the number under which its ranks run; 0 while none do."""
+        outcome, group = self._call("renew", formed=formed, sealed=sealed)
+        return outcome, group  # type: ignore[return-value]
+
+    def leave(self, formed: int, reason: str) -> None:
+        """Ends the generation, unless it has ended."""
+        self._call("leave", formed=formed, about={"reason": reason})
+
+    def _call(self, call: str, *, formed: int = 0, sealed: int = 0, about: object = None) -> tuple[str, HostGroup]:
+        """Raises NotFound for a job that was removed."""
+        told = {"host": self._host, "ranks": self._ranks, "formed": formed, "sealed": sealed, "about": about}
+        outcome, *packed = self._broker.run("hosts", job=self._job_id, call=call, **told)
+        if outcome == b"unknown":
+            raise NotFound("there is no such job", field=OpenKeys(self._job_id).job, cure="`onbeat jobs` lists them")
+        return outcome.decode(), decode(packed[0], HostGroup)

@@ -1,0 +1,184 @@
+"""A trainer whose ranks are those of several hosts: whichever of them come, go or hang, the weights are the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.hosts_side import HostsSide
+from contracts.jobs import JobState, TrainerExit
+from contracts.spec import JobSpec
+from onbeat.process.child_process import ChildProcess
+from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
+from tests.hosts.machines import Machines
+from tests.pipeline import wait_for_exit
+
+HOSTS = ("first", "second")
+ITERATIONS = 60
+
+
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    with Machines(tmp_path, monkeypatch) as machines:
+        machines.start_at("sampler", "producer-1")
+        yield machines
+
+
+def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
+    hosts = {"least": least, "most": 2, "ranks": ranks, "regroup_s": 1.0} | changes.pop("hosts", {})
+    fields: dict[str, Any] = {
+        "iterations": ITERATIONS,
+        "weights": {"transport": "object"},
+        "trainer__hosts": hosts,
+        "timeouts__trainer_lease_s": 2.0,
+    }
+    return short_job(**(fields | changes))
+
+
+def network_of(machines: Machines) -> str:
+    """The range of all hosts' addresses."""
+    return f"{machines.hosts['first'].address}/24"
+
+
+def offer(machines: Machines, where: str, job_id: str) -> ChildProcess:
+    """A host, as its consumer offers it."""
+    return machines.start_at(where, f"consumer-{where}-{len(machines.children)}", job_id, network=network_of(machines))
+
+
+def consume(machines: Machines, where: str) -> ChildProcess:
+    """A consumer, which offers its host to every job that asks for hosts."""
+    name = f"consumer.supervisor-{where}-{len(machines.children)}"
+    return machines.start_at(where, name, network=network_of(machines))
+
+
+def finished(machines: Machines, job_id: str, spec: JobSpec, folder: Path) -> None:
+    """Asserts the end of an undisturbed job, by what its hosts have left in the store."""
+    machines.bring(job_id)
+    assert_undisturbed(machines, job_id, sequential_digest(machines, spec, folder))
+
+
+def ends_well(machines: Machines, job_id: str, *launchers: ChildProcess) -> None:
+    for one in launchers:
+        assert wait_for_exit(one) == TrainerExit.DONE, one.tail(40)
+    assert machines.jobs.state(job_id).is_final
+
+
+def both_training(machines: Machines, job_id: str, *, leader: str = HOSTS[0]) -> dict[str, ChildProcess]:
+    """Host → its launcher, of two hosts whose ranks commit together; one that comes too late is offered again."""
+    launchers = {leader: offer(machines, leader, job_id)}
+    until(lambda: "leads the ranks" in launchers[leader].tail(40), "a leader")
+    other = HOSTS[1 - HOSTS.index(leader)]
+    launchers[other] = offer(machines, other, job_id)
+
+    def is_in() -> bool:
+        if launchers[other].exit_code is not None:
+            HostsSide(machines.broker, job_id, host=other, ranks=0).look(waits=True)
+            launchers[other] = offer(machines, other, job_id)
+        return "hosts of the ranks: 2" in launchers[other].tail(400)
+
+    until(is_in, "both hosts")
+    until(committed(machines, job_id, len(machines.jobs.audit(job_id)) + 3), "three commits")
+    return launchers
+
+
+def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines: Machines, tmp_path: Path) -> None:
+    spec = job(ranks=2, iterations=8)
+    job_id, _ = machines.jobs.create(spec)
+    ends_well(machines, job_id, *(offer(machines, where, job_id) for where in HOSTS))
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["rank 0's", "another"])
+def test_a_host_is_lost_while_it_trains_and_the_one_that_is_left_goes_on(
+    machines: Machines, tmp_path: Path, lost: int
+) -> None:
+    spec = job(least=1)
+    job_id, _ = machines.jobs.create(spec)
+    launchers = both_training(machines, job_id, leader=HOSTS[lost])
+    machines.hosts[HOSTS[0]].lose()
+    ends_well(machines, job_id, launchers[HOSTS[1]])
+    assert "hosts of the ranks: 1" in launchers[HOSTS[1]].tail(400)
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+def test_a_host_that_is_cut_off_ends_its_ranks_and_comes_back_after_the_others_have_gone_on(
+    machines: Machines, tmp_path: Path
+) -> None:
+    spec = job(least=1)
+    job_id, _ = machines.jobs.create(spec)
+    first, second = both_training(machines, job_id).values()
+    address = machines.hosts["second"].address
+    machines.network.cut_off(address)
+    until(lambda: "could not renew its lease" in second.tail(40), "the end of the ranks that were cut off")
+    ends_well(machines, job_id, first)
+    machines.network.heal(address)
+    assert wait_for_exit(second) in (TrainerExit.DONE, TrainerExit.DIED), second.tail(40)
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+def test_a_host_that_comes_at_iteration_5_waits_until_the_ranks_begin_again_with_it(
+    machines: Machines, tmp_path: Path
+) -> None:
+    spec = job(least=1, iterations=120, hosts={"regroup_s": 2.0})
+    job_id, _ = machines.jobs.create(spec)
+    first = consume(machines, "first")
+    until(committed(machines, job_id, 5), "iteration 5")
+    second = consume(machines, "second")
+    until(lambda: "a host waits: the ranks begin again" in first.tail(2000), "a new generation")
+    until(lambda: "hosts of the ranks: 2" in second.tail(2000), "the second host's ranks")
+    before = len(machines.jobs.audit(job_id))
+    until(committed(machines, job_id, before + 3), "commits of both")
+    machines.hosts["first"].lose()
+    until(lambda: machines.jobs.state(job_id).is_final, "the end by the one that came")
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+def test_too_few_hosts_are_one_line_that_names_them_and_the_job_fails_with_it(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(least=2, hosts={"wait_s": 15.0}, timeouts__max_trainer_starts=1)
+    job_id, _ = machines.jobs.create(spec)
+    launchers = {"first": offer(machines, "first", job_id)}
+    until(lambda: "leads the ranks" in launchers["first"].tail(40), "a leader")
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "64")  # by such variables libraries choose their kernels
+    other = offer(machines, "second", job_id)
+    assert wait_for_exit(other) == TrainerExit.HELD, other.tail(20)
+    assert "it has another kind of CPU, whose bits may differ" in other.tail(20)
+    assert wait_for_exit(launchers["first"]) == TrainerExit.FAILED, launchers["first"].tail(40)
+    assert machines.jobs.state(job_id) is JobState.FAILED
+    reason = machines.jobs.fields(job_id)["reason"].decode()
+    assert "1 of 2 hosts within 15 s (trainer.hosts.wait_s); offered: first-" in reason
+    assert "refused: second-" in reason
+
+
+def test_a_host_that_reaches_redis_and_not_the_other_host_leaves_and_one_of_the_two_goes_on(
+    machines: Machines, tmp_path: Path
+) -> None:
+    spec = job(least=1)
+    job_id, _ = machines.jobs.create(spec)
+    launchers = both_training(machines, job_id).values()
+    first, second = (machines.hosts[where] for where in HOSTS)
+    second.do(f"iptables -A INPUT -s {first.address} -j DROP; iptables -A OUTPUT -d {first.address} -j DROP")
+    until(lambda: machines.jobs.state(job_id).is_final, "the end")
+    assert TrainerExit.DONE in [wait_for_exit(one) for one in launchers]
+    assert any("cannot reach" in one.tail(400) or "the generation has ended" in one.tail(400) for one in launchers)
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+def test_a_host_that_hangs_is_replaced_and_ends_its_ranks_when_it_wakes(machines: Machines, tmp_path: Path) -> None:
+    spec = job(least=1)
+    job_id, _ = machines.jobs.create(spec)
+    first, second = both_training(machines, job_id).values()
+    hung = machines.network.processes(machines.hosts["second"].address)
+    for pid in hung:
+        os.kill(pid, signal.SIGSTOP)
+    ends_well(machines, job_id, first)
+    for pid in hung:
+        os.kill(pid, signal.SIGCONT)
+    assert wait_for_exit(second) == TrainerExit.DONE, second.tail(40)
+    finished(machines, job_id, spec, tmp_path / "oracle")

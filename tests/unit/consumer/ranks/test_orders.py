@@ -1,0 +1,68 @@
+"""Ranks of several hosts take orders and answers of their own group alone."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from consumer.ranks import orders
+from consumer.ranks.orders import ANSWERS, ORDERS, Done, Exchange, Rest, Seat
+from contracts.encoding.wire import encode
+from contracts.errors import Unavailable
+
+SEAT = Seat(sealed=7, key="ab" * 32)
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [None, msgspec.structs.replace(SEAT, key="cd" * 32), msgspec.structs.replace(SEAT, sealed=6)],
+    ids=["unsigned", "another key", "another generation"],
+)
+def test_what_no_rank_of_the_group_signed_is_dropped_and_counted(store: TCPStore, stranger: Seat | None) -> None:
+    mine = Exchange(store, SEAT)
+    Exchange(store, stranger).order(Rest())
+    mine.order(Rest())
+    assert mine.next_order(DEADLINE_S) == Rest()
+    assert mine.num_forged == 1
+
+
+def test_an_answer_is_no_order_and_a_changed_byte_is_no_message(store: TCPStore) -> None:
+    answer = SEAT.signed(ANSWERS, encode(Done(rank=1, value=0.0)))
+    assert SEAT.opened(ANSWERS, answer) == encode(Done(rank=1, value=0.0))
+    assert SEAT.opened(ORDERS, answer) is None
+    for at in (0, 31, 32, len(answer) - 1):
+        changed = bytearray(answer)
+        changed[at] ^= 1
+        assert SEAT.opened(ANSWERS, bytes(changed)) is None
+    assert SEAT.opened(ANSWERS, b"") is None
+
+
+def test_ranks_of_one_host_sign_nothing(store: TCPStore) -> None:
+    Exchange(store).order(Rest())
+    assert bytes(store.queue_pop(ORDERS)) == encode(Rest())
+
+
+def test_a_job_that_another_group_told_is_not_taken() -> None:
+    with pytest.raises(Unavailable, match="not signed by this group"):
+        orders._told_spec(msgspec.structs.replace(SEAT, sealed=6).signed(orders.SPEC, b"{}").hex().encode(), SEAT)
+
+
+def test_a_seat_comes_by_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, encode(SEAT))
+    os.close(writer)
+    monkeypatch.setenv(orders.SEAT_FD, str(reader))
+    orders.own_seat.cache_clear()
+    try:
+        assert orders.own_seat() == SEAT
+    finally:
+        orders.own_seat.cache_clear()
