@@ -52,6 +52,7 @@ export interface AuditRecord {
   columns?: Record<string, string>;
   environment?: string;
   rewards?: Record<string, string>;
+  in_sums?: number[];
   previous: string;
 }
 
