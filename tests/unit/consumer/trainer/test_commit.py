@@ -110,7 +110,6 @@ class Played:
         self.settled: WeightManifest | None = None
         self.said: list[str] = []
         self.run_files = SharedFolder()
-        self.health = SimpleNamespace(committed=lambda _: None, scored=lambda _: None, check=lambda: None)
         self.chain_file = Synced(folder, self.said)
         self.records: list[AuditRecord] = []
         self.is_on_disk = True
