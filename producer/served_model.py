@@ -8,15 +8,15 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
 from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, ObjectsUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
+from onbeat.process.waiting import tried_again
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, VerifiedWeights
 from producer.engine.canary import difference
@@ -238,23 +238,17 @@ class ServedModel:
             await loaded.engine.aclose()
 
     async def _load(self, engine: GenerationEngine, manifest: WeightManifest, still_needed: Callable[[], bool]) -> None:
-        def say_so(state: RetryCallState) -> None:
-            error = state.outcome and state.outcome.exception()
+        def helps(error: Exception, _: float) -> bool:
+            if not isinstance(error, (WeightsRejected, BrokerUnavailable, ObjectsUnavailable)) or not still_needed():
+                return False
             # A store that is away, from which the engine reads the version, says nothing about it.
             self.rejected_weights = manifest.directory if isinstance(error, WeightsRejected) else ""
-            log.warning("%s; loading it again in %.0f s", error, state.upcoming_sleep)
+            return True
 
-        again = (WeightsRejected, BrokerUnavailable, ObjectsUnavailable)
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, again) and still_needed()),
-            stop=stop_after_attempt(1 + len(RELOAD_PAUSES_S)),
-            wait=wait_chain(*map(wait_fixed, RELOAD_PAUSES_S)),
-            before_sleep=say_so,
-            sleep=self._sleep,
-            reraise=True,
-        )
+        load = partial(engine.load_weights, manifest)
+        what = f"loading {manifest.directory}"
         try:
-            await retrying(engine.load_weights, manifest)
+            await tried_again(what, load, pauses=RELOAD_PAUSES_S, helps=helps, sleep=self._sleep)
         except WeightsRejected:
             self.rejected_weights = manifest.directory
             raise

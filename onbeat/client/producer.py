@@ -15,10 +15,8 @@ and what comes second (I3).
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +34,7 @@ from contracts.versions import WeightManifest
 from onbeat.client.connection import connected
 from onbeat.client.own_worker import OwnWorker
 from onbeat.client.samples import PromptClaim, Sample, completions_of
+from onbeat.process.waiting import run_apart
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
 from onbeat.weights.model_path import model_folder
@@ -162,9 +161,7 @@ class Producer(OwnWorker[Claim, PromptClaim]):
                     spec.reward, items, job_id=claim.batch.job_id, tries=tries, dependency_s=dependency_s
                 )
 
-        # The caller may have an event loop of its own in this thread.
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="score") as thread:
-            scored = thread.submit(asyncio.run, ask()).result()
+        scored = run_apart(ask())
         size = claim.group_size
         return [scored[start : start + size] for start in range(0, len(scored), size)]
 

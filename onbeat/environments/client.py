@@ -11,11 +11,10 @@ Each call may be repeated: a session that begins again is begun anew, a step tha
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import httpx
@@ -45,22 +44,22 @@ from contracts.environments.service import (
     StepRequest,
     Task,
 )
-from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
+from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
 from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
-from onbeat.process.dependency import Dependency
+from onbeat.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.process.waiting import backoff, tried_again
 from onbeat.telemetry.correlation import trace_headers
 
-log = logging.getLogger(__name__)
-
 MEDIA_TYPE = "application/msgpack"
-BACKOFF_BASE_S = 0.5
-BACKOFF_CAP_S = 30.0
 MAX_ATTEMPTS = 8
+PROBE_S = 3.0
+"""Deadline of a probe."""
 MAX_CALL_BYTES = 32 * 1024 * 1024
 """The service takes twice as many; a call beyond it is made in parts."""
 
 A = TypeVar("A", bound=Record)
 T = TypeVar("T")
+Send = Callable[[float], Awaitable[httpx.Response]]
 
 
 class EnvironmentClient:
@@ -173,65 +172,44 @@ class EnvironmentClient:
         return num_closed
 
     async def _get(self, path: str, kind: type[A]) -> A:
-        return await self._tried(
-            path, lambda timeout_s: self._http.get(path, headers=self._headers, timeout=timeout_s), kind, decode_json
-        )
+        def send(timeout_s: float) -> Awaitable[httpx.Response]:
+            return self._http.get(path, headers=self._headers, timeout=timeout_s)
+
+        return await self._tried(path, send, lambda content: decode_json(content, kind))
 
     async def _post(self, path: str, request: Record, kind: type[A], *, number: int | None = None) -> A:
         """number: of the results that the answer must have."""
         body = encode(request)
 
-        def read(content: bytes, kind: type[A]) -> A:
+        def send(timeout_s: float) -> Awaitable[httpx.Response]:
+            headers = self._headers | trace_headers()
+            return self._http.post(path, content=body, headers=headers, timeout=timeout_s)
+
+        def read(content: bytes) -> A:
             answer = decode(content, kind)
             return answer if number is None else _as_many(answer, number)
 
-        return await self._tried(
-            path,
-            lambda timeout_s: self._http.post(
-                path, content=body, headers=self._headers | trace_headers(), timeout=timeout_s
-            ),
-            kind,
-            read,
-        )
+        return await self._tried(path, send, read)
 
-    async def _tried(
-        self,
-        path: str,
-        send: Callable[[float], Awaitable[httpx.Response]],
-        kind: type[A],
-        read: Callable[[bytes, type[A]], A],
-    ) -> A:
-        """One answer of that kind, of as many requests as it takes."""
+    async def _tried(self, path: str, send: Send, read: Callable[[bytes], A]) -> A:
+        """One answer, of as many requests as it takes."""
         ends_s = self._clock() + self._deadline_s if self._deadline_s is not None else float("inf")
         service = self._service
-        for attempt in itertools.count(1):
 
-            async def once() -> A:
-                return await self._once(path, send, kind, read, max(0.001, ends_s - self._clock()))
+        async def once() -> A:
+            return await self._once(path, send, read, max(0.001, ends_s - self._clock()))
 
-            try:
-                if service is None:
-                    return await once()
-                return await service.outlast(once, deadline_s=ends_s - self._clock())
-            except EnvironmentUnavailable as problem:
-                delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (attempt - 1))
-                is_over = service is not None and not problem.is_doubtful
-                if is_over or attempt >= self._max_attempts or self._clock() + delay_s >= ends_s:
-                    raise
-                log.warning(
-                    "%s, attempt %d of %d: %s; again in %.1f s", path, attempt, self._max_attempts, problem, delay_s
-                )
-                await self._sleep(delay_s)
-        raise AssertionError("unreachable")
+        async def ask() -> A:
+            return await (once() if service is None else service.outlast(once, deadline_s=ends_s - self._clock()))
 
-    async def _once(
-        self,
-        path: str,
-        send: Callable[[float], Awaitable[httpx.Response]],
-        kind: type[A],
-        read: Callable[[bytes, type[A]], A],
-        left_s: float,
-    ) -> A:
+        def helps(error: Exception, pause_s: float) -> bool:
+            may_help = isinstance(error, EnvironmentUnavailable) and (service is None or error.is_doubtful)
+            return may_help and self._clock() + pause_s < ends_s
+
+        pauses = islice(backoff(base_s=0.5, cap_s=30.0, jitter=self._jitter), self._max_attempts - 1)
+        return await tried_again(path, ask, pauses=pauses, helps=helps, sleep=self._sleep)
+
+    async def _once(self, path: str, send: Send, read: Callable[[bytes], A], left_s: float) -> A:
         """Makes one request. Raises EnvironmentUnavailable if it may be repeated, InvalidInput if not."""
         limit_s = min(self._request_timeout_s, left_s)
         try:
@@ -241,10 +219,24 @@ class EnvironmentClient:
         if not check_status(answer, EnvironmentUnavailable, of="the reward service"):
             raise _refusal(path, answer)
         try:
-            return read(answer.content, kind)
+            return read(answer.content)
         except (ContractViolation, InvalidInput) as error:
             problem = EnvironmentUnavailable(f"the reward service's answer does not decode: {error}")
             raise in_doubt(problem) from error
+
+
+def reward_service(http: httpx.AsyncClient, *, key: str, jitter: Callable[[], float] = random.random) -> Dependency:
+    """The reward service as the process that has this client meets it. A probe needs the key, and no child."""
+    headers = {"authorization": f"Bearer {key}"}
+
+    async def look() -> None:
+        try:
+            answer = await http.get("/v1/environments", headers=headers, timeout=PROBE_S)
+        except httpx.RequestError as error:
+            raise unanswered(error, RewardUnavailable) from error
+        check_status(answer, RewardUnavailable, of="the reward service")
+
+    return Dependency(REWARD_SERVICE, str(http.base_url).rstrip("/"), probe=look, jitter=jitter)
 
 
 def _refusal(path: str, answer: httpx.Response) -> InvalidInput:

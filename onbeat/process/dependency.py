@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from contracts.errors import Unavailable
+from onbeat.process.waiting import backoff
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class Dependency:
         Raises its Unavailable after deadline_s, or once the answer isn't needed here: others reach the service, or
         `is_needed` says so. Raises one that is in doubt at once where the service answers a probe.
         """
-        ends_s, num_missed = self._clock() + deadline_s, 0
+        ends_s = self._clock() + deadline_s
+        pauses = backoff(base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, jitter=self._jitter)
         while True:
             self._moved.clear()
             try:
@@ -142,9 +144,7 @@ class Dependency:
                 left_s = ends_s - self._clock()
                 if left_s <= 0.0 or self.others_reach or not is_needed():
                     raise
-                delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2**num_missed)
-                num_missed += 1
-                await self._until_moved(min(left_s, delay_s))
+                await self._until_moved(min(left_s, next(pauses)))
             else:
                 self.answered()
                 return answer

@@ -10,10 +10,14 @@ The loop stays the caller's: a poke only reads the clock, logs once, or raises.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import Any, TypeVar
 
 from contracts.errors import DeadlineExceeded
 
@@ -21,6 +25,8 @@ LOG_AFTER_S = 10.0
 """A wait shorter than this is normal and stays unlogged."""
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A")
 
 
 class Waiting:
@@ -79,3 +85,39 @@ class Waiting:
     ) -> None:
         if self._logged and error is None:
             log.info("no longer waiting for %s, after %.0f s", self.what, self.waited_s)
+
+
+async def tried_again(
+    what: str,
+    ask: Callable[[], Awaitable[A]],
+    *,
+    pauses: Iterable[float],
+    helps: Callable[[Exception, float], bool],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> A:
+    """Answers what `ask` does, which is called again after each pause; raises what it raises without another.
+
+    helps: whether another call, so many seconds later, may mend an error.
+    """
+    for pause_s in pauses:
+        try:
+            return await ask()
+        except Exception as error:
+            if not helps(error, pause_s):
+                raise
+            log.warning("%s: %s; again in %.1f s", what, error, pause_s)
+        await sleep(pause_s)
+    return await ask()
+
+
+def backoff(*, base_s: float, cap_s: float, jitter: Callable[[], float] = random.random) -> Iterator[float]:
+    """Pauses with full jitter, without end. jitter: gives numbers in [0, 1)."""
+    while True:
+        yield jitter() * base_s
+        base_s = min(cap_s, 2 * base_s)
+
+
+def run_apart(asked: Coroutine[Any, Any, A]) -> A:
+    """Runs it to its end; the caller may have an event loop of its own in this thread."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="asked") as thread:
+        return thread.submit(asyncio.run, asked).result()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import httpx
@@ -13,16 +11,15 @@ from contracts.environments.service import EnvironmentFacts, EnvironmentTable, F
 from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
-from onbeat.environments.client import EnvironmentClient
+from onbeat.environments.client import EnvironmentClient, reward_service
 from onbeat.http_service.outgoing import make_async_client
-from onbeat.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.process.dependency import Dependency
+from onbeat.process.waiting import run_apart
 
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 2**30
 """As many sessions as a call may have, with a reply of 64 KiB each."""
-PROBE_S = 3.0
-"""Deadline of a probe."""
 
 
 class EnvironmentService:
@@ -58,7 +55,7 @@ class EnvironmentService:
     def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
         async def ask() -> T:
             async with environment_http(self._settings) as http:
-                service = dependency_of(http, self._settings) if self._outlasts else None
+                service = reward_service(http, key=self._settings.reward_key) if self._outlasts else None
                 client = client_for(http, environment, self._settings, deadline_s=self._deadline_s, service=service)
                 try:
                     return await call(client)
@@ -70,9 +67,7 @@ class EnvironmentService:
                         cure="start it, or raise timeouts.dependency_s",
                     ) from problem
 
-        # The caller may have an event loop of its own in this thread.
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="openings") as thread:
-            return thread.submit(asyncio.run, ask()).result()
+        return run_apart(ask())
 
 
 def environment_http(settings: StackSettings) -> httpx.AsyncClient:
@@ -104,12 +99,3 @@ def client_for(
         deadline_s=2 * environment.request_timeout_s if deadline_s is None else deadline_s,
         service=service,
     )
-
-
-def dependency_of(http: httpx.AsyncClient, settings: StackSettings) -> Dependency:
-    """The reward service as the process that has this client meets it."""
-
-    async def look() -> None:
-        await EnvironmentClient(http, key=settings.reward_key, request_timeout_s=PROBE_S, max_attempts=1).names()
-
-    return Dependency(REWARD_SERVICE, settings.reward_url.rstrip("/"), probe=look)

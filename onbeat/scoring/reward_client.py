@@ -30,22 +30,17 @@ from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
 from contracts.rewards import UP_TO_LUCK, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, RewardSpec
+from onbeat.environments.client import MEDIA_TYPE, reward_service
 from onbeat.http_service.outgoing import check_status, in_doubt, make_async_client, said, unanswered
-from onbeat.process.dependency import REWARD_SERVICE, Dependency
+from onbeat.process.waiting import backoff
 from onbeat.telemetry.correlation import trace_headers
 
 log = logging.getLogger(__name__)
 
-MEDIA_TYPE = "application/msgpack"
 MAX_ITEMS = 1024
 """Items of one request; the contract allows 4096."""
-BACKOFF_BASE_S = 1.0
-BACKOFF_CAP_S = 30.0
 MAY_BE_STATED = frozenset({"raised", "not_finite"})
 """Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
-
-PROBE_S = 3.0
-"""Deadline of a probe."""
 
 Results = tuple[Scored | Unscorable, ...]
 Post = Callable[[RewardRequest], Awaitable[Results]]
@@ -79,7 +74,7 @@ class RewardClient:
     ) -> None:
         """`http` has the reward service as its base URL, `key` is its bearer key; `jitter` gives numbers in [0, 1)."""
         self._http = http
-        self.service = Dependency(REWARD_SERVICE, str(http.base_url).rstrip("/"), probe=self._look, jitter=jitter)
+        self.service = reward_service(http, key=key, jitter=jitter)
         self._headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {key}"}
         self._sleep = sleep
         self._jitter = jitter
@@ -101,7 +96,11 @@ class RewardClient:
         a service that answers others gave no answer to reward.max_attempts requests, else for one that was away for all
         too long, or that only others reach, or once `is_needed` says no.
         """
-        post = partial(self._reached, timeout_s=reward.request_timeout_s, deadline_s=dependency_s, is_needed=is_needed)
+
+        async def post(request: RewardRequest) -> Results:
+            ask = partial(self._post, request, timeout_s=reward.request_timeout_s)
+            return await self.service.outlast(ask, deadline_s=dependency_s, is_needed=is_needed)
+
         if not reward.components:
             return [Scored(reward=0.0, breakdown={}) for _ in items]
         scored: list[Scored] = []
@@ -115,6 +114,7 @@ class RewardClient:
     ) -> list[Scored]:
         scored: dict[int, Scored] = {}
         num_failures, num_unanswered = 0, 0
+        pauses = backoff(base_s=1.0, cap_s=30.0, jitter=self._jitter)
         while True:
             waiting = [position for position in range(len(items)) if position not in scored]
             problem: BatchFailed | RewardUnavailable
@@ -145,15 +145,9 @@ class RewardClient:
             if is_last:
                 raise problem
             num_requests = num_failures + num_unanswered
-            delay_s = self._jitter() * min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2 ** (num_requests - 1))
+            delay_s = next(pauses)
             log.warning("scoring, request %d: %s; again in %.1f s", num_requests, problem, delay_s)
             await self._sleep(delay_s)
-
-    async def _reached(
-        self, request: RewardRequest, *, timeout_s: float, deadline_s: float, is_needed: Callable[[], bool]
-    ) -> Results:
-        ask = partial(self._post, request, timeout_s=timeout_s)
-        return await self.service.outlast(ask, deadline_s=deadline_s, is_needed=is_needed)
 
     async def _post(self, request: RewardRequest, *, timeout_s: float) -> Results:
         """Makes one request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
@@ -174,14 +168,6 @@ class RewardClient:
                 RewardUnavailable(f"the reward service answered {len(results)} results for {len(request.items)} items")
             )
         return results
-
-    async def _look(self) -> None:
-        """Asks what needs the key and no scorer. Raises RewardUnavailable."""
-        try:
-            answer = await self._http.get("/v1/environments", headers=self._headers, timeout=PROBE_S)
-        except httpx.RequestError as error:
-            raise unanswered(error, RewardUnavailable) from error
-        check_status(answer, RewardUnavailable, of="the reward service")
 
 
 def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_chain, wait_random
 
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, DeadlineExceeded, EngineUnavailable, InvalidInput
-from onbeat.http_service.outgoing import make_async_client, make_client, said
-from onbeat.process.waiting import Waiting
+from onbeat.http_service.outgoing import OF_THE_MOMENT, make_async_client, make_client, said
+from onbeat.process.waiting import Waiting, tried_again
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,6 @@ PAUSES_S = (0.25, 0.5, 1.0, 2.0)
 POLL_S = 0.5
 MAX_ANSWER_BYTES = 2**30
 """The completions of a prompt: as many tokens as a batch may have are less, at some 100 bytes of JSON each."""
-RETRIED_STATUSES = frozenset({408, 425, 429})
-"""Refusals that speak of the moment; any other 4xx speaks of the request."""
 REFUSED_KEY = frozenset({401, 403})
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
@@ -86,15 +85,9 @@ class ServerRequests:
         Raises BatchFailed for a refusal, or an answer that stays unreadable; EngineUnavailable for a server that stays
         away.
         """
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_attempt(1 + len(PAUSES_S)),
-            wait=wait_chain(*(wait_random(0.5 * pause_s, 1.5 * pause_s) for pause_s in PAUSES_S)),
-            before_sleep=_say_so,
-            sleep=self._sleep,
-            reraise=True,
-        )
-        return await retrying(self._post, path, body, kind)
+        pauses = (random.uniform(0.5 * pause_s, 1.5 * pause_s) for pause_s in PAUSES_S)
+        ask = partial(self._post, path, body, kind)
+        return await tried_again(self._url, ask, pauses=pauses, helps=_may_pass, sleep=self._sleep)
 
     async def _post(self, path: str, body: dict[str, Any] | None, kind: Any) -> Any:
         """Makes one request. Raises BatchFailed, EngineUnavailable."""
@@ -102,7 +95,7 @@ class ServerRequests:
             answer = await self._http.post(path, json=body)
         except httpx.RequestError as error:
             raise self.gone(f"{path}: {type(error).__name__} {error}".rstrip()) from error
-        if answer.is_client_error and answer.status_code not in RETRIED_STATUSES:
+        if answer.is_client_error and answer.status_code not in OF_THE_MOMENT:
             raise BatchFailed(f"the server refused {path} with {answer.status_code}: {said(answer)}")
         if not answer.is_success:
             raise self.gone(f"{path}: {answer.status_code} {said(answer)}")
@@ -118,10 +111,6 @@ class ServerRequests:
         await self._http.aclose()
 
 
-def _may_pass(error: BaseException) -> bool:
+def _may_pass(error: Exception, _: float) -> bool:
     """Whether the request is worth repeating: after no answer, or one that is cut; a refusal would come again."""
     return isinstance(error, EngineUnavailable) or isinstance(error.__cause__, UNREADABLE)
-
-
-def _say_so(state: RetryCallState) -> None:
-    log.warning("%s; again in %.1f s", state.outcome and state.outcome.exception(), state.upcoming_sleep)

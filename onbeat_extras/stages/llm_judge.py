@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 import httpx
 import msgspec
 import numpy as np
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, StageKey
@@ -36,9 +35,8 @@ from contracts.settings import KEY_FORM, StackSettings
 from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.http_service.outgoing import NEVER_ASKED, OF_THE_MOMENT, AnswerRefused, in_doubt, legible, make_async_client
 from onbeat.process.dependency import JUDGE, Dependency
+from onbeat.process.waiting import backoff, tried_again
 from onbeat_extras.stages.judge_answer import question, score_of, shown
-
-log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 4
 """Requests of one question that a server leaves without an answer which answers others, before the item counts as
@@ -115,18 +113,11 @@ class JudgeService:
         JudgeUnavailable past timeouts.dependency_s, and InvalidInput where it is this worker's fault."""
         text = question(judge, prompt=prompt, completion=completion, reference=reference)
         body = {"model": judge.model, "messages": [{"role": "user", "content": text}], "temperature": 0.0}
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, JudgeUnavailable) and error.is_doubtful),
-            stop=stop_after_attempt(MAX_REQUESTS),
-            wait=wait_random_exponential(multiplier=1.0, max=LONGEST_PAUSE_S),
-            before_sleep=_say_so,
-            sleep=self._sleep,
-            reraise=True,
-        )
+        pauses = islice(backoff(base_s=1.0, cap_s=LONGEST_PAUSE_S), MAX_REQUESTS - 1)
         try:
             post = partial(self._post, msgspec.json.encode(body))
             ask = partial(self.server.outlast, post, deadline_s=stage.spec.timeouts.dependency_s)
-            answer = await retrying(ask)
+            answer = await tried_again("a question", ask, pauses=pauses, helps=_may_pass, sleep=self._sleep)
         except CompletionUnjudged as error:
             if stage.key in self._proven:
                 raise
@@ -188,8 +179,8 @@ def _away(problem: str) -> JudgeUnavailable:
     return JudgeUnavailable(problem, field="ONBEAT_JUDGE_URL", cure="is the server up?")
 
 
-def _say_so(state: RetryCallState) -> None:
-    log.warning("%s; again in %.1f s", state.outcome and state.outcome.exception(), state.upcoming_sleep)
+def _may_pass(error: Exception, _: float) -> bool:
+    return isinstance(error, JudgeUnavailable) and error.is_doubtful
 
 
 def _url(settings: StackSettings) -> str:
