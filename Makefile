@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock sbom page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -25,6 +25,12 @@ $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.
 # After a change of constraints.txt or pyproject.toml's packages; needs `uv`.
 lock:
 	sh deploy/lock.sh
+
+# The bill of materials of what the images install, with its hashes, as CycloneDX: build/sbom.json.
+sbom:
+	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0)
+	mkdir -p build
+	.venv-sbom/bin/cyclonedx-py requirements requirements/core.txt -o build/sbom.json
 
 # The page of the gateway, from page/ into gateway/page/static/; needs Node 20 or newer. The types of what the gateway
 # answers come from contracts/.
