@@ -154,10 +154,9 @@ def spec_of(algorithm: dict[str, Any]) -> JobSpec:
 
 def one_group_each(batches: list[RolloutBatch]) -> list[RolloutBatch]:
     """The same groups, each a rollout batch of its own."""
+    groups = [(batch, group) for batch in batches for group in batch.groups]
     return [
-        replace(batch, batch_id=f"{batch.batch_id}{number}", groups=(group,))
-        for batch in batches
-        for number, group in enumerate(batch.groups)
+        replace(batch, batch_id=f"0/train/{number}", groups=(group,)) for number, (batch, group) in enumerate(groups)
     ]
 
 

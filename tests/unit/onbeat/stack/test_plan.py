@@ -28,6 +28,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "redis_url": ("redis://:word@127.0.0.1:6390/0", {}),
     "redis_replicas": (2, {}),
     "api_key": ("chosen-key", {}),
+    "keys_file": ("/tmp/chosen", {}),
     "metrics_key": ("key-of-scrapes", {}),
     "otlp_endpoint": ("http://127.0.0.1:4318", {}),
     "reward_key": ("chosen-key", {}),
