@@ -33,6 +33,8 @@ Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """Seconds that a process may take to start: a day at most."""
 Age = Annotated[float, Meta(ge=1.0, le=36500.0)]
 """Days since a job has ended: a day at least, a hundred years at most."""
+SECRETS = frozenset({"redis_url", "reward_key", "api_key", "cache_key", "judge_key", "metrics_key"})
+"""Settings that may come as a file: ONBEAT_API_KEY_FILE names the one with the value of ONBEAT_API_KEY."""
 ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.__struct_fields__})
 
 
@@ -279,11 +281,26 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(PREFIX) or is_service_link(variable, text):
             continue
         name = variable.removeprefix(PREFIX).lower()
+        if name.removesuffix("_file") in SECRETS:
+            if name.endswith("_file"):
+                name, text = name.removesuffix("_file"), _secret(variable, text)
+            if name in given:
+                raise InvalidInput("is given as a variable and as a file", field=variable, cure="give one of them")
         if name not in known:
             variables = sorted(f"{PREFIX}{name.upper()}" for name in known)
             raise InvalidInput("unknown setting", field=variable, cure=one_of(variable, variables))
         given[name] = text
     return given
+
+
+def _secret(variable: str, path: str) -> str:
+    """What a file says, without the line's end. Raises InvalidInput."""
+    try:
+        return Path(path).read_text().removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error}", field=variable, cure="mend the file, or its rights"
+        ) from error
 
 
 def _named(error: InvalidInput, text: str, variable: str) -> InvalidInput:

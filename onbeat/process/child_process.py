@@ -30,6 +30,24 @@ OLDER = ".1"
 """Behind the name of a log: what stood in it when it reached its bound."""
 
 
+def bound_log(path: Path, *, most_bytes: int = MAX_LOG_BYTES) -> None:
+    """Empties a log that has reached its bound, and keeps what stood there in place of what was kept before.
+
+    Its writer goes on at the beginning: it appends. What it writes during the copy is lost. What isn't a plain file
+    is left alone.
+    """
+    with contextlib.suppress(OSError):
+        number = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(number, "rb") as log_file:
+            state = os.fstat(number)
+            if stat.S_ISREG(state.st_mode) and state.st_size > most_bytes:
+                older = path.with_name(path.name + OLDER)
+                older.unlink(missing_ok=True)
+                with open(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as kept:
+                    shutil.copyfileobj(log_file, kept)
+                os.ftruncate(number, 0)
+
+
 class ChildProcess:
     """`start` may be called again after the process ended; the log file is appended to."""
 
@@ -123,21 +141,8 @@ class ChildProcess:
             kill_all(offspring)
 
     def bound_log(self, *, most_bytes: int = MAX_LOG_BYTES) -> None:
-        """Empties a log that has reached its bound, and keeps what stood there in place of what was kept before.
-
-        The child goes on at the beginning: it appends. What it writes during the copy is lost. Its looker-after calls
-        this; what isn't a plain file is left alone.
-        """
-        with contextlib.suppress(OSError):
-            number = os.open(self.log_path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(number, "rb") as log_file:
-                state = os.fstat(number)
-                if stat.S_ISREG(state.st_mode) and state.st_size > most_bytes:
-                    older = self.log_path.with_name(self.log_path.name + OLDER)
-                    older.unlink(missing_ok=True)
-                    with open(os.open(older, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as kept:
-                        shutil.copyfileobj(log_file, kept)
-                    os.ftruncate(number, 0)
+        """Bounds its log; its looker-after calls this."""
+        bound_log(self.log_path, most_bytes=most_bytes)
 
     def tail(self, num_lines: int = 12) -> str:
         """The last lines of its log."""

@@ -44,6 +44,7 @@ from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 from onbeat.process.signals import uninterrupted
 from onbeat.process.waiting import Waiting
+from onbeat.stack import detached
 from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
@@ -165,6 +166,7 @@ class EmbeddedStack:
             supervised.tick()
         for child in (*self.children.values(), *([self.redis.child] if self.redis is not None else ())):
             child.bound_log()
+        child_process.bound_log(self.folder / detached.LOG)  # its own, where it runs in the background
 
     def stop(self) -> None:
         """Ends every process in order, whatever their state, and what they left behind. May be called twice."""

@@ -73,7 +73,8 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
     assert bool(settings.reward_key) is ("reward" in HOLDS[name])
-    assert settings.allowed_hosts == (name if name in ("gateway", "reward_service") else "")
+    names = {"gateway": "gateway,localhost", "reward_service": "reward_service"}
+    assert settings.allowed_hosts == names.get(name, "")
     assert settings.metrics_key == "metrics-word"
     if name in ROLES:
         assert settings.metrics_port == (0 if name == "gateway" else 9100)
@@ -98,6 +99,8 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service["read_only"] is True
     assert service["tmpfs"] == ["/tmp"]
     assert service["pids_limit"] > 0
+    assert service["logging"]["options"] == {"max-size": "${LOG_SIZE:-32m}", "max-file": "2"}
+    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", []))
     assert re.fullmatch(r"\$\{[A-Z]+_MEMORY:-\d+g\}", service["mem_limit"])
     assert "privileged" not in service
     is_root = name == "reward_service"
@@ -184,6 +187,19 @@ def test_a_made_environment_has_a_fresh_secret_in_every_empty_place() -> None:
     assert one.keys() == other.keys()
 
 
+def test_an_old_environment_gains_what_it_lacks_and_keeps_what_it_has(tmp_path: Path) -> None:
+    script, old = ROOT / "deploy" / "make-env.sh", tmp_path / ".env"
+    old.write_text("# mine\nONBEAT_API_KEY=kept\nGATEWAY_PORT=9000\n")
+    more = subprocess.run(["sh", script, old], capture_output=True, check=True, text=True).stdout
+    whole = subprocess.run(["sh", script], capture_output=True, check=True, text=True).stdout
+    names = [line.partition("=")[0] for line in whole.splitlines() if re.match("[A-Z]", line)]
+    assert [line.partition("=")[0] for line in more.splitlines()] == [
+        name for name in names if name not in ("ONBEAT_API_KEY", "GATEWAY_PORT")
+    ]
+    old.write_text(old.read_text() + more)
+    assert subprocess.run(["sh", script, old], capture_output=True, check=True, text=True).stdout == ""
+
+
 def locked(extra: str) -> dict[str, tuple[str, str]]:
     """Package → (version, the rest of its lines) of requirements/{extra}.txt."""
     text = (ROOT / "requirements" / f"{extra}.txt").read_text()
@@ -217,6 +233,13 @@ def test_no_secret_has_a_default() -> None:
     for secret in SAMPLE_SECRETS:
         assert set(re.findall(rf"\$\{{{secret}(:.)", text)) == {":?"}
         assert re.search(rf"^{secret}=$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+
+
+def test_a_made_environment_names_what_compose_reads(tmp_path: Path) -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    read = set(re.findall(r"\$\{(\w+)[:}]", text))
+    said = set(re.findall(r"^#? ?([A-Z][A-Z_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert said - read - {"EXTRAS", "DEVICE"} == set(), "nothing reads it"
 
 
 def test_the_image_gets_every_package_and_no_environment() -> None:

@@ -17,7 +17,10 @@ import psutil
 import pytest
 
 from onbeat.cli import run
+from onbeat.process.child_process import MAX_LOG_BYTES
 from onbeat.process.signals import ENDING
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.background import command
 from onbeat_extras.background.command import lines, look_at
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text
@@ -104,3 +107,13 @@ def test_a_stack_whose_gateway_does_not_answer_is_not_up_and_what_it_is_called_s
     look = look_at(tmp_path / HOSTILE)
     assert (look.state, look.pid) == ("starting", os.getpid())
     assert_is_text("\n".join(lines(look)))
+
+
+def test_the_log_of_a_stack_in_the_background_has_a_bound(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "stack.log"
+    log.parent.mkdir()
+    with log.open("wb") as file:
+        file.truncate(MAX_LOG_BYTES + 1)
+    EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, threads=1)).tick()
+    assert log.stat().st_size == 0
+    assert log.with_name("stack.log.1").stat().st_size == MAX_LOG_BYTES + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,16 @@ def test_a_number_beyond_its_bounds_is_refused_by_its_variable(name: str, value:
 def test_a_trainer_has_no_more_ranks_than_there_are_cores_unless_the_operator_says_so() -> None:
     assert 1 <= StackSettings().most_ranks <= (os.cpu_count() or 1)
     assert StackSettings(max_ranks=7).most_ranks == 7
+
+
+def test_a_secret_may_be_a_file_and_is_given_once(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("a-long-key\n")
+    assert settings_from({"ONBEAT_API_KEY_FILE": str(path)}).api_key == "a-long-key"
+    assert settings_from({"ONBEAT_REDIS_URL_FILE": str(path)}).redis_url == "a-long-key"
+    with pytest.raises(InvalidInput, match=r"ONBEAT_API_KEY.*: is given as a variable and as a file"):
+        settings_from({"ONBEAT_API_KEY_FILE": str(path), "ONBEAT_API_KEY": "another"})
+    with pytest.raises(InvalidInput, match=r"ONBEAT_API_KEY_FILE: .*missing cannot be read"):
+        settings_from({"ONBEAT_API_KEY_FILE": str(tmp_path / "missing")})
+    with pytest.raises(InvalidInput, match="ONBEAT_RUN_ROOT_FILE: unknown setting"):
+        settings_from({"ONBEAT_RUN_ROOT_FILE": str(path)})
