@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from onbeat.stack.redis import EmbeddedRedis
 
 
 @pytest.fixture
-def connections(redis_server: EmbeddedRedis) -> OwnConnections:
-    return OwnConnections(connect(StackSettings(redis_url=redis_server.url)).redis.connection_pool)
+def connections(redis_server: EmbeddedRedis) -> Iterator[OwnConnections]:
+    broker = connect(StackSettings(redis_url=redis_server.url))
+    yield OwnConnections(broker.redis.connection_pool)
+    broker.close()  # a client that is forgotten closes the pool's connections whenever it is collected
 
 
 def test_a_command_in_pieces_is_the_command_and_copies_nothing_large() -> None:
