@@ -4,9 +4,10 @@ request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, orig
              └─ api/ ─┬─ submission/
                       │            └─▶ job store ─▶ consumers, which wait for changes of jobs
                       ├─ event_stream.py ◀─ the job's events
-                      ├─ run_files.py, recorded/, rollouts.py ◀─ the job's run folder
+                      ├─ run_files.py ◀─ the job's run folder
                       ├─ verification.py ─▶ `python -m onbeat.audit`, a process for one check
                       ├─ broker/monitor.py ◀─ fence, counters, streams
+                      ├─ routes of extras, by their entry points
                       └─ page/ ◀─ the built page, without a key
 """
 
@@ -26,7 +27,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from contracts.errors import Unavailable
-from gateway.api import dead, inspect, jobs, rollouts, timeline, watch
+from gateway.api import dead, inspect, jobs, timeline, watch
 from gateway.exposition.requests import Measure
 from gateway.exposition.stack_state import job_gauges, stack_state, stage_gauges
 from gateway.job_list import forget_again_and_again
@@ -36,8 +37,10 @@ from gateway.services import Services, services_of
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import answer_with_problems
 from onbeat.http_service.process_routes import process_routes
+from onbeat.process.entry_points import OURS, all_of
 
 VERSION = "0.1.0"
+EXTRAS = "onbeat.routes"
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +62,11 @@ def _exposition(request: Request) -> bytes:
 
 
 ROUTERS = (
-    *(jobs.router, dead.router, watch.router, timeline.router, rollouts.router, inspect.router),
+    *(jobs.router, dead.router, watch.router, timeline.router, inspect.router),
     process_routes(require_ready=_require_ready, exposition=_exposition),
+    *all_of(EXTRAS, distribution=OURS).values(),
 )
-"""Every endpoint: a new one is a file in api/ and a name here."""
+"""Every endpoint: a new one is a file in api/ and a name here, or a router that an extra offers."""
 
 
 def create_app(services: Services) -> FastAPI:

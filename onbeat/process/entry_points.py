@@ -14,6 +14,9 @@ from typing import Any
 
 from contracts.errors import InvalidInput
 
+OURS = "onbeat"
+"""Our own distribution: it alone has environments that are imported uncaged, provisions of theirs, and routes."""
+
 log = logging.getLogger(__name__)
 
 

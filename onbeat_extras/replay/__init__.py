@@ -1,5 +1,7 @@
 """Samples a recorded batch again and compares the digests (I7), from a run folder alone: no Redis, no queue.
 
+The gateway's routes (`routes.py`) show what is recorded, and search it.
+
 run folder ─▶ command ─ starts ─▶ a reward service
                  │                                ▲
                  └─ starts ─▶ `python -m onbeat_extras.replay` ─▶ engine, players, scorers as a generator has them

@@ -12,12 +12,10 @@ from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.environments.provisions import OperatorsPart, Provision
-from onbeat.process.entry_points import all_of, find_entry_point, names_in
+from onbeat.process.entry_points import OURS, all_of, find_entry_point, names_in
 
 GROUP = "onbeat.environments"
 PROVISIONS_GROUP = "onbeat.environment_provisions"
-OURS = "onbeat"
-"""The distribution whose environments are imported before a child is there, and have provisions."""
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
 
 Factory = Callable[..., Any]

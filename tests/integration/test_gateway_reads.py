@@ -27,11 +27,13 @@ from gateway.services import Services
 from onbeat.loop.chain import rewind_record
 from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
+from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
 
 services = rig.services
 ask = rig.ask
 Ask = Callable[..., httpx.Response]
+OF_EXTRAS = [pytest.param(route, marks=needs_extra_routes) for route in ("rollouts",)]
 
 
 def folder_of(services: Services, job_id: str) -> RunFolder:
@@ -214,7 +216,7 @@ def test_a_log_that_is_a_link_or_a_pipe_shows_no_other_file_and_holds_no_request
     assert ask("GET", f"/v1/jobs/{job_id}/log").json()["detail"] == "cannot be read: is no plain file"
 
 
-@pytest.mark.parametrize("route", ["metrics", "timeline", "timeline/perfetto", "evaluations", "rollouts", ""])
+@pytest.mark.parametrize("route", ["metrics", "timeline", "timeline/perfetto", "evaluations", "", *OF_EXTRAS])
 def test_a_run_file_that_is_a_link_or_a_pipe_holds_no_request_and_no_memory(
     ask: Ask, services: Services, route: str
 ) -> None:

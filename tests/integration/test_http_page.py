@@ -24,10 +24,12 @@ from contracts.settings import StackSettings
 from contracts.versions import WeightFile, weights_digest
 from gateway.services import Services
 from tests.builders import job_spec
+from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
 from tests.integration.test_dead_letters import bury, running
-from tests.integration.test_recorded_rollouts import record_of, recorded
+from tests.recorded import record_of, recorded
 
+pytestmark = needs_extra_routes
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operate.md"
 SECTION = re.compile(r"^## HTTP\n(.*?)^## ", re.MULTILINE | re.DOTALL)

@@ -20,10 +20,11 @@ from contracts.recorded.batches import RecordedBatch
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
+from tests.extra_routes import needs_extra_routes
 from tests.integration.test_dead_letters import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
-from tests.integration.test_recorded_rollouts import record_of, recorded
 from tests.page.browsing import PHONE, chromium, opened
+from tests.recorded import record_of, recorded
 from tests.trajectories import played
 from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 else:
     expect = pytest.importorskip("playwright.sync_api").expect
 
+pytestmark = needs_extra_routes
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202eabc\x1b[31m"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "<b>1</b>"}}\n</tool_call>'
 TABS = ("lanes", "fence", "rollouts", "audit")

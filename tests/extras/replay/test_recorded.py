@@ -21,7 +21,7 @@ from onbeat_extras.replay.__main__ import answer
 from onbeat_extras.replay.recorded import Replay, read_from
 from producer import wiring
 from tests.builders import job_spec
-from tests.integration.test_recorded_rollouts import record_of, recorded
+from tests.recorded import record_of, recorded
 
 JOB, BATCH = "job-0123456789ab", "3/train/1"
 SPEC = job_spec(recording={}, seed=0, rollout__group_size=2, rollout__prompts_per_batch=1)

@@ -1,4 +1,4 @@
-"""What a job's recorded batches are."""
+"""The endpoints of recorded batches: their list, one of them token by token, a search for text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contracts.recorded.batches import FoundTexts, IterationView, RecordedBatchV
 from contracts.recorded.files import RecordedFiles, why_not_again
 from contracts.rollouts import Purpose
 from gateway import openapi
-from gateway.recorded import Search, batch_view
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer
+from onbeat_extras.replay.batch_view import Search, batch_view
 
 MAX_LISTED = 1000
 MAX_INDEX = 10**9

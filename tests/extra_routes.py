@@ -1,0 +1,12 @@
+"""The gateway's routes that extras offer: tests that need them are skipped where the extras were deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.app import EXTRAS
+from onbeat.process.entry_points import OURS, all_of
+
+needs_extra_routes = pytest.mark.skipif(
+    not all_of(EXTRAS, distribution=OURS), reason="the extras that offer these routes are not there"
+)
