@@ -26,7 +26,7 @@ from gateway.services import Services
 from tests.builders import job_spec
 from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
-from tests.integration.test_dead_letters import bury, running
+from tests.integration.dead_batches import bury, running
 from tests.recorded import record_of, recorded
 
 pytestmark = needs_extra_routes

@@ -63,7 +63,7 @@ REMOVAL = (
     "tests/integration/test_retention.py",
     "tests/integration/test_deletion.py",
 )
-DEAD = ("tests/integration/test_dead_letters.py",)
+DEAD = ("tests/extras/looking/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
@@ -155,7 +155,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/scripts/remove_job.lua": REMOVAL,
     "broker/scripts/restore_chain.lua": ("tests/integration/test_older_redis.py",),
     "broker/stage_side.py": STAGES,
-    "broker/dead_letters.py": DEAD,
+    "onbeat_extras/looking/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
     "consumer/supervisor/sweeper.py": ("tests/unit/consumer/supervisor/test_sweeper.py", *REMOVAL),
     "gateway/job_list.py": REMOVAL,

@@ -21,7 +21,7 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
 from tests.extra_routes import needs_extra_routes
-from tests.integration.test_dead_letters import bury, running
+from tests.integration.dead_batches import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
 from tests.page.browsing import PHONE, chromium, opened
 from tests.recorded import record_of, recorded

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from broker.connection.client import connect
-from broker.dead_letters import DeadLetterBox
 from broker.generator_side import FailOutcome
 from broker.job_store import JobStore
 from contracts.answers import DeadLetters
@@ -21,26 +20,13 @@ from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
+from onbeat_extras.looking.dead_letters import DeadLetterBox
 from tests.builders import prompt_batch
+from tests.integration.dead_batches import LEASE_S, bury, running
 from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
+from tests.integration.test_fence import DIGEST, answer_to, record
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
-LEASE_S = 600.0
-
-
-def running(settings: StackSettings, **changes: Any) -> Job:
-    """Its batches may fail once."""
-    return opened(connect(settings), rollout__max_attempts=1, **changes)
-
-
-def bury(job: Job, reason: str = "no reward") -> str:
-    """One batch dies; its id."""
-    generator = job.generator("g1")
-    claim = generator.claim(LEASE_S)
-    assert claim is not None
-    assert generator.fail(claim, reason) is FailOutcome.DEAD
-    return claim.prompt_batch.batch_id
 
 
 @pytest.fixture

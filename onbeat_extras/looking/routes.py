@@ -1,4 +1,4 @@
-"""A job's dead batches: what they were, why they were given up, and another try."""
+"""The endpoints of a job's dead batches: what they were, why they were given up, and another try."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from broker.dead_letters import DeadLetterBox
 from broker.monitor import job_status
 from contracts.answers import DeadLetters
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
+from onbeat_extras.looking.dead_letters import DeadLetterBox
 
 MAX_LISTED = 1000
 
