@@ -27,7 +27,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from contracts.errors import Unavailable
-from gateway.api import inspect, jobs, timeline, watch
+from gateway.api import inspect, jobs, watch
 from gateway.exposition.requests import Measure
 from gateway.exposition.stack_state import job_gauges, stack_state, stage_gauges
 from gateway.job_list import forget_again_and_again
@@ -62,7 +62,7 @@ def _exposition(request: Request) -> bytes:
 
 
 ROUTERS = (
-    *(jobs.router, watch.router, timeline.router, inspect.router),
+    *(jobs.router, watch.router, inspect.router),
     process_routes(require_ready=_require_ready, exposition=_exposition),
     *all_of(EXTRAS, distribution=OURS).values(),
 )

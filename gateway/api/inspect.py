@@ -1,4 +1,4 @@
-"""What a reader asks: of a job its spec, scores, log, and whether its run holds; of the stack how full it is."""
+"""What a reader asks: of a job its spec, scores, log, and whether its run holds; of the stack its state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from broker.monitor import stack_state
+from broker.monitor import seen_generators, stack_state
 from contracts.answers import AuditVerdict, LogPart, StackState
 from contracts.jobs import EvaluationScore
+from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.run_files import evaluations, trainer_log
@@ -19,6 +20,7 @@ from onbeat.http_service.bodies import CLIENT_GONE, json_answer
 MAX_LOG_BYTES = 1024 * 1024
 MAX_OFFSET = 2**53
 """Every number that JSON's readers hold exactly."""
+GENERATORS = openapi.answers(openapi.list_of("GeneratorList", "generators", openapi.record(GeneratorSeen)))
 SCORES = openapi.answers(openapi.list_of("EvaluationList", "evaluations", openapi.record(EvaluationScore)))
 SPEC = openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed")
 VERDICT = openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
@@ -30,6 +32,12 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 def stack(services: HasServices) -> Response:
     """Show what all jobs share: Redis' memory, the live processes, how many jobs are kept."""
     return json_answer(stack_state(services.broker, max_jobs=services.settings.max_jobs))
+
+
+@router.get("/generators", **GENERATORS)
+def generators(services: HasServices) -> Response:
+    """List the live generators: the version that each holds, its tokens a second, what it is doing."""
+    return json_answer({"generators": seen_generators(services.broker)})
 
 
 @router.get("/jobs/{job_id}/spec", **SPEC)

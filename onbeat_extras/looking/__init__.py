@@ -1,4 +1,4 @@
 """Looks into a job: its streams, the log of its trainers, its dead batches (`onbeat streams`, `logs`, `dead`).
 
-The gateway's routes of dead batches are `routes.py`.
+`routes.py` shows dead batches over the gateway, and tries them again.
 """

@@ -16,7 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
 from contracts.timeline import is_of_the_pipeline
-from onbeat.telemetry.timeline.report import latest_spans
+from onbeat.telemetry.spans import latest_spans
 from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
 from onbeat_extras.planning.pipeline.load import Clock, alone
 

@@ -1,6 +1,6 @@
 """Samples a recorded batch again and compares the digests (I7), from a run folder alone: no Redis, no queue.
 
-The gateway's routes (`routes.py`) show what is recorded, and search it.
+`routes.py` shows what is recorded over the gateway, and searches it.
 
 run folder ─▶ command ─ starts ─▶ a reward service
                  │                                ▲

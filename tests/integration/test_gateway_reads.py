@@ -15,6 +15,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from contracts.answers import AuditVerdict, JobStory, LogPart
 from contracts.encoding.wire import convert, encode_json
@@ -33,7 +34,7 @@ from tests.integration import test_gateway as rig
 services = rig.services
 ask = rig.ask
 Ask = Callable[..., httpx.Response]
-OF_EXTRAS = [pytest.param(route, marks=needs_extra_routes) for route in ("rollouts",)]
+OF_EXTRAS = [pytest.param(route, marks=needs_extra_routes) for route in ("timeline", "timeline/perfetto", "rollouts")]
 
 
 def folder_of(services: Services, job_id: str) -> RunFolder:
@@ -216,7 +217,7 @@ def test_a_log_that_is_a_link_or_a_pipe_shows_no_other_file_and_holds_no_request
     assert ask("GET", f"/v1/jobs/{job_id}/log").json()["detail"] == "cannot be read: is no plain file"
 
 
-@pytest.mark.parametrize("route", ["metrics", "timeline", "timeline/perfetto", "evaluations", "", *OF_EXTRAS])
+@pytest.mark.parametrize("route", ["metrics", "evaluations", "", *OF_EXTRAS])
 def test_a_run_file_that_is_a_link_or_a_pipe_holds_no_request_and_no_memory(
     ask: Ask, services: Services, route: str
 ) -> None:
@@ -335,3 +336,10 @@ def test_verifications_run_beside_each_other_on_a_real_server(services: Services
     with rig.serving(services) as url, httpx.Client(base_url=url, headers=key) as http, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: http.post(f"/v1/jobs/{job_id}/verify", timeout=60), range(2)))
     assert [answer.status_code for answer in answers] == [200, 200]
+
+
+def test_generators_are_listed_with_what_they_do(ask: Ask, services: Services) -> None:
+    Presence(services.broker).beat("g1", {"doing": "generating 0/train/1", "policy_version": "3"})
+    (found,) = ask("GET", "/v1/generators").json()["generators"]
+    assert (found["generator_id"], found["info"]["doing"]) == ("g1", "generating 0/train/1")
+    assert found["seen_s"] < 60.0

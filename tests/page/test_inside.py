@@ -25,8 +25,8 @@ from tests.integration.dead_batches import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
 from tests.page.browsing import PHONE, chromium, opened
 from tests.recorded import record_of, recorded
+from tests.spans import one_iteration
 from tests.trajectories import played
-from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, expect

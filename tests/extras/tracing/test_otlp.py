@@ -18,7 +18,7 @@ from contracts.settings import StackSettings
 from onbeat.telemetry.correlation import ROOT, span_id_of, trace_id_of
 from onbeat.telemetry.tracing import trace_export
 from tests.integration.test_outgoing import assert_speaks_to_no_proxy
-from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration, span
+from tests.spans import one_iteration, span
 
 
 @contextmanager

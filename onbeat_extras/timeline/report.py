@@ -15,7 +15,8 @@ from itertools import pairwise
 
 from contracts.events import TimelineSpan
 from contracts.timeline import KINDS, WAIT, IterationTimes, Lane, TimelineReport, kind_of
-from onbeat.telemetry.timeline.critical_path import PathStep, critical_path
+from onbeat.telemetry.spans import covered_s, latest_spans
+from onbeat_extras.timeline.critical_path import PathStep, critical_path
 
 BETWEEN_SHARE = 0.1
 """Share of the path that lies between spans from which on the words say so."""
@@ -41,21 +42,6 @@ def timeline_report(job_id: str, lines: Sequence[TimelineSpan], *, last: int, le
         iterations=tuple(shown),
         words=in_words(kept, lanes, path, shown),
     )
-
-
-def latest_spans(lines: Sequence[TimelineSpan]) -> list[TimelineSpan]:
-    """By start, each once, without what a trainer that died had written: a replay writes an iteration's lines again."""
-    stepped = {span.iteration: span.started_s for span in lines if span.what == "step"}
-    last = {(span.iteration, span.who, span.what, span.batch_id, span.started_s): span for span in lines}
-    newest = [span for span in last.values() if span.iteration not in stepped or not _is_older(span, stepped)]
-    return sorted(newest, key=lambda span: span.started_s)
-
-
-def _is_older(span: TimelineSpan, stepped: dict[int, float]) -> bool:
-    """Whether it ended before the iteration before it was stepped for the last time: another attempt's."""
-    before = stepped.get(span.iteration - 1)
-    is_trainers = kind_of(span.who) == "rank" and span.what in ("train", "step", "sync", "checkpoint")
-    return before is not None and is_trainers and span.ended_s < before
 
 
 def iteration_times(spans: Sequence[TimelineSpan]) -> list[IterationTimes]:
@@ -98,15 +84,6 @@ def lanes_of(spans: Iterable[TimelineSpan], *, since_s: float, until_s: float) -
         idle_share = 1.0 - busy_s / (until_s - since_s)
         lanes.append(Lane(who=who, kind=kind_of(who), busy_s=round(busy_s, 4), idle_share=round(idle_share, 4)))
     return tuple(sorted(lanes, key=lambda lane: (KINDS.index(lane.kind), _in_order(lane.who))))
-
-
-def covered_s(times: Iterable[tuple[float, float]]) -> float:
-    """Returns the seconds that lie in at least one of the times, which are (start, end)."""
-    covered, until_s = 0.0, float("-inf")
-    for started_s, ended_s in sorted(times):
-        covered += max(0.0, ended_s - max(started_s, until_s))
-        until_s = max(until_s, ended_s)
-    return covered
 
 
 def in_words(

@@ -10,9 +10,9 @@ from typing import Any
 from contracts.encoding.wire import encode_json
 from contracts.events import TimelineSpan
 from contracts.timeline import Lane, TimelineReport
-from onbeat.telemetry.timeline.perfetto import perfetto_trace
-from onbeat.telemetry.timeline.report import timeline_report
-from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration
+from onbeat_extras.timeline.perfetto import perfetto_trace
+from onbeat_extras.timeline.report import timeline_report
+from tests.spans import one_iteration
 
 
 def trace() -> tuple[TimelineReport, dict[str, Any]]:

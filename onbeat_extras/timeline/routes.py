@@ -1,4 +1,4 @@
-"""Where the time goes: the timeline of a job's last iterations, the same as a trace, and what each generator does."""
+"""The endpoints of where the time goes: the timeline of a job's last iterations, and the same as a trace."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from broker.monitor import seen_generators
-from contracts.monitor import GeneratorSeen
 from contracts.timeline import TimelineReport
 from gateway import openapi
 from gateway.run_files import timeline_end
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer
-from onbeat.telemetry.timeline.perfetto import perfetto_trace
-from onbeat.telemetry.timeline.report import timeline_report
+from onbeat_extras.timeline.perfetto import perfetto_trace
+from onbeat_extras.timeline.report import timeline_report
 
 MAX_SHOWN = 100
 """Iterations of one answer."""
 Shown = Annotated[int, Query(ge=1, le=MAX_SHOWN)]
-GENERATORS = openapi.answers(openapi.list_of("GeneratorList", "generators", openapi.record(GeneratorSeen)))
 TRACE: dict[str, Any] = {
     "type": "object",
     "required": ["traceEvents"],
@@ -27,12 +24,6 @@ TRACE: dict[str, Any] = {
 }
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
-
-
-@router.get("/generators", **GENERATORS)
-def generators(services: HasServices) -> Response:
-    """List the live generators: the version that each holds, its tokens a second, what it is doing."""
-    return json_answer({"generators": seen_generators(services.broker)})
 
 
 @router.get("/jobs/{job_id}/timeline", **openapi.answers(openapi.record(TimelineReport)))

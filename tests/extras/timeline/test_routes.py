@@ -1,4 +1,4 @@
-"""Where the time goes, over HTTP: the timeline of a job's run folder, and what the generators do."""
+"""Where the time goes, over HTTP: the timeline of a job's run folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from broker.connection.client import connect
-from broker.presence import Presence
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState
@@ -23,7 +22,7 @@ from gateway import run_files
 from gateway.app import create_app
 from gateway.services import Services
 from tests.builders import job_spec
-from tests.unit.onbeat.telemetry.timeline.test_critical_path import one_iteration
+from tests.spans import one_iteration
 
 
 @pytest.fixture
@@ -78,10 +77,3 @@ def test_a_long_timeline_is_read_from_its_end(services: Services, monkeypatch: p
     path.write_bytes(b"{torn" * 4 + b"\n" + path.read_bytes())
     assert get(services, f"/v1/jobs/{job_id}/timeline?last=3").json() == whole
     assert len(encode_json(whole)) < size
-
-
-def test_generators_are_listed_with_what_they_do(services: Services) -> None:
-    Presence(services.broker).beat("g1", {"doing": "generating 0/train/1", "policy_version": "3"})
-    (found,) = get(services, "/v1/generators").json()["generators"]
-    assert (found["generator_id"], found["info"]["doing"]) == ("g1", "generating 0/train/1")
-    assert found["seen_s"] < 60.0

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from contracts.timeline import LaneKind, TimelineReport, kind_of
-from onbeat.telemetry.timeline.report import name_of
+from onbeat_extras.timeline.report import name_of
 
 ITERATIONS = 1
 PROCESSES: dict[LaneKind, int] = {"rank": 2, "generator": 3, "stage": 4}
