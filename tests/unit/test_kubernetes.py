@@ -1,0 +1,176 @@
+"""The manifests of deploy/kubernetes: their form, what they refer to, their rights, and that a typo in them is seen."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
+from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
+from contracts.settings import settings_from
+from contracts.spec import TimeoutSpec
+from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S
+from tests.kubernetes import ROOT, Document, documents, environment, pods, ports, problems, secrets, selected
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+FOUND = documents(FOLDER / "scaling")
+APPS = ("consumer", "gateway", "producer", "redis", "reward", "stages")
+ROLES = {"consumer": TRAINER, "gateway": GATEWAY, "producer": GENERATOR, "stages": STAGE}
+HOLDS = {
+    "consumer": {"redis-trainer", "reward-key", "metrics-key"},
+    "gateway": {"redis-gateway", "api-key", "reward-key", "metrics-key"},
+    "producer": {"redis-generator", "reward-key", "metrics-key"},
+    "redis": {"password", "gateway", "trainer", "generator", "stage"},
+    "reward": {"reward-key", "metrics-key"},
+    "stages": {"redis-stage", "metrics-key"},
+}
+"""App → the keys of Secrets that its pods are told."""
+TYPOS = [
+    ("base/consumers.yaml", "podManagementPolicy", "podManagmentPolicy", "podManagmentPolicy"),
+    ("base/consumers.yaml", "publishNotReadyAddresses: true", "publishNotReadyAddresses: always", "always"),
+    ("base/consumers.yaml", "ONBEAT_NETWORK", "ONBEAT_NETWORKS", "ONBEAT_NETWORKS"),
+    ("base/consumers.yaml", "consumer.supervisor", "consumer.superviser", "runs no module"),
+    ("base/consumers.yaml", "serviceName: consumers", "serviceName: consumer", "no Service consumer"),
+    ("base/consumers.yaml", "claimName: models", "claimName: model", "no claim model"),
+    ("base/consumers.yaml", "selector: {app: consumer}", "selector: {app: consumers}", "no pods"),
+    ("base/consumers.yaml", "maxUnavailable: 1", "maxUnavailabel: 1", "maxUnavailabel"),
+    ("base/producers.yaml", "key: redis-generator", "key: redis-producer", "redis-producer"),
+    ("base/producers.yaml", "name: onbeat-settings", "name: onbeat-setting", "onbeat-setting"),
+    ("base/producers.yaml", "{port: metrics}", "{port: metric}", "a probe asks port metric"),
+    ("base/producers.yaml", "localhost/onbeat:0.1.0", "localhost/onbeat:0.10", "is built nowhere"),
+    ("base/producers.yaml", "mountPath: /tmp", "mountpath: /tmp", "mountPath"),
+    ("base/producers.yaml", "{name: tmp, mountPath", "{name: temp, mountPath", "its mounts aren't its volumes"),
+    ("base/services.yaml", "path: /readyz", "path: /ready", "a probe asks for /ready"),
+    ("base/services.yaml", "targetPort: http", "targetPort: https", "no port https"),
+    ("base/settings.yaml", "http://reward:8100", "http://reward:8000", "no Service reward has port 8000"),
+    ("base/settings.yaml", "http://gateway:", "http://gatway:", "no Service gatway"),
+    ("base/settings.yaml", 'ONBEAT_CACHE_MB: "40000"', "ONBEAT_CACHE_MB: 40GB", "ONBEAT_CACHE_MB"),
+    ("base/settings.yaml", "ONBEAT_OBJECTS", "ONBEAT_OBJECT", "ONBEAT_OBJECT"),
+    ("base/network.yaml", "values: [gateway, consumer, producer]", "values: [gateway, consumers]", "no pods"),
+    ("base/network.yaml", "port: http}", "port: web}", "no port web"),
+    ("base/network.yaml", "policyTypes: [Ingress]", "policyType: [Ingress]", "policyType"),
+    ("base/kustomization.yaml", "  - network.yaml\n", "", "network.yaml is in no kustomization"),
+    ("redis/redis.yaml", "{name: onbeat-redis, key: stage}", "{name: onbeat-redis, key: stages}", "stages"),
+    ("redis/redis.yaml", "port: 6379, targetPort", "port: 6380, targetPort", "no Service redis has port 6379"),
+    ("scaling/producers-by-backlog.yaml", "maxReplicaCount", "maxReplicas", "maxReplicas"),
+    ("scaling/producers-by-backlog.yaml", 'threshold: "4"', "threshold: 4", "not of type"),
+    ("scaling/producers-by-backlog.yaml", "stream_waiting", "streams_waiting", "no metric"),
+    ("scaling/producers-by-backlog.yaml", "name: producer}", "name: producers}", "producers"),
+    ("scaling/producers-by-backlog.yaml", "key: metrics-key", "key: metric-key", "metric-key"),
+    ("scaling/kustomization.yaml", "name: producer}", "name: producers}", "has no target"),
+]  # fmt: skip
+"""(file, text, what stands there by mistake, what is said of it)."""
+
+
+def test_the_manifests_are_in_order_in_every_overlay() -> None:
+    assert problems(FOLDER) == []
+    assert set(pods(FOUND)) == set(APPS)
+
+
+@pytest.mark.parametrize(("name", "text", "typo", "said"), TYPOS, ids=[typo or "left out" for _, _, typo, _ in TYPOS])
+def test_a_typo_in_a_manifest_is_seen(tmp_path: Path, name: str, text: str, typo: str, said: str) -> None:
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(FOLDER, folder)
+    before = (folder / name).read_text()
+    assert text in before
+    (folder / name).write_text(before.replace(text, typo, 1))
+    assert said in " ".join(problems(folder)[:1])
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_a_pod_is_told_its_own_secrets_and_no_links_of_services(app: str) -> None:
+    pod = pods(FOUND)[app]["spec"]
+    (container,) = pod["containers"]
+    told = [
+        one["valueFrom"]["secretKeyRef"]["key"]
+        for one in container["env"]
+        if "secretKeyRef" in one.get("valueFrom", {})
+    ]
+    assert set(told) == HOLDS[app]
+    assert pod["enableServiceLinks"] is False
+    assert pod["automountServiceAccountToken"] is False
+    assert ("envFrom" in container) is (app in ROLES), "neither Redis nor the reward service has the store's account"
+
+
+@pytest.mark.parametrize("app", ROLES)
+def test_a_process_has_its_roles_address_and_the_threads_of_the_others(app: str) -> None:
+    known = secrets(FOLDER)
+    told = environment(FOUND, known, app)
+    settings = settings_from({name: value for name, value in told.items() if name.startswith("ONBEAT_")})
+    role = ROLES[app]
+    assert settings.redis_url == f"redis://{role}:{known['onbeat-redis'][role]}@redis:6379/0"
+    assert told["OMP_NUM_THREADS"] == str(settings.threads)
+    assert (settings.metrics_port or 9100) == 9100
+    assert settings.api_key == (known["onbeat-secrets"]["api-key"] if app == "gateway" else "")
+
+
+def test_secrets_are_others_each_time_and_take_the_addresses_of_a_redis_that_is_there() -> None:
+    one, other = secrets(FOLDER), secrets(FOLDER)
+    words = [
+        word for made in (one, other) for name in made.values() for key, word in name.items() if key[:6] != "redis-"
+    ]
+    assert len({*words}) == len(words)
+    assert min(map(len, words)) >= 40
+    there = {role.upper(): f"rediss://{role}:word@redis.example:6380/0" for role in ROLES.values()}
+    own = secrets(FOLDER, **there)
+    assert own.keys() == {"onbeat-secrets"}
+    for role in ROLES.values():
+        assert own["onbeat-secrets"][f"redis-{role}"] == there[role.upper()]
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_a_pod_has_few_rights_and_bounded_means(app: str) -> None:
+    pod = pods(FOUND)[app]["spec"]
+    (container,) = pod["containers"]
+    context, is_root = container["securityContext"], app == "reward"
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]} | ({"add": ["SETUID", "SETGID", "KILL"]} if is_root else {})
+    assert pod["securityContext"].get("runAsNonRoot", False) is not is_root
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert all("sizeLimit" in one["emptyDir"] for one in volumes.values() if "emptyDir" in one)
+    assert not is_root or volumes.keys() == {"tmp"}, "a process that is root sees no files of the stack"
+
+
+def test_a_pod_that_is_ended_has_the_time_to_give_back_what_it_holds() -> None:
+    leases = TimeoutSpec()
+    grace = {app: pod["spec"]["terminationGracePeriodSeconds"] for app, pod in pods(FOUND).items()}
+    assert grace["consumer"] > TRAINER_GRACE_S + leases.trainer_lease_s
+    assert grace["producer"] > GENERATOR_GRACE_S + leases.generator_lease_s
+
+
+def reaches(found: list[Document], source: str, target: str, port: int) -> bool:
+    """Whether the policies let one app's pods connect to another's."""
+    policies = [one["spec"] for one in found if one["kind"] == "NetworkPolicy"]
+    ends = [one for one in policies if "Egress" in one["policyTypes"] and source in selected(found, one["podSelector"])]
+    assert not any("egress" in one for one in ends)
+    if ends:
+        return False
+    numbers = ports(pods(found)[target])
+    for policy in policies:
+        if target not in selected(found, policy["podSelector"]):
+            continue
+        for rule in policy.get("ingress", ()):
+            peers = [selected(found, one["podSelector"]) for one in rule.get("from", ()) if "podSelector" in one]
+            ranges = [(numbers.get(one["port"], one["port"]), one.get("endPort")) for one in rule["ports"]]
+            is_from = "from" not in rule or any(source in one for one in peers)
+            if is_from and any(first == port or (last and first <= port <= last) for first, last in ranges):
+                return True
+    return False
+
+
+def test_each_app_reaches_what_it_needs_and_the_cages_neither_redis_nor_anything_else() -> None:
+    reached = {
+        "redis": (6379, {"consumer", "gateway", "producer", "stages"}),
+        "reward": (8100, {"consumer", "gateway", "producer"}),
+        "consumer": (45000, {"consumer"}),
+        "producer": (9100, set()),
+        "gateway": (8000, {"consumer", "gateway", "producer", "stages"}),
+    }
+    for target, (port, sources) in reached.items():
+        assert {source for source in APPS if reaches(FOUND, source, target, port)} == sources, target
+    assert not reaches(FOUND, "producer", "consumer", 9100), "only Prometheus"
