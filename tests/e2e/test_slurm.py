@@ -1,0 +1,109 @@
+"""deploy/slurm/onbeat.sbatch on a Slurm of one node: a job that is ended and requeued goes on to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from onbeat.process.waiting import Waiting
+from onbeat.stack.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+SRUN = """\
+#!/bin/sh
+nodes=1 tasks=1 started=
+while :; do
+  case $1 in
+    --nodes=*) nodes=${1#*=} ;;
+    --ntasks-per-node=*) tasks=${1#*=} ;;
+    --relative=0 | --overlap | --no-kill | --kill-on-bad-exit=0) ;;
+    -*) echo "srun: $1" >&2; exit 1 ;;
+    *) break ;;
+  esac
+  shift
+done
+trap 'for one in $started; do kill -- -$one; done' TERM
+for _ in $(seq $((nodes * tasks))); do setsid "$@" & started="$started $!"; done
+wait
+wait
+"""
+"""As many copies of a command as it has tasks; SIGTERM goes to all processes of each, as that of a step does."""
+SCONTROL = """\
+#!/bin/sh
+case $1 in
+  show) echo 127.0.0.1 ;;
+  requeue) echo "$2" >> "$REQUEUED" ;;
+  *) exit 1 ;;
+esac
+"""
+SPEC = """\
+name = "sums"
+iterations = 120
+model = { path = "configs/models/two-digit-addition" }
+dataset = { type = "addition" }
+reward = { components = [{ type = "exact" }] }
+rollout = { batches_per_iteration = 2, prompts_per_batch = 4, group_size = 4, sampling = { max_new_tokens = 5 } }
+trainer = { checkpoint_every_iterations = 2 }
+"""
+
+
+def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """As Slurm starts it; its words go to `said`."""
+    environment = os.environ | {
+        "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "REQUEUED": str(folder / "requeued"),
+        "SLURM_JOB_ID": "4242",
+        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "REDIS_PORT": str(port),
+    }
+    command = ["bash", ROOT / "deploy" / "slurm" / "onbeat.sbatch", folder / "spec.toml", folder / "shared"]
+    with open(folder / "said", "ab") as said:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True)
+
+
+def logs_of(folder: Path) -> str:
+    return "\n".join(path.read_text()[-2000:] for path in [folder / "said", *(folder / "shared" / "logs").glob("*")])
+
+
+def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
+    if shutil.which("setsid") is None:
+        pytest.skip("needs setsid")
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "spec.toml").write_text(SPEC)
+    # The two others lie 10,000 and 20,000 above.
+    port = 10000 + free_port() % 10000
+    slurm = start(tmp_path, port)
+    try:
+        waiting = Waiting("an iteration", deadline_s=240.0)
+        while b"checkpoint after iteration 1:" not in (tmp_path / "said").read_bytes():
+            assert slurm.poll() is None, logs_of(tmp_path)
+            waiting.poke()
+            time.sleep(0.1)
+        slurm.send_signal(signal.SIGTERM)
+        assert slurm.wait(120.0) == 143, logs_of(tmp_path)
+        assert (tmp_path / "requeued").read_text() == "4242\n"
+        job_id = (tmp_path / "shared" / "job").read_text().strip()
+        (tmp_path / "said").unlink()
+        slurm = start(tmp_path, port)
+        assert slurm.wait(240.0) == 0, logs_of(tmp_path)
+        said = (tmp_path / "said").read_text()
+        assert f"{job_id}  succeeded" in said
+        starts = re.findall(r"a trainer (?:starts|resumes) at iteration (\d+)", said)
+        assert starts[0] == "0"
+        assert int(starts[-1]) >= 2, "it went on from a checkpoint"
+    finally:
+        slurm.terminate()
+        slurm.wait(60.0)
