@@ -89,6 +89,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         )
         try:
             code = _train_held(jobs, job_id, side=side, load=load)
+            keeper.close()  # a renewal after the release would take the lease again
             # At an end that is the trainer's own; one that was fenced off or cut off has no lease to give back.
             side.release()
             return code
