@@ -233,7 +233,7 @@ class JobStore:
         with self._broker.call(blocks_s=timeout_s):
             rows: Any = self._redis.xread({keys.CHANGES: after}, block=max(1, int(timeout_s * 1000)))
         entries = rows[0][1] if rows else []
-        return (entries[-1][0].decode() if entries else after), any(e[b"what"] == b"removed" for _, e in entries)
+        return (entries[-1][0].decode() if entries else after), any(e.get(b"what") == b"removed" for _, e in entries)
 
     def resume(self, job_id: str, asked: ResumeRequest = NOTHING_NEW) -> JobState:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.

@@ -46,6 +46,8 @@ ASK_S = 0.25
 """Between two looks of a host that waits for others."""
 SETTLE_S = 3.0
 """A leader with hosts enough waits so long for a further one: an idle consumer looks for jobs every two seconds."""
+EXPECTED_S = 20.0
+"""The same for one that is known: it was of the last generation, or waited for this one, and starts a launcher now."""
 REFUSALS = {
     "full": "there are hosts enough",
     "late": "the others have begun",
@@ -55,8 +57,6 @@ REFUSALS = {
     "other_cpu": "it has another kind of CPU, whose bits may differ",
 }
 """Why a host's offer is refused, in words."""
-EXPECTED_S = 20.0
-"""The same for one that is known: it was of the last generation, or waited for this one, and starts a launcher now."""
 WAITS_S = 10.0
 """A host that was too late is taken to wait still for so long."""
 STOP_GRACE_S = 12.0
