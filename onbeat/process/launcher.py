@@ -42,7 +42,8 @@ def with_own_packages(environment: Mapping[str, str]) -> dict[str, str]:
 def importing() -> Iterator[None]:
     """A block that imports large libraries: the garbage collector rests, and passes over what they made ever after.
 
-    They make hundreds of thousands of objects that stay: looking for cycles among them takes a fifth of the time to import torch.
+    They make hundreds of thousands of objects that stay: looking for cycles among them takes a fifth of the time to
+    import torch.
     """
     gc.disable()
     try:
