@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from broker.connection.client import Broker
 from broker.keys import OpenKeys, batch_shape, chunk_field
+from broker.leases import Lease, LeasedSide
 from broker.spans import report_spans
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, WrongEngine
 from contracts.events import TimelineSpan
 from contracts.rollouts import PromptBatch, RolloutBatch, encoded_batch
-from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, WeightShard
-
-MAX_REASON_BYTES = 2000
 
 
 class PublishOutcome(str, Enum):
@@ -53,15 +48,6 @@ REFUSED_FOR_GOOD = frozenset(
 """The same batch would meet it again: it fails with that reason. After any other refusal it is not needed."""
 
 
-class FailOutcome(str, Enum):
-    RETRIED = "retried"
-    DEAD = "dead"
-    RELEASED = "released"
-    """Given back as if it had not been claimed: the fault was not its own."""
-    SETTLED = "settled"
-    """Another generator published it or holds its lease, or the iteration is over."""
-
-
 class Claim(Record, frozen=True, kw_only=True):
     """A leased prompt batch and the weights that it must be sampled with."""
 
@@ -74,20 +60,6 @@ class Claim(Record, frozen=True, kw_only=True):
     """A copy of a batch that another generator holds and is late with: no lease, and no failure counts."""
 
 
-C = TypeVar("C")
-"""A claim: of a prompt batch, or of an item of a stage."""
-
-
-@dataclass(frozen=True)
-class Renewal(Generic[C]):
-    """What a heartbeat learnt; the other claims are still held."""
-
-    lost: tuple[C, ...] = ()
-    """Other workers hold them now: the first publication, or put, counts (I3)."""
-    settled: tuple[C, ...] = ()
-    """They are published, put, given up, or of an iteration that is over: no work on them is needed."""
-
-
 class WeightNews(Record, frozen=True, kw_only=True):
     """What a job's batches may be sampled with soon."""
 
@@ -97,25 +69,19 @@ class WeightNews(Record, frozen=True, kw_only=True):
     """Files of the versions after them that were announced since the last call."""
 
 
-class GeneratorSide:
+class GeneratorSide(LeasedSide[Claim]):
     """One generator, one job. Thread-safe."""
 
     def __init__(self, broker: Broker, job_id: str, generator_id: str, *, engine: str | None = None) -> None:
         """engine: the fingerprint of what this generator samples the job with (contracts/engines.py), where the job is
         deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing."""
-        self._broker = broker
-        self._job_id = job_id
-        self._generator_id = generator_id
+        super().__init__(broker, job_id, generator_id)
         self._engine = engine
         self._last_dispatch = "0-0"
         """The newest entry of `dispatched` at the last empty claim."""
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
-        self._heard = 0
-        """The number of the newest claim whose answer came: what was given out after it comes again first."""
-        self._claiming = threading.Lock()
-        """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
 
     def claim(
         self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None, oldest_only: bool = False
@@ -156,8 +122,8 @@ class GeneratorSide:
         version, digest = held or (-1, "")
         answer = self._run(
             "claim_prompt",
-            generator=self._generator_id,
-            heard=self._heard,
+            generator=self._worker_id,
+            heard=self._heard.get(0, 0),
             lease_ms=int(lease_s * 1000),
             max_attempts=spec.rollout.max_attempts,
             may_hedge=hedge and spec.hedges,
@@ -168,7 +134,7 @@ class GeneratorSide:
             engine=self._engine,
         )
         if answer[0] in (b"claimed", b"hedged"):
-            self._heard = answer[2]
+            self._heard[0] = answer[2]
         return answer
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
@@ -183,8 +149,8 @@ class GeneratorSide:
         after = {keys.dispatched: self._last_dispatch}
         if not self._job.spec.schedule_rule.lags:
             after[keys.shards] = self._last_shard
-        with self._broker.call(blocks_s=timeout_s):
-            found: Any = self._broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
+        with self.broker.call(blocks_s=timeout_s):
+            found: Any = self.broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
         shards = dict(found).get(keys.shards.encode(), [])
         if shards:
             self._last_shard = shards[-1][0].decode()
@@ -194,8 +160,8 @@ class GeneratorSide:
         """Blocks until a file or a version of a job with a lag is announced, or for timeout_s; not the first time."""
         keys = self._job.keys
         block = max(1, int(timeout_s * 1000)) if self._has_news else None
-        with self._broker.call(blocks_s=timeout_s):
-            found: Any = self._broker.redis.xread({keys.shards: self._last_shard}, block=block)
+        with self.broker.call(blocks_s=timeout_s):
+            found: Any = self.broker.redis.xread({keys.shards: self._last_shard}, block=block)
         versions = tuple(self.announced_weights())
         self._has_news = True
         entries = found[0][1] if found else []
@@ -207,23 +173,13 @@ class GeneratorSide:
 
     def announced_weights(self) -> list[WeightManifest]:
         """The versions that are announced, oldest first."""
-        with self._broker.call():
-            packed: Any = self._broker.redis.hvals(self._job.keys.weights)
+        with self.broker.call():
+            packed: Any = self.broker.redis.hvals(self._job.keys.weights)
         return sorted((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version)
 
-    def renew(self, claims: Sequence[Claim]) -> Renewal[Claim]:
-        """Resets the leases; answers those that are no longer this generator's (I5)."""
-        if not claims:
-            return Renewal()
-        held = [
-            {"batch_id": claim.prompt_batch.batch_id, "iteration": claim.prompt_batch.iteration, "number": claim.number}
-            for claim in claims
-        ]
-        _, *states = self._run("renew_prompts", claims=held)
-        return Renewal(
-            lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
-            settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
-        )
+    def _lease_of(self, claim: Claim) -> Lease:
+        batch = claim.prompt_batch
+        return Lease(stage=0, iteration=batch.iteration, batch_id=batch.batch_id, item=0, claim=claim.number)
 
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
         """Publishes through the fence (I1, I2, I3). Raises ContractViolation for a batch that is not the claim's.
@@ -232,7 +188,8 @@ class GeneratorSide:
         """
         if batch.batch_id != claim.prompt_batch.batch_id:
             raise ContractViolation(f"claimed {claim.prompt_batch.batch_id}, got {batch.batch_id}", field="batch_id")
-        stages = self._job.stages if batch.purpose == "train" else None  # the job's reward alone scores an evaluation
+        # The job's reward alone scores an evaluation.
+        stages = (batch.purpose == "train" and self._job.stages) or None
         if stages:
             self._check_carried(batch)
         payload, digest = encoded_batch(batch)
@@ -255,25 +212,9 @@ class GeneratorSide:
         )
         return PublishOutcome(answer[0].decode())
 
-    def fail(self, claim: Claim, reason: str, *, is_released: bool = False) -> FailOutcome:
-        """Gives the batch back: tried again at once, or dead-lettered with its reason after the cap (I6).
-
-        is_released: as if it had not been claimed, for the fault is this generator's, or a service's.
-        """
-        answer = self._run(
-            "fail_batch",
-            batch_id=claim.prompt_batch.batch_id,
-            iteration=claim.prompt_batch.iteration,
-            claim=claim.number,
-            max_attempts=self._job.spec.rollout.max_attempts,
-            reason=cut_reason(reason),
-            is_released=is_released,
-        )
-        return FailOutcome(answer[0].decode())
-
     def report_spans(self, spans: Sequence[TimelineSpan]) -> None:
         """Tells what this generator did beside the batches that it publishes, for the job's timeline."""
-        report_spans(self._broker, self._job_id, spans)
+        report_spans(self.broker, self._job_id, spans)
 
     def _check_carried(self, batch: RolloutBatch) -> None:
         """Whether a batch has the texts that stages of the job read."""
@@ -284,33 +225,6 @@ class GeneratorSide:
                 field=f"batch {batch.batch_id}",
                 cure="publish both with each group",
             )
-
-    def _run(self, function: str, *payloads: bytes, **told: Any) -> list:
-        return self._broker.run(function, *payloads, job=self._job_id, **told)
-
-    @functools.cached_property
-    def _job(self) -> _Job:
-        keys = OpenKeys(self._job_id)
-        with self._broker.call():
-            data: Any = self._broker.redis.get(keys.spec)
-        if data is None:
-            raise ContractViolation("the job has no spec", field=keys.spec)
-        spec = decode(data, JobSpec)
-        return _Job(spec, keys, spec.stage_plan.for_scripts() or None)
-
-
-class _Job(NamedTuple):
-    """What a generator reads of its job once: neither changes what it reads here while it runs."""
-
-    spec: JobSpec
-    keys: OpenKeys
-    stages: list[dict[str, object]] | None
-    """As scripts know them; None of a job without."""
-
-
-def cut_reason(reason: str) -> str:
-    """A reason as it may stand in Redis: cut between two characters, for the ledger's reader wants whole ones."""
-    return reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 def _sampled_by(manifest: WeightManifest, batch: PromptBatch) -> PromptBatch:

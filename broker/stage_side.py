@@ -11,19 +11,16 @@ goes out under a lease, and it comes back whole. Its first put counts (I3).
 
 from __future__ import annotations
 
-import functools
 import itertools
-import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.connection.client import Broker
-from broker.generator_side import FailOutcome, Renewal, cut_reason
-from broker.job_store import JobStore
 from broker.kept import KeptBatch, KeptBatches
-from broker.keys import OpenKeys, batch_field, item_fields
+from broker.keys import batch_field, item_fields
+from broker.leases import Lease, LeasedSide
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode
 from contracts.errors import ContractViolation, NotFound
@@ -81,20 +78,14 @@ class Emptiness:
 _NOT_EMPTY = Emptiness()
 
 
-class StageSide:
+class StageSide(LeasedSide[ClaimedItem]):
     """One stage worker, one job. Thread-safe."""
 
     def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
-        self.broker = broker
-        self.job_id = job_id
-        self._worker_id = worker_id
+        super().__init__(broker, job_id, worker_id)
         self._batches = KeptBatches()
         self._empty: dict[str, Emptiness] = {}
         """Stage → of its latest claim, where that found nothing."""
-        self._heard: dict[str, int] = {}
-        """Stage → the number of its newest claim whose answer came: what was given out after it comes again first."""
-        self._claiming = threading.Lock()
-        """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
 
     @property
     def spec(self) -> JobSpec:
@@ -118,10 +109,10 @@ class StageSide:
             outcome, *rest = self._run(
                 "claim_rows",
                 worker=self._worker_id,
-                heard=self._heard.get(stage, 0),
+                heard=self._heard.get(number, 0),
                 stage=number,
                 name=stage,
-                stages=self._job.for_scripts,
+                stages=self._job.stages,
                 lease_ms=int(planned.lease_s * 1000),
                 max_attempts=planned.max_attempts,
                 max_rows=max_rows,
@@ -134,7 +125,7 @@ class StageSide:
                 return []
             self._empty.pop(stage, None)
             answer = decode(rest[0], _Answer)
-            self._heard[stage] = answer.claim
+            self._heard[number] = answer.claim
         values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
         items: list[ClaimedItem] = []
         for found in answer.found:
@@ -161,8 +152,8 @@ class StageSide:
     ) -> None:
         """Fails items that nothing can be made of: the items beside them are not to wait for their lease."""
         for item, _ in items:
-            named = {"stage": number, "iteration": found.iteration, "batch_id": found.batch_id, "item": item}
-            self._fail(named | {"claim": claim}, reason)
+            lease = Lease(stage=number, iteration=found.iteration, batch_id=found.batch_id, item=item, claim=claim)
+            self._give_back(lease, reason)
 
     def _batch_of(self, found: _Found, held: dict[str, KeptBatch], values: dict[str, bytes]) -> RolloutBatch | None:
         """The batch of items, held from now on; None where it is no longer the one that was claimed.
@@ -195,7 +186,7 @@ class StageSide:
         runs: list[dict[str, Any]] = []
         for (stage, _), run in itertools.groupby(made, lambda one: (one[0].stage, one[0].digest)):
             runs.append(self._run_of(*self._find(stage), list(run), payloads))
-        told = {"stages": self._job.for_scripts, "runs": runs}
+        told = {"stages": self._job.stages, "runs": runs}
         _, *outcomes = self._run("put_rows", *payloads, **told)
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
 
@@ -223,37 +214,14 @@ class StageSide:
             "digests": [content_digest(one) for one in packed] if is_read else [],
         }
 
-    def renew(self, items: Sequence[ClaimedItem]) -> Renewal[ClaimedItem]:
-        """Begins the leases anew; answers those that are no longer this worker's."""
-        states: dict[int, bytes] = {}
-        for stage in sorted({item.stage for item in items}):
-            number, _ = self._find(stage)
-            some = [at for at, item in enumerate(items) if item.stage == stage]
-            _, *found = self._run(
-                "renew_rows", items=[_named(number, items[at]) | {"claim": items[at].claim} for at in some]
-            )
-            states |= dict(zip(some, found, strict=True))
-        return Renewal(
-            lost=tuple(item for at, item in enumerate(items) if states[at] == b"lost"),
-            settled=tuple(item for at, item in enumerate(items) if states[at] == b"settled"),
+    def _lease_of(self, claim: ClaimedItem) -> Lease:
+        return Lease(
+            stage=self._find(claim.stage)[0],
+            iteration=claim.iteration,
+            batch_id=claim.batch_id,
+            item=claim.item,
+            claim=claim.claim,
         )
-
-    def fail(self, item: ClaimedItem, reason: str, *, is_released: bool = False) -> FailOutcome:
-        """Gives the item back: tried again, or its batch is dead after the cap (I6). is_released: as if unclaimed."""
-        return self._fail(_named(self._find(item.stage)[0], item) | {"claim": item.claim}, reason, is_released)
-
-    def _fail(self, failed: dict[str, Any], reason: str, is_released: bool = False) -> FailOutcome:
-        planned = self.plan.stages[failed["stage"] - 1]
-        reason = f"stage {planned.name}: {reason}"
-        answer = self._run(
-            "fail_rows",
-            stages=self._job.for_scripts,
-            failed=failed,
-            max_attempts=planned.max_attempts,
-            reason=cut_reason(reason),
-            is_released=is_released,
-        )
-        return FailOutcome(answer[0].decode())
 
     def wait(self, timeout_s: float, stages: Collection[str] | None = None) -> None:
         """Blocks until items became free after claims of the stages that found none, a lease ends, or for timeout_s.
@@ -321,24 +289,6 @@ class StageSide:
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
         return number, self.plan.stages[number - 1]
 
-    def _run(self, function: str, *payloads: bytes, **told: Any) -> list[Any]:
-        return self.broker.run(function, *payloads, job=self.job_id, **told)
-
-    @functools.cached_property
-    def _job(self) -> _Job:
-        spec = JobStore(self.broker).spec(self.job_id)
-        plan = spec.stage_plan
-        return _Job(spec, plan, plan.for_scripts(), OpenKeys(self.job_id))
-
-
-class _Job(NamedTuple):
-    """What a stage worker reads of its job once: none of it changes while the job runs."""
-
-    spec: JobSpec
-    plan: StagePlan
-    for_scripts: list[dict[str, object]]
-    keys: OpenKeys
-
 
 def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:
     """Blocks as `StageSide.wait` does, on several jobs; waits: each job with its stages, None for all of them."""
@@ -349,11 +299,6 @@ def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], ti
     broker, after = waits[0][0].broker, {one.ready: one.last_entry for one in each}
     with broker.call(blocks_s=timeout_s):
         broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
-
-
-def _named(stage: int, item: ClaimedItem) -> dict[str, Any]:
-    """An item as scripts are told of it."""
-    return {"stage": stage, "iteration": item.iteration, "batch_id": item.batch_id, "item": item.item}
 
 
 def _entry_order(entry: str) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from broker.generator_side import Claim, FailOutcome, PublishOutcome, Renewal, WeightNews
+from broker.generator_side import Claim, PublishOutcome, WeightNews
+from broker.leases import FailOutcome, Renewal
 from broker.presence import GeneratorInfo
 from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
 from contracts.events import TimelineSpan

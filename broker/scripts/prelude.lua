@@ -416,6 +416,11 @@ local function member_of(stage, id, item)
   return whole(stage) .. '/' .. id .. '/' .. whole(item)
 end
 
+-- Stage 0 is leased by generators, a job's own by stage workers: neither has a say in what the other holds.
+local function require_worker_of(stage)
+  return redis.acl_check_cmd('GET', 'onbeat:role:' .. (stage == 0 and 'generator' or 'stage')) or error('a lease of the other role')
+end
+
 -- The words of a command in pieces, for Lua unpacks some thousands at once.
 local function pieces(words)
   local out = {}
@@ -482,26 +487,17 @@ local function set_free_prompt(slot, id)
   redis.call('ZADD', slot.work, score_of(0, turn), member_of(0, id, 0))
 end
 
--- held | lost: another has it, or it was given back | settled: it is done or dead. A hedge's own mark keeps no lease alive.
-local function renew(slot, stage, member, number, now)
-  if not redis.call('ZSCORE', slot.work, member) then return 'settled' end
-  local last = claim_of(slot, member)
-  if is_claim(last.hedge, number) then return 'held' end
-  if not is_claim(last.claim, number) then return 'lost' end
-  redis.call('ZADD', slot.work, score_of(stage, now + last.lease_ms), member)
-  return 'held'
-end
-
--- Notes that an item {stage, batch_id, item, claim} is given back; counter: of `count`, but for the word
---   -> retried | released: its caller sets it free | dead: past its attempts, with their number | settled
--- Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the holder.
--- is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
-local function give_back(slot, item, counter, max_attempts, is_released)
-  local member = member_of(item.stage, item.batch_id, item.item)
-  local last = claim_of(slot, member)
-  if not is_claim(last.claim, item.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
+-- Gives the item of a lease back, as told -> retried | released: its caller sets it free | dead: past its attempts | settled; the
+-- batch, and the attempts. Only the claim that holds the lease may: one that lost it, or is of a copy, would take the work from the
+-- holder. is_released: it comes back as if it had not been claimed, for the fault was not its own: the attempt doesn't count (I6).
+local function give_back(lease, state, counter, max_attempts, is_released)
+  require_worker_of(lease.stage)
+  local slot, member = slot_of(lease.iteration), member_of(lease.stage, lease.batch_id, lease.item)
+  local batch, last = batch_of(slot, lease.batch_id), claim_of(slot, member)
+  local is_over = is_ended() or not open_at(read_fence(), lease.iteration) or batch.state ~= state
+  if is_over or not is_claim(last.claim, lease.claim) or not redis.call('ZSCORE', slot.work, member) then return 'settled' end
   count(string.format(counter, is_released and 'released' or 'failed'))
-  if last.attempt >= max_attempts and not is_released then return 'dead', last.attempt end
+  if last.attempt >= max_attempts and not is_released then return 'dead', batch, last.attempt end
   local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms }
   redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(given_back))
   return is_released and 'released' or 'retried'
@@ -647,13 +643,4 @@ local function bury_staged(slot, id, batch, stages, reason, attempts)
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
   note_death(slot, id, batch, reason, attempts, { field = 'rollouts', bytes = rollouts })
-end
-
--- What a stage worker names, an item or several of {stage, iteration, batch_id}: its slot and the batch in it, where that is
--- published and its iteration open.
-local function staged_item(fence, item)
-  if not open_at(fence, item.iteration) then return nil end
-  local slot = slot_of(item.iteration)
-  local batch = batch_of(slot, item.batch_id)
-  if batch.state == 'published' and batch.shape then return slot, batch end
 end

@@ -109,7 +109,10 @@ local function outcome_of(run, batch, stands, values, score, has_inputs)
 end
 local function put(run, out)
   require_number(run.stage, 1, #a.stages)
-  local slot, batch = staged_item(fence, run)
+  -- Only a published batch of an open iteration is waited for.
+  local slot = open_at(fence, run.iteration) and slot_of(run.iteration)
+  local batch = slot and batch_of(slot, run.batch_id)
+  if not batch or batch.state ~= 'published' or not batch.shape then slot, batch = nil, nil end
   local members, there, scores, have, made, taken = {}, {}, {}, {}, {}, {}
   if slot then
     for at, item in ipairs(run.items) do members[at] = member_of(run.stage, run.batch_id, item) end

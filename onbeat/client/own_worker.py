@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
-from broker.generator_side import C
+from broker.leases import C
 from contracts.errors import JobEnded
 from contracts.spec import JobSpec
 from onbeat.client.connection import JobConnection, speaking_the_same

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol
 
-from broker.generator_side import C, Renewal
+from broker.leases import C, Renewal
 from broker.presence import GeneratorInfo, StageWorkerInfo, compare
 from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls

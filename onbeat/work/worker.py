@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic
 
-from broker.generator_side import C, Renewal
+from broker.leases import C, Renewal
 from contracts.errors import BrokerUnavailable
 from onbeat.process.dependency import PROBE_EVERY_S, Dependency
 from onbeat.work.calls import BrokerCalls

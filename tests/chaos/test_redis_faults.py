@@ -45,13 +45,13 @@ TRANSITIONS = (
     "publish_weights",
     "open_iteration",
     "claim_prompt",
-    "renew_prompts",
+    "renew",
     "publish_batch",
     "claim_rollouts",
     "commit_iteration",
     "set_state",
 )
-OF_STAGES = (*TRANSITIONS, "claim_rows", "put_rows", "renew_rows")
+OF_STAGES = (*TRANSITIONS, "claim_rows", "put_rows")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.connection.client import connect
-from broker.generator_side import FailOutcome
+from broker.leases import FailOutcome
 from contracts.settings import StackSettings
 from tests.integration.test_fence import Job, opened
 

@@ -11,8 +11,8 @@ from redis.exceptions import ResponseError
 
 from broker.connection.client import connect
 from broker.connection.script_texts import function_name
-from broker.generator_side import FailOutcome
 from broker.job_store import JobStore
+from broker.leases import FailOutcome
 from broker.presence import Presence
 from broker.spans import report_spans
 from contracts.encoding.wire import encode

@@ -14,8 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import Claim, GeneratorSide, PublishOutcome, Renewal
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
+from broker.leases import Renewal
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FencedOff, FenceViolation
 from contracts.events import record_digest

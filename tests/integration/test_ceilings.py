@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from broker import keys
 from broker.connection.client import Broker, connect
-from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
+from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import OpenKeys
+from broker.leases import FailOutcome
 from broker.monitor import job_status, stream_report
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide

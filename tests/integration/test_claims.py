@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
+from broker.leases import FailOutcome, Renewal
 from broker.stage_side import StageSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.jobs import JobState

@@ -10,8 +10,9 @@ import pytest
 
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GENERATOR, ROLES, TRAINER, UNSEALED
-from broker.generator_side import FailOutcome, GeneratorSide, PublishOutcome
+from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
+from broker.leases import FailOutcome
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.fence import read_fence
-from broker.generator_side import FailOutcome, PublishOutcome
+from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
+from broker.leases import FailOutcome
 from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
 from broker.monitor import stream_report
 from broker.openings import NewBatch

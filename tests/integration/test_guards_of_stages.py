@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.connection.roles import STAGE
-from broker.generator_side import FailOutcome
+from broker.connection.roles import GENERATOR, STAGE
+from broker.leases import FailOutcome, Lease, Renewal
 from broker.stage_side import PutOutcome, StageSide, wait_for_items
 from contracts.encoding.wire import decode
-from contracts.errors import NotFound
+from contracts.errors import NotFound, OnbeatError
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import change_fence
 from tests.integration.stage_parts import StagedJob, external
@@ -97,6 +97,26 @@ def test_an_item_that_is_put_needs_no_lease_and_one_of_another_claim_is_lost(job
     renewal = job.stage().renew([done, given_on, kept])
     assert (renewal.settled, renewal.lost) == ((done,), (given_on,))
     assert job.stage("s2").renew([dataclasses.replace(taken, claim=kept.claim)]).lost != ()
+
+
+def test_no_worker_renews_or_gives_back_what_is_of_the_other_role(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, CHAIN)
+    job.open(count=2)
+    job.publish()
+    generator, claim, _ = job.sample()
+    (item,) = job.stage().claim("judge")
+    of_prompt = Lease(stage=0, iteration=0, batch_id=claim.prompt_batch.batch_id, item=0, claim=claim.number)
+    of_item = Lease(stage=1, iteration=0, batch_id=item.batch_id, item=0, claim=item.claim)
+    told = {"max_attempts": 1, "reason": "forged", "is_released": False}
+    refused = "a lease of the other role"
+    for role in (GENERATOR, STAGE):
+        with pytest.raises(OnbeatError, match=refused):
+            job.brokers[role].run("renew", job=job.job_id, leases=[of_item if role == GENERATOR else of_prompt])
+    with pytest.raises(OnbeatError, match=refused):
+        job.brokers[GENERATOR].run("fail_batch", job=job.job_id, lease=of_item, **told)
+    with pytest.raises(OnbeatError, match=refused):
+        job.brokers[STAGE].run("fail_rows", job=job.job_id, lease=of_prompt, stages=[], **told)
+    assert generator.renew([claim]) == job.stage().renew([item]) == Renewal()
 
 
 def test_columns_name_each_of_their_inputs_and_no_other(job: StagedJob) -> None:

@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import Claim, FailOutcome, GeneratorSide, PublishOutcome, Renewal
+from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.keys import JobKeys
+from broker.leases import FailOutcome, Renewal
 from broker.monitor import job_status, stream_report
 from contracts.settings import StackSettings
 from tests.integration.fence_parts import let_expire, recent_times, set_claim_times, set_recent_times, set_typical_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.generator_side import FailOutcome
+from broker.leases import FailOutcome
 from broker.stage_side import PutOutcome
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import ContractViolation, NotFound

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import connect
-from broker.generator_side import FailOutcome, PublishOutcome
+from broker.generator_side import PublishOutcome
 from broker.keys import STAGE_BAND
+from broker.leases import FailOutcome
 from broker.stage_side import PutOutcome, wait_for_items
 from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode

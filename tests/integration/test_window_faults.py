@@ -8,9 +8,10 @@ import pytest
 
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
-from broker.generator_side import FailOutcome, PublishOutcome
+from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import MAX_SLOTS
+from broker.leases import FailOutcome
 from broker.monitor import job_status, stream_report
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode

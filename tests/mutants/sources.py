@@ -65,7 +65,7 @@ REMOVAL = (
 )
 DEAD = ("tests/extras/looking/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
-STAGE_SCRIPTS = ("claim_rows", "put_rows", "renew_rows", "fail_rows")
+STAGE_SCRIPTS = ("claim_rows", "put_rows", "fail_rows")
 SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -154,6 +154,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     },
     "broker/scripts/remove_job.lua": REMOVAL,
     "broker/scripts/restore_chain.lua": ("tests/integration/test_older_redis.py",),
+    "broker/leases.py": ("tests/integration/test_fence.py", *STAGES),
     "broker/stage_side.py": STAGES,
     "onbeat_extras/looking/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),

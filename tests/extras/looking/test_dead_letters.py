@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from broker.connection.client import connect
-from broker.generator_side import FailOutcome
 from broker.job_store import JobStore
+from broker.leases import FailOutcome
 from contracts.answers import DeadLetters
 from contracts.encoding.wire import convert
 from contracts.errors import Conflict, NotFound

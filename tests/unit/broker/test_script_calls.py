@@ -12,6 +12,7 @@ from broker.connection.roles import SCRIPT_ROLES, SEAL_MARK
 from broker.connection.script_texts import PRELUDE, SCRIPTS, argument_names, library_name, library_text, sealed
 from broker.fence import LEDGER_FORMAT
 from broker.keys import MAX_SLOTS, num_open_of
+from broker.leases import Lease
 from broker.openings import DispatchChunk, NewBatch, Opening, opening_arguments
 from contracts.encoding.wire import encode
 from tests.builders import job_spec
@@ -52,7 +53,7 @@ def test_the_parts_of_a_call_are_read_by_their_names() -> None:
     for text, word, sent in (
         (PRELUDE, "opening", set(opening_arguments(opening, iter([DispatchChunk([], [])]))[0])),
         (script("dispatch")[1] + expects, "batch", set(NewBatch.__struct_fields__)),
-        (script("renew_prompts")[1], "claim", {"batch_id", "iteration", "number"}),
+        (script("renew")[1], "lease", set(Lease.__struct_fields__)),
     ):
         assert set(re.findall(rf"\b{word}\.(\w+)", text)) >= sent, word
 

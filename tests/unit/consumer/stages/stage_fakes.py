@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
-from broker.generator_side import FailOutcome, Renewal
+from broker.leases import FailOutcome, Renewal
 from broker.presence import StageWorkerInfo
 from broker.stage_side import ClaimedItem, PutOutcome
 from consumer.stages.served_stages import ServedStage

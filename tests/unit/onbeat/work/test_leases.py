@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.generator_side import Renewal
+from broker.leases import Renewal
 from contracts.errors import BrokerUnavailable
 from onbeat.work.heartbeat import PRESENCE_S, Leases
 

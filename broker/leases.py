@@ -1,0 +1,128 @@
+"""A worker's side of one job, a generator's or a stage worker's: what it claims, it renews, and gives back.
+
+    free ──claim──▶ leased ── published, or put ──▶ settled
+      ▲               │ lease expired, or given back with attempts left
+      └───────────────┤
+                      └ no attempt left: the batch is dead (I6)
+
+Prompt batches are the items of stage 0, and a job's own stages are counted from 1 (scripts/prelude.lua, `work`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from broker.connection.client import Broker
+from broker.job_store import JobStore
+from broker.keys import OpenKeys
+from contracts.encoding.wire import Record
+from contracts.experience.plan import StagePlan
+from contracts.spec import JobSpec
+
+MAX_REASON_BYTES = 2000
+C = TypeVar("C")
+"""A claim: of a prompt batch, or of an item of a stage."""
+
+
+class FailOutcome(str, Enum):
+    RETRIED = "retried"
+    DEAD = "dead"
+    RELEASED = "released"
+    """Given back as if it had not been claimed: the fault was not its own."""
+    SETTLED = "settled"
+    """Another worker published or put it or holds its lease, or the iteration is over."""
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """What a claim holds, as scripts are told of it."""
+
+    stage: int
+    iteration: int
+    batch_id: str
+    item: int
+    claim: int
+    """Its number: no other claim of the job ever has it."""
+
+
+@dataclass(frozen=True)
+class Renewal(Generic[C]):
+    """What a heartbeat learnt; the other claims are still held."""
+
+    lost: tuple[C, ...] = ()
+    """Other workers hold them now: the first publication, or put, counts (I3)."""
+    settled: tuple[C, ...] = ()
+    """They are published, put, given up, or of an iteration that is over: no work on them is needed."""
+
+
+class LeasedJob(NamedTuple):
+    """What a worker reads of a job once: none of it changes while the job runs."""
+
+    spec: JobSpec
+    plan: StagePlan
+    stages: list[dict[str, object]]
+    """As scripts know them."""
+    keys: OpenKeys
+
+
+class LeasedSide(ABC, Generic[C]):
+    """One worker, one job. Thread-safe."""
+
+    def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
+        self.broker = broker
+        self._job_id = job_id
+        self._worker_id = worker_id
+        self._heard: dict[int, int] = {}
+        """Stage → the number of its newest claim whose answer came: what was given out after it comes again first."""
+        self._claiming = threading.Lock()
+        """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
+
+    @abstractmethod
+    def _lease_of(self, claim: C) -> Lease: ...
+
+    def renew(self, claims: Sequence[C]) -> Renewal[C]:
+        """Begins the leases anew; answers those that are no longer this worker's (I5)."""
+        if not claims:
+            return Renewal()
+        _, *states = self._run("renew", leases=[self._lease_of(claim) for claim in claims])
+        return Renewal(
+            lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
+            settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),
+        )
+
+    def fail(self, claim: C, reason: str, *, is_released: bool = False) -> FailOutcome:
+        """Gives it back: tried again at once, or its batch is dead-lettered with the reason after the cap (I6).
+
+        is_released: as if it had not been claimed, for the fault is this worker's, or a service's.
+        """
+        return self._give_back(self._lease_of(claim), reason, is_released=is_released)
+
+    def _give_back(self, lease: Lease, reason: str, *, is_released: bool = False) -> FailOutcome:
+        function, max_attempts = "fail_batch", self._job.spec.rollout.max_attempts
+        stages: dict[str, Any] = {}
+        if lease.stage:
+            planned, stages = self._job.plan.stages[lease.stage - 1], {"stages": self._job.stages}
+            function, max_attempts, reason = "fail_rows", planned.max_attempts, f"stage {planned.name}: {reason}"
+        answer = self._run(
+            function, lease=lease, max_attempts=max_attempts, reason=_cut(reason), is_released=is_released, **stages
+        )
+        return FailOutcome(answer[0].decode())
+
+    def _run(self, function: str, *payloads: bytes, **told: Any) -> list[Any]:
+        return self.broker.run(function, *payloads, job=self._job_id, **told)
+
+    @functools.cached_property
+    def _job(self) -> LeasedJob:
+        """Raises NotFound for a job that was removed."""
+        spec = JobStore(self.broker).spec(self._job_id)
+        return LeasedJob(spec, spec.stage_plan, spec.stage_plan.for_scripts(), OpenKeys(self._job_id))
+
+
+def _cut(reason: str) -> str:
+    """A reason as it may stand in Redis: cut between two characters, for the ledger's reader wants whole ones."""
+    return reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES].decode(errors="ignore")
