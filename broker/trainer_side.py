@@ -265,11 +265,13 @@ class TrainerSide:
         The next claim takes what a wait has brought, so that a batch crosses the connection once.
         """
         cursor, stream = self._cursor_of(iteration), self._keys.slot_of(iteration).rollouts
+        block_ms = max(1, int(timeout_s * 1000))
         with self._broker.call(blocks_s=timeout_s):
-            rows: Any = self._broker.redis.xread(
-                {stream: cursor.awaited_entry}, count=READ_AHEAD, block=max(1, int(timeout_s * 1000))
+            rows = self._broker.connections.ask(
+                "XREAD", "COUNT", READ_AHEAD, "BLOCK", block_ms, "STREAMS", stream, cursor.awaited_entry
             )
-        for entry, fields in rows[0][1] if rows else ():
+        for entry, words in dict(rows or ()).get(stream.encode(), ()):
+            fields = dict(zip(words[::2], words[1::2], strict=True))
             cursor.keep(entry.decode(), RolloutEntry(fields.get(b"batch"), fields[b"digest"], fields[b"batch_id"]))
 
     def dead_batches(self, iteration: int) -> dict[str, str]:

@@ -19,9 +19,8 @@ from broker.connection.roles import OPERATOR, ROLES, SCRIPT_ROLES, SEAL_MARK, ga
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-BRING_PAYLOADS = frozenset({"create_job"})
-"""At maxmemory it is refused. `publish_batch` and `put_chunk` bring payloads, too, and look themselves whether that is
-needed to free more; what keeps a run alive, and what frees memory, goes on."""
+BRING_PAYLOADS = frozenset({"create_job", "publish_batch", "put_chunk"})
+"""At maxmemory these are refused, unless what they bring frees more; what keeps a run alive or frees memory goes on."""
 WHEN_FULL = "_when_full"
 """Behind the name of one of these: the same function for a server at maxmemory, which says why else it refuses."""
 ARGUMENTS = re.compile(r"\{([\w, ]*)\}")

@@ -111,7 +111,7 @@ for _, open in ipairs(asked) do
     member, was_leased = take(slot)
   end
 end
-local recent = a.may_hedge and recent_times() or {}
+local recent = a.may_hedge and unpacked(redis.call('HGET', PROGRESS, 'recent_ms')) or {}
 if #recent == 0 then return nothing(-1) end
 table.sort(recent)
 local due = -1

@@ -14,7 +14,7 @@ if too_many or too_large then
   drop_reservation(a.idempotency_key)
   return too_many or too_large
 end
-require_room()
+require_room({}, 1)
 redis.call('SET', job_key('spec'), spec)
 redis.call('INCRBY', SPEC_BYTES, #spec)
 redis.call('HSET', JOB, 'state', a.state, 'reason', '', 'created_s', a.created_s, 'idempotency_key', a.idempotency_key,

@@ -7,17 +7,18 @@ if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
 local slot = slot_of(a.iteration)
-local dispatched, again = 0, 0
+local lost, again = {}, 0
 for _, batch in ipairs(a.batches) do
-  local prompts = payload()
-  local is_known = redis.call('HEXISTS', slot.ledger, batch.id) == 1
+  batch.prompts = payload()
   if is_lost(slot, batch.id) then
-    if is_known then drop_prompt(slot, batch.id) end
-    expect(slot, batch, prompts)
-    dispatched = dispatched + 1
-    if is_known then again = again + 1 end
+    if redis.call('HEXISTS', slot.ledger, batch.id) == 1 then
+      drop_prompt(slot, batch.id)
+      again = again + 1
+    end
+    lost[#lost + 1] = batch
   end
 end
-if dispatched > 0 then wake('dispatched') end
+expect(slot, lost)
+if #lost > 0 then wake('dispatched') end
 if again > 0 then count('redispatched', again) end
-return { 'dispatched', dispatched }
+return { 'dispatched', #lost }

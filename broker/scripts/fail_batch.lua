@@ -5,7 +5,7 @@ local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_atte
 if outcome == 'dead' then
   bury(slot, id, batch, a.reason, attempts)
 elseif outcome ~= 'settled' then
-  set_free_prompt(slot, id)
+  redis.call('ZADD', slot.work, turn_behind(redis.call('HLEN', slot.ledger)), member_of(0, id, 0))
   redis.call('ZREM', slot.claims, id)
 end
 return { outcome }

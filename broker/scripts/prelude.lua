@@ -84,14 +84,6 @@ local function payload()
   return ARGUMENTS[num_taken] or error('a payload is missing')
 end
 
--- As the server itself says it.
-local OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
-
--- Where a payload would be written that there is no room for.
-local function require_room()
-  if IS_FULL then return error({ err = OUT_OF_MEMORY }) end
-end
-
 local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -105,7 +97,11 @@ end
 -- The bytes that count for the server's limit, and the limit; 0 without one.
 local function memory()
   local told = redis.call('INFO', 'memory')
-  local function of(name) return tonumber(string.match(told, '\n' .. name .. ':(%d+)')) or 0 end
+  -- Found as it stands, then matched there: a pattern that is tried at each byte takes five times as long as the command.
+  local function of(name)
+    local _, at = string.find(told, '\n' .. name .. ':', 1, true)
+    return at and tonumber(string.match(told, '^%d+', at + 1)) or 0
+  end
   return of('used_memory') - of('mem_not_counted_for_evict'), of('maxmemory')
 end
 
@@ -135,7 +131,7 @@ local function entry_of(row)
   return entry
 end
 
--- What stands packed in a hash, or nil for what is none of ours.
+-- What stands packed in a hash, or nil for nothing, and for what is none of ours.
 local function unpacked(text)
   local is_packed, value = pcall(cmsgpack.unpack, text)
   return is_packed and type(value) == 'table' and value or nil
@@ -148,7 +144,7 @@ local function sound_slots(told)
 end
 
 local function num_slots()
-  if not NUM_SLOTS then NUM_SLOTS = sound_slots(redis.call('HGET', FENCE, 'num_slots')) end
+  NUM_SLOTS = NUM_SLOTS or sound_slots(redis.call('HGET', FENCE, 'num_slots'))
   return NUM_SLOTS
 end
 
@@ -241,8 +237,7 @@ end
 
 -- The ledger's record of a batch; one that is not there, or not ours, has no state.
 local function batch_of(slot, id)
-  local text = redis.call('HGET', slot.ledger, id)
-  return text and unpacked(text) or {}
+  return unpacked(redis.call('HGET', slot.ledger, id)) or {}
 end
 
 local function write_batch(slot, id, batch)
@@ -295,8 +290,7 @@ end
 -- A name is of one process (producer/__main__.py): what a process has died of counts as an attempt.
 local function unheard(who, heard)
   if type(who) ~= 'string' then return error('not a name') end
-  local text = redis.call('HGET', CLAIMERS, who)
-  local last = text and unpacked(text)
+  local last = unpacked(redis.call('HGET', CLAIMERS, who))
   if last and last.claim > heard then return last end
 end
 
@@ -313,13 +307,18 @@ local function progress(slot)
   return { published = tonumber(published) or 0, dead = tonumber(dead) or 0 }
 end
 
+-- For a payload that would be written to a server at maxmemory: there is no room, unless iterations of a window, from the first-th
+-- on, have published batches, which their commits free. The words are the server's own.
+local function require_room(window, first)
+  for index = first, IS_FULL and #window or 0 do
+    if progress(slot_of(window[index].iteration)).published > 0 then return end
+  end
+  if IS_FULL then return error({ err = "OOM command not allowed when used memory > 'maxmemory'." }) end
+end
+
 -- How long the latest publications took from their claim, divided by their rounds of sampling; more of them than a median
 -- needs would only make it slow to follow.
 local RECENT = 31
-local function recent_times()
-  local recent_ms = redis.call('HGET', PROGRESS, 'recent_ms')
-  return recent_ms and unpacked(recent_ms) or {}
-end
 
 -- A final state clears the window, and stands beside it: nothing of an ended job is claimed, renewed or published.
 local ENDED = { succeeded = true, failed = true, cancelled = true }
@@ -386,7 +385,7 @@ end
 
 -- The hosts as they are now: a member whose lease is over, or from before a clock stepped back, has ended its generation.
 local function standing_hosts()
-  local hosts = unpacked(redis.call('GET', HOSTS) or '') or { number = 0, formed = 0, sealed = 0, members = {}, refused = {}, reason = '' }
+  local hosts = unpacked(redis.call('GET', HOSTS)) or { number = 0, formed = 0, sealed = 0, members = {}, refused = {}, reason = '' }
   local now = now_ms()
   for _, member in ipairs(hosts.members) do
     local left = member.until_ms - now
@@ -451,8 +450,7 @@ end
 
 -- The last claim of an item.
 local function claim_of(slot, member)
-  local text = redis.call('HGET', slot.columns, 'l/' .. member)
-  return text and unpacked(text) or { attempt = 0 }
+  return unpacked(redis.call('HGET', slot.columns, 'l/' .. member)) or { attempt = 0 }
 end
 
 local function score_of(stage, ends_ms)
@@ -481,10 +479,9 @@ local function set_free(slot, stage, id, first, last)
   call_with('ZADD', slot.work, words)
 end
 
--- The same of a batch, whose turn comes behind those that were sent before.
-local function set_free_prompt(slot, id)
-  local turn = math.min(redis.call('HLEN', slot.ledger) / 2 ^ 21, LAST_TURN)
-  redis.call('ZADD', slot.work, score_of(0, turn), member_of(0, id, 0))
+-- The score of a batch, whose turn comes behind so many that were sent before.
+local function turn_behind(number)
+  return score_of(0, math.min(number / 2 ^ 21, LAST_TURN))
 end
 
 -- Gives the item of a lease back, as told -> retried | released: its caller sets it free | dead: past its attempts | settled; the
@@ -503,11 +500,19 @@ local function give_back(lease, state, counter, max_attempts, is_released)
   return is_released and 'released' or 'retried'
 end
 
--- Puts a batch {id, shape, version} in work, for its first attempt; version: the only one that may sample it, or none.
-local function expect(slot, batch, prompts)
-  redis.call('HSET', slot.prompts, batch.id, prompts)
-  set_free_prompt(slot, batch.id)
-  write_batch(slot, batch.id, { state = 'expected', shape = batch.shape, version = batch.version, sent_ms = now_ms() })
+-- Puts batches {id, shape, version, prompts} in work, for their first attempts; version: the only one that may sample it, or none.
+local function expect(slot, batches)
+  local before, now, payloads, turns, records = redis.call('HLEN', slot.ledger), now_ms(), {}, {}, {}
+  for index, batch in ipairs(batches) do
+    local at = 2 * index
+    payloads[at - 1], payloads[at] = batch.id, batch.prompts
+    turns[at - 1], turns[at] = turn_behind(before + index - 1), member_of(0, batch.id, 0)
+    local record = { state = 'expected', shape = batch.shape, version = batch.version, sent_ms = now }
+    records[at - 1], records[at] = batch.id, cmsgpack.pack(record)
+  end
+  call_with('HSET', slot.prompts, payloads)
+  call_with('ZADD', slot.work, turns)
+  call_with('HSET', slot.ledger, records)
 end
 
 -- What stands of a batch beside the ledger goes: it is settled, or sent anew.
@@ -567,7 +572,8 @@ end
 local function open(fence, opening)
   local slot = slot_of(opening.iteration)
   group(slot.rollouts, 'trainers')
-  for _, batch in ipairs(opening.batches) do expect(slot, batch, payload()) end
+  for _, batch in ipairs(opening.batches) do batch.prompts = payload() end
+  expect(slot, opening.batches)
   table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
     newest_version = opening.newest_version, expected = opening.num_batches, opened_ms = now_ms() })
   redis.call('HSET', PROGRESS, 'published:' .. slot.index, 0, 'dead:' .. slot.index, 0)

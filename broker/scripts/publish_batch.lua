@@ -12,10 +12,8 @@ local function refuse(reason)
   return { reason }
 end
 local function rows_waiting()
-  local names = {}
-  for index = 0, num_slots() - 1 do names[#names + 1] = 'waiting:' .. index end
   local sum = 0
-  for _, rows in ipairs(redis.call('HMGET', PROGRESS, unpack(names))) do sum = sum + (tonumber(rows) or 0) end
+  for index = 0, num_slots() - 1 do sum = sum + (tonumber(redis.call('HGET', PROGRESS, 'waiting:' .. index)) or 0) end
   return sum
 end
 -- What the oldest iteration lacks: its batches, as large as any yet, with columns as large where there are any, one more on its
@@ -26,14 +24,6 @@ local function needed_by_oldest(largest)
   local left = math.max(0, oldest.expected - settled.published - settled.dead)
   local of_version = tonumber(redis.call('HGET', FENCE, 'version_bytes')) or 0
   return left * largest * (1 + (a.stages and #a.stages or 0)) + largest + of_version
-end
--- Whether the oldest iteration's commit frees more than its own batches: then they go past the limit. What of them that is was
--- kept free when the younger ones came; where an estimate was short, or the limit was lowered, it is little.
-local function has_younger()
-  for index = 2, #fence.window do
-    if progress(slot_of(fence.window[index].iteration)).published > 0 then return true end
-  end
-  return false
 end
 -- Makes the batch wait for its columns: what reads no other stage's is free at once.
 local function stage(slot, published, rollouts)
@@ -60,8 +50,9 @@ local oldest, newest = range_of(open, batch)
 if a.policy_version < oldest then return refuse('stale') end
 if a.policy_version > newest then return refuse('future') end
 if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wrong_weights') end
-local kept = engine_of_job()
-if is_other_engine(kept, a.engine) then return refuse('wrong_engine') end
+local of_slot = 'published:' .. slot.index
+local kept, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
+if is_other_engine(kept or nil, a.engine) then return refuse('wrong_engine') end
 if batch.state == 'published' then
   if batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt then return { 'accepted' } end
   return refuse('duplicate')
@@ -73,14 +64,15 @@ if #rollouts > a.max_bytes then return refuse('oversize') end
 -- Stages push back: its generator holds it meanwhile. One batch always goes, however large.
 local waiting = a.stages and rows_waiting() or 0
 if waiting > 0 and waiting + num_rows(a) > a.max_waiting then return { 'full', waiting } end
-local used, limit = memory()
-local known = tonumber(redis.call('HGET', PROGRESS, 'largest')) or 0
-local largest = math.max(known, #rollouts)
-if limit > 0 and open.iteration > fence.window[1].iteration then
+local largest = math.max(tonumber(known) or 0, #rollouts)
+if open.iteration > fence.window[1].iteration then
+  local used, limit = memory()
   local missing = used + #rollouts + needed_by_oldest(largest) - limit
-  if missing > 0 then return { 'no_room', math.ceil(missing) } end
-elseif limit > 0 and used >= limit and not has_younger() then
-  return redis.error_reply(OUT_OF_MEMORY)
+  if limit > 0 and missing > 0 then return { 'no_room', math.ceil(missing) } end
+else
+  -- Where the oldest iteration's commit frees more than its own batches, they go past the limit. What of them that is was kept free
+  -- when the younger ones came; where an estimate was short, or the limit was lowered, it is little.
+  require_room(fence.window, 2)
 end
 local last = claim_of(slot, member_of(0, a.batch_id, 0))
 local is_hedge = last.hedger == a.generator
@@ -91,17 +83,19 @@ if a.stages then
 else
   published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
 end
-keep_engine(kept, a.engine)
-if largest > known then redis.call('HSET', PROGRESS, 'largest', largest) end
+local progressed = { of_slot, (tonumber(num_published) or 0) + 1 }
+local function note(...) for _, word in ipairs({ ... }) do progressed[#progressed + 1] = word end end
+if a.engine and not kept then note('engine', a.engine) end
+if known ~= whole(largest) then note('largest', whole(largest)) end
+if claimed_ms then
+  local recent = unpacked(recent_ms) or {}
+  table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
+  recent[RECENT + 1] = nil
+  note('recent_ms', cmsgpack.pack(recent))
+end
+redis.call('HSET', PROGRESS, unpack(progressed))
 write_batch(slot, a.batch_id, published)
 drop_prompt(slot, a.batch_id)
-redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, 1)
-if claimed_ms then
-  local recent_ms = recent_times()
-  table.insert(recent_ms, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
-  recent_ms[RECENT + 1] = nil
-  redis.call('HSET', PROGRESS, 'recent_ms', cmsgpack.pack(recent_ms))
-end
 if is_hedge then count('hedges_won') end
 count('accepted')
 count('accepted_bytes', #rollouts)

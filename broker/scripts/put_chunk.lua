@@ -4,10 +4,7 @@
 local CHUNKS = job_key('chunks')
 local fence = read_fence()
 if not is_its_trainer(fence) then return { 'fenced' } end
-local used, limit = memory()
-local frees = false
-for _, open in ipairs(fence.window) do frees = frees or progress(slot_of(open.iteration)).published > 0 end
-if limit > 0 and used >= limit and not frees then return redis.error_reply(OUT_OF_MEMORY) end
+require_room(fence.window, 1)
 redis.call('HSET', CHUNKS, a.field, payload())
 redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
 return { 'put' }
