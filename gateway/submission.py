@@ -27,12 +27,14 @@ from contracts.jobs import ResumeRequest
 from contracts.rewards import PluginReward, RewardItem, RewardRequest, RewardResponse, Unscorable, breakdown_names
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
 from onbeat.prompts.opening_service import EnvironmentService
 
 T = TypeVar("T")
+N = TypeVar("N", PluginReward, EnvironmentSpec)
 ENVIRONMENT_TIMEOUT_S = 15.0
 """The reward service may have to import the environment; a submission waits no longer."""
 ENVIRONMENT_FIELDS = ("environment.name", "environment.params")
@@ -172,31 +174,37 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
 
 
 def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
-    """Returns the spec with the text of each file that it names for a reward. Raises InvalidInput."""
+    """Returns the spec with the text of each file that it names for a reward or an environment. Raises InvalidInput."""
     components = tuple(
-        _with_source(component, settings, f"reward.components[{index}]")
-        if isinstance(component, PluginReward) and (component.file or component.source)
+        _with_source(component, component.entry_point, settings, f"reward.components[{index}]", "entry_point")
+        if isinstance(component, PluginReward)
         else component
         for index, component in enumerate(spec.reward.components)
     )
-    return changed(spec, reward=changed(spec.reward, components=components))
+    environment = spec.environment
+    if environment is not None:
+        environment = _with_source(environment, environment.name, settings, "environment", "name")
+    return changed(spec, reward=changed(spec.reward, components=components), environment=environment)
 
 
-def _with_source(component: PluginReward, settings: StackSettings, field: str) -> PluginReward:
-    path = settings.spec_root.find(component.file, field=f"{field}.file")
+def _with_source(named: N, name: str, settings: StackSettings, field: str, key: str) -> N:
+    """named: has a file, or is of an installed package. key: of its name."""
+    if not named.file and not named.source:
+        return named
+    path = settings.spec_root.find(named.file, field=f"{field}.file")
     try:
         with open_plain(path, max_bytes=MAX_SOURCE_BYTES) as file:
             source = file.read(MAX_SOURCE_BYTES).decode()
-        names = symtable.symtable(source, component.file, "exec").get_identifiers()
+        names = symtable.symtable(source, named.file, "exec").get_identifiers()
     except OSError as error:
-        raise InvalidInput(f"{component.file or 'no file'}: {error.strerror}", field=f"{field}.file") from error
+        raise InvalidInput(f"{named.file or 'no file'}: {error.strerror}", field=f"{field}.file") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InvalidInput(f"{component.file} is no Python: {error}", field=f"{field}.file") from error
-    if component.source not in ("", source):
+        raise InvalidInput(f"{named.file} is no Python: {error}", field=f"{field}.file") from error
+    if named.source not in ("", source):
         raise InvalidInput("is not what the file says", field=f"{field}.source", cure="leave it out")
-    if component.entry_point not in names:
-        raise InvalidInput(f"{component.file} has no `{component.entry_point}`", field=f"{field}.entry_point")
-    return changed(component, source=source)
+    if name not in names:
+        raise InvalidInput(f"{named.file} has no `{name}`", field=f"{field}.{key}")
+    return changed(named, source=source)
 
 
 def check_plugins(spec: JobSpec, settings: StackSettings) -> None:

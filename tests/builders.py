@@ -62,13 +62,16 @@ def tiny_model_folder(
     tied: bool = True,
     context_tokens: int = 128,
     seed: int = 0,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
-    """Saves a random model of the character vocabulary with its tokenizer; returns its folder, folder/architecture."""
+    """Saves a random model with its tokenizer, that of characters unless another is given; returns its folder,
+    folder/architecture."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+    tokenizer = tokenizer or char_tokenizer()
     shape: dict[str, Any] = {
-        "vocab_size": len(VOCABULARY),
+        "vocab_size": len(tokenizer),
         "hidden_size": hidden_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
@@ -77,9 +80,9 @@ def tiny_model_folder(
         "intermediate_size": 3 * hidden_size,
         "max_position_embeddings": context_tokens,
         "tie_word_embeddings": tied,
-        "pad_token_id": 0,
+        "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
-        "eos_token_id": 1,
+        "eos_token_id": tokenizer.eos_token_id,
         "initializer_range": 0.2,
     }
     with torch.random.fork_rng():
@@ -91,7 +94,7 @@ def tiny_model_folder(
         )
     path = folder / architecture
     model.save_pretrained(path)
-    char_tokenizer().save_pretrained(path)
+    tokenizer.save_pretrained(path)
     return path
 
 

@@ -25,7 +25,7 @@ from contracts.environments.messages import Message, Messages, Tool
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
 from contracts.rollouts import EnvironmentNumbers, SamplingParams, check_environment_numbers
-from contracts.spec_tables.environment import EnvironmentParams
+from contracts.spec_tables.environment import EnvironmentParams, EnvironmentSpec
 
 MAX_SESSIONS_OF_A_CALL = 2**14
 
@@ -143,6 +143,12 @@ class EnvironmentTable(Record, frozen=True, kw_only=True):
 
     name: Line
     params: EnvironmentParams = field(default_factory=dict)
+    source: Text = ""
+    """Text of the file that defines the class `name`; "" where it is an entry point."""
+
+
+def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
+    return EnvironmentTable(name=environment.name, params=environment.params, source=environment.source)
 
 
 class EnvironmentFacts(Record, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, Line, Record, Seconds, Text, Tokens
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePathOrNone, Line, Record, Seconds, Text, Tokens
 from contracts.rewards import OnUnscorable, stated_score
 from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
@@ -24,7 +25,13 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Many turns: after each of the model's, an environment replies, until one of them ends the trajectory."""
 
     name: Line
-    """An entry point of group `onbeat.environments` where the reward service runs: Onbeat's, or another's."""
+    """An entry point of group `onbeat.environments` where the reward service runs, Onbeat's or another's; or a class of
+    the file."""
+    file: FilePathOrNone = ""
+    """File of Python that defines the class; relative paths start at the stack's model root. "" takes an entry
+    point."""
+    source: Text = ""
+    """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
     params: EnvironmentParams = field(default_factory=dict)
     """Parameters that it gets."""
     max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8
@@ -55,6 +62,15 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     def stated_score(self) -> float | None:
         """The reward of a trajectory at which the environment fails; None where that fails its batch."""
         return stated_score(self.on_failure)
+
+    @property
+    def file_version(self) -> str:
+        """The version of a class of a file; "" of an entry point, whose package has one."""
+        return file_version(self.name, self.source)
+
+
+def file_version(name: str, source: str) -> str:
+    return f"{name} {content_digest(source.encode())}" if source else ""
 
 
 def environment_problem(

@@ -226,6 +226,8 @@ def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
 
 
 def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    if spec.environment and spec.environment.file_version not in ("", record.environment):
+        walk.gaps.append(f"{name}: its environment is of another file than the spec's")
     if record.environment is UNSET:
         return
     if spec.deterministic and walk.environments and record.environment != walk.environments[-1]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import logging
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from contracts.errors import InvalidInput
@@ -123,6 +125,17 @@ def load(entry_point: EntryPoint, *, field: str, where: str) -> Any:
             field=field,
             cure=f"mend the package where the {where} runs",
         ) from error
+
+
+def defined_in(source: str, name: str) -> Any:
+    """Runs a file's text as a module, and returns what it calls by the name: in place of an entry point.
+
+    Raises AttributeError, and whatever the text raises.
+    """
+    module = ModuleType(f"file_of_{name}")
+    sys.modules[module.__name__] = module  # where dataclasses look for their own module
+    exec(compile(source, f"{name}.py", "exec", dont_inherit=True), vars(module))
+    return getattr(module, name)
 
 
 def _package(entry_point: EntryPoint) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import httpx
 
-from contracts.environments.service import EnvironmentFacts, EnvironmentTable, Failure, Opening, Task
+from contracts.environments.service import EnvironmentFacts, Failure, Opening, Task, table_of
 from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -73,11 +73,6 @@ class EnvironmentService:
 def environment_http(settings: StackSettings) -> httpx.AsyncClient:
     """Connections to the reward service; each request says how long it may take."""
     return make_async_client(settings.reward_url, max_answer_bytes=MAX_ANSWER_BYTES)
-
-
-def table_of(environment: EnvironmentSpec) -> EnvironmentTable:
-    """The environment as its service is told of it."""
-    return EnvironmentTable(name=environment.name, params=environment.params)
 
 
 def client_for(

@@ -1,4 +1,4 @@
-"""A function of a program as the text of a module of its own, with what it uses of the module that it stands in.
+"""A function or class of a program as the text of a module of its own, with what it uses of the module around it.
 
     import re as re
     SIGN = re.compile("-", 32)
@@ -18,6 +18,7 @@ import ast
 import builtins
 import dis
 import inspect
+import linecache
 import re
 import sys
 import textwrap
@@ -30,37 +31,67 @@ from contracts.errors import InvalidInput
 HEAD = "from __future__ import annotations\n"
 
 
-def source_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """(its name, the text). Raises InvalidInput for what has no text, or uses what has none."""
-    name = getattr(function, "__name__", type(function).__name__)
-    field = f"reward {name}"
-    if not isinstance(function, FunctionType) or not name.isidentifier():
-        raise InvalidInput("is no function with a name", field=field, cure="write it as `def my_reward(completion):`")
-    if function.__closure__:
-        around = ", ".join(function.__code__.co_freevars)
-        raise InvalidInput(f"uses {around} of the function around it", field=field, cure="give it a module's level")
-    module = _Module(function, field)
-    module.define(name, function)
-    return name, HEAD + "\n".join((*module.imports, *module.constants, *module.definitions))
+def source_of(*values: Callable[..., Any], field: str = "reward") -> str:
+    """The text that defines functions and classes of one module, by their names.
+
+    Raises InvalidInput for one that has no text, or uses what has none.
+    """
+    module: _Module | None = None
+    for value in values:
+        name = name_of(value, field)
+        if module is None:
+            module = _Module(value, f"{field} {name}")
+        module.add(name, value)
+    assert module is not None
+    return module.text()
+
+
+def name_of(value: Callable[..., Any], field: str) -> str:
+    """Raises InvalidInput for what has none."""
+    name = getattr(value, "__name__", type(value).__name__)
+    if not isinstance(value, FunctionType | type) or not name.isidentifier():
+        raise InvalidInput(
+            "is no function with a name", field=f"{field} {name}", cure="write it as `def my_reward(completion):`"
+        )
+    return name
 
 
 class _Module:
     """What has been put into the text so far, each part before those that use it."""
 
-    def __init__(self, function: FunctionType, field: str) -> None:
-        self._names = function.__globals__
-        self._home = function.__module__
+    def __init__(self, first: Callable[..., Any], field: str) -> None:
+        self._home = first.__module__
+        method = _method_of(first) if isinstance(first, type) else first
+        self._names = method.__globals__ if isinstance(method, FunctionType) else vars(sys.modules[self._home])
         self._field = field
         self._done: set[str] = set()
         self.imports: list[str] = []
         self.constants: list[str] = []
         self.definitions: list[str] = []
 
+    def add(self, name: str, value: FunctionType | type) -> None:
+        """Adds one of those that are asked for."""
+        if value.__module__ != self._home:
+            raise InvalidInput(
+                f"`{name}` is of {value.__module__}, not of {self._home}",
+                field=self._field,
+                cure="write both in one file",
+            )
+        around = ", ".join(value.__code__.co_freevars) if isinstance(value, FunctionType) else "the names"
+        if around and (isinstance(value, FunctionType) or "<locals>" in value.__qualname__):
+            problem = f"uses {around} of the function around it"
+            raise InvalidInput(problem, field=self._field, cure="give it a module's level")
+        if name not in self._done:
+            self.define(name, value)
+
+    def text(self) -> str:
+        return HEAD + "\n".join((*self.imports, *self.constants, *self.definitions))
+
     def define(self, name: str, value: FunctionType | type) -> None:
         """Adds a function or a class, and before it what it uses."""
         self._done.add(name)
         try:
-            text = textwrap.dedent(inspect.getsource(value))
+            text = textwrap.dedent(_text_of(value))
             code = compile(text, "", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
         except (OSError, TypeError, SyntaxError) as error:
             raise InvalidInput(
@@ -95,6 +126,29 @@ class _Module:
                 field=self._field,
                 cure="make it within the function, or put both into a file of their own below the model root",
             )
+
+
+def _text_of(value: FunctionType | type) -> str:
+    """Raises OSError or TypeError. A class of a notebook's cell, which is in no file, is found by a method of its."""
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        method = _method_of(value) if isinstance(value, type) else None
+        if method is None:
+            raise
+    lines = linecache.getlines(method.__code__.co_filename)
+    for node in ast.walk(ast.parse("".join(lines))):
+        if isinstance(node, ast.ClassDef) and node.name == value.__name__:
+            first = min(one.lineno for one in (node, *node.decorator_list))
+            if first <= method.__code__.co_firstlineno <= (node.end_lineno or first):
+                return "".join(lines[first - 1 : node.end_lineno])
+    raise OSError("it is in no file")
+
+
+def _method_of(value: type) -> FunctionType | None:
+    """One that is written in the class; a decorator makes others."""
+    methods = [one for one in vars(value).values() if isinstance(one, FunctionType)]
+    return next((one for one in methods if linecache.getlines(one.__code__.co_filename)), None)
 
 
 def _names_of(code: CodeType) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 reward=my_function    ─▶ inputs/my_function-1f2e….py      { type = "plugin", entry_point = "my_function", file = … }
 dataset=[{…}, {…}]    ─▶ inputs/train_path-9c0b….jsonl    { type = "jsonl", train_path = … }
+environment=MyClass   ─▶ inputs/MyClass-77a0….py          { name = "MyClass", file = … }
+tools=[my_function]   ─▶ inputs/tools-0d42….py            { name = "ToolsOfProgram", file = …, params = { tools = … } }
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,19 @@ from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
 from onbeat.process.folders import make_private
 from onbeat.prompts.datasets.jsonl import JsonlLine
-from onbeat_extras.runs.function_source import source_of
+from onbeat_extras.runs.function_source import name_of, source_of
 
 FILES = ("train_path", "evaluation_path")
 Rows = Iterable[Mapping[str, Any]]
+TOOLS_NAME = "ToolsOfProgram"
+TOOLS = """
+
+from onbeat_extras.environments.adapters.tools import Tools
+
+
+class ToolsOfProgram(Tools):
+    functions = ({names})
+"""
 Put = Callable[[str, bytes], str]
 """(name with its suffix, content) → the path by which a spec names the file."""
 
@@ -62,8 +73,39 @@ def _components(components: Any, put: Put) -> Any:
 
 
 def _component(function: Callable[..., Any], put: Put) -> dict[str, str]:
-    name, source = source_of(function)
+    name, source = name_of(function, "reward"), source_of(function)
     return {"type": "plugin", "entry_point": name, "file": put(f"{name}.py", source.encode())}
+
+
+def environment_table(environment: Any, put: Put) -> Any:
+    """Makes a spec's `environment` of a class, or of a function that makes an instance; in a table, of its `name`."""
+    if not isinstance(environment, Mapping):
+        environment = {"name": environment}
+    made = environment.get("name")
+    if made is None or isinstance(made, str):
+        return environment
+    name = name_of(made, "environment")
+    if lacking := [one for one in ("reset", "step") if isinstance(made, type) and not hasattr(made, one)]:
+        raise InvalidInput(
+            f"{name} has no `{lacking[0]}`", field="environment", cure="docs/environments.md has a class as an example"
+        )
+    source = source_of(made, field="environment")
+    return {**environment, "name": name, "file": put(f"{name}.py", source.encode())}
+
+
+def tools_table(tools: Sequence[Callable[..., Any] | str], put: Put) -> dict[str, Any]:
+    """Makes a spec's `environment` of functions, and of names of built-in tools."""
+    if not tools:
+        raise InvalidInput("names none", field="tools", cure="give functions, or names of built-in tools")
+    functions = {name_of(tool, "tools"): tool for tool in tools if not isinstance(tool, str)}
+    named = [tool if isinstance(tool, str) else name_of(tool, "tools") for tool in tools]
+    table = {"name": "tools", "params": {"tools": ",".join(named)}}
+    if not functions:
+        return table
+    source = source_of(*functions.values(), field="tools") + TOOLS.format(
+        names="".join(f"{name}, " for name in functions)
+    )
+    return table | {"name": TOOLS_NAME, "file": put("tools.py", source.encode())}
 
 
 def dataset_table(dataset: Any, put: Put) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,21 @@ from onbeat.stack.access import (
     run_root_from,
     same_origin,
 )
-from onbeat_extras.runs.inputs import Put, dataset_table, put_below, put_nowhere, reward_table
+from onbeat_extras.runs.inputs import (
+    TOOLS_NAME,
+    Put,
+    dataset_table,
+    environment_table,
+    put_below,
+    put_nowhere,
+    reward_table,
+    tools_table,
+)
 from onbeat_extras.runs.own_stack import new_run_root, nothing_left_of_what_is_refused, on_own_stack, plan_of_job
 from onbeat_extras.runs.progress_line import shown_for
 from onbeat_extras.runs.run import Run
+
+PARTS = {"reward": reward_table, "dataset": dataset_table, "environment": environment_table}
 
 
 def train(
@@ -41,6 +52,8 @@ def train(
     *,
     reward: Callable[..., float] | list[Any] | Mapping[str, Any] | None = None,
     dataset: Any = None,
+    environment: Any = None,
+    tools: Sequence[Callable[..., Any] | str] | None = None,
     url: str = "",
     key: str = "",
     run_dir: str | os.PathLike[str] | None = None,
@@ -62,6 +75,9 @@ def train(
     or a list of functions and components; or the table. dataset: rows of `prompt` and `reference` (dicts, a Hugging
     Face `Dataset`), a file of them (JSON lines, parquet), or the table, whose paths may be rows.
 
+    environment: a class of this program with `reset` and `step`, or the table, whose `name` may be one. tools:
+    functions of this program, and names of built-in tools; their table is changed by `environment`.
+
     url, key: of a gateway, else ONBEAT_GATEWAY_URL and ONBEAT_API_KEY; or run_dir: of an `onbeat up` of this user.
     Where none of them names one, a stack is started for the job, in run_dir or in `runs/train-<time>`, and ends with
     it. Only such a stack takes model_root (where relative paths start), generators, stage_workers and threads.
@@ -69,10 +85,11 @@ def train(
     progress: shows a line while the program waits; None does at a terminal and in a notebook. Raises InvalidInput that
     names the field.
     """
+    parts = {"reward": reward, "dataset": dataset, "environment": environment, "tools": tools}
     access = _named_gateway(url, key, run_dir)
     if access is not None:
         _refuse_own(model_root=model_root, generators=generators, stage_workers=stage_workers, threads=threads)
-        job = spec_of(spec, tables, reward=reward, dataset=dataset, put=_put_at(access))
+        job = spec_of(spec, tables | parts, put=_put_at(access))
         with GatewayClient(access.url, access.key) as client:
             job_id = client.submit(job, idempotency_key=uuid.uuid4().hex).job_id
         return Run(job_id, run_root=Path(access.run_root), access=access, shown=shown_for(progress))
@@ -80,7 +97,7 @@ def train(
         raise InvalidInput("opens no gateway, since none is named", field="key", cure="give url=, or leave it out")
     run_root = Path(run_dir) if run_dir is not None else new_run_root("train")
     with nothing_left_of_what_is_refused(run_root):
-        job = spec_of(spec, tables, reward=reward, dataset=dataset, put=put_below(inputs_below(run_root)))
+        job = spec_of(spec, tables | parts, put=put_below(inputs_below(run_root)))
         plan = plan_of_job(
             job,
             run_root=run_root,
@@ -144,23 +161,45 @@ def _put_at(access: GatewayAccess) -> Put:
     return put_below(inputs_below(Path(access.run_root))) if is_here else put_nowhere
 
 
-def spec_of(spec: Any, tables: Mapping[str, Any], *, reward: Any, dataset: Any, put: Put) -> JobSpec:
+def spec_of(spec: Any, tables: Mapping[str, Any], *, put: Put) -> JobSpec:
+    """tables: keys of a spec, and `tools`. One that is None changes nothing."""
     if isinstance(spec, JobSpec):
         values = msgspec.to_builtins(spec)
     elif spec is None or isinstance(spec, Mapping):
         values = dict(spec or {})
     else:
         values = read_toml(Path(spec))
-    given = dict(tables)
+    given = {name: value for name, value in tables.items() if value is not None}
     if isinstance(given.get("model"), str | os.PathLike):
         given["model"] = {"path": os.fspath(given["model"])}
-    for name, value, table in (("reward", reward, reward_table), ("dataset", dataset, dataset_table)):
-        # Rows and functions may stand in the spec's own tables as well.
-        if name in values:
-            values[name] = table(values[name], put)
-        if value is not None:
-            given[name] = table(value, put)
+    for name, table in PARTS.items():
+        # Rows, functions and classes may stand in the spec's own tables as well.
+        for place in (values, given):
+            if place.get(name) is not None:
+                place[name] = table(place[name], put)
+    if "tools" in given:
+        given["environment"] = _with_tools(given.get("environment", {}), tools_table(given.pop("tools"), put))
+    if "environment" in given:
+        values["environment"] = _left_of(values.get("environment"), given["environment"])
     return parse_spec({"name": Path(sys.argv[0]).stem or "python"} | _merged(values, given))
+
+
+def _with_tools(changes: Mapping[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    if "name" in changes:
+        raise InvalidInput(
+            "are of the built-in environment, and another one is named",
+            field="tools",
+            cure="make them tools of that environment, or leave it out",
+        )
+    return _merged(table, changes)
+
+
+def _left_of(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a spec's environment keeps beside a new one: its file is another one, and its parameters may be."""
+    if old is None or "name" not in new:
+        return old
+    gone = {"file", "source"} if new["name"] in (old.get("name"), TOOLS_NAME) else {"file", "source", "params"}
+    return {key: value for key, value in old.items() if key not in gone}
 
 
 def _merged(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from contracts.environments.service import (
     Step,
     Turned,
     is_of_message,
+    table_of,
 )
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rewards import UP_TO_LUCK
@@ -214,7 +215,7 @@ class TurnPlayer:
                 for one in waiting
             ]
             results = await self.environments.open(
-                EnvironmentTable(name=self._environment.name, params=self._environment.params),
+                table_of(self._environment),
                 asked,
                 step_timeout_s=self._environment.step_timeout_s,
                 idle_s=self._idle_s,

@@ -230,9 +230,9 @@ def warm_up(payload: bytes) -> bytes:
     Packages of others are imported in each child: they may start threads, which no fork survives.
     """
     table = decode(payload, EnvironmentTable)
-    if not registry.is_ours(table.name):
+    if not registry.is_ours(table):
         return b""
-    if registry.provision_of(table.name).is_only_imported:
+    if registry.provision_of(table).is_only_imported:
         with contextlib.suppress(InvalidInput):
             registry.factory_of(table)
     else:
@@ -255,7 +255,7 @@ def load(table: EnvironmentTable, operators_part: bytes | None = None) -> Playab
         tried = factory(**params)
         facts = EnvironmentFacts(
             deterministic=bool(getattr(tried, "deterministic", False)),
-            version=str(getattr(tried, "version", "") or version),
+            version=version if table.source else str(getattr(tried, "version", "") or version),
         )
         threads, global_random = bool(getattr(tried, "threads", False)), bool(getattr(tried, "global_random", False))
         takes_sampling = bool(getattr(tried, "takes_sampling", False))

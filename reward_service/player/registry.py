@@ -11,8 +11,9 @@ from typing import Any
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from contracts.spec_tables.environment import file_version
 from onbeat.environments.provisions import OperatorsPart, Provision
-from onbeat.process.entry_points import OURS, all_of, find_entry_point, names_in
+from onbeat.process.entry_points import OURS, all_of, defined_in, find_entry_point, names_in
 
 GROUP = "onbeat.environments"
 PROVISIONS_GROUP = "onbeat.environment_provisions"
@@ -26,13 +27,15 @@ def names() -> tuple[str, ...]:
     return tuple(names_in(GROUP))
 
 
-def is_ours(name: str) -> bool:
-    return any(_is_of_ours(entry_point) for entry_point in entry_points(group=GROUP, name=name))
+def is_ours(table: EnvironmentTable) -> bool:
+    if table.source:
+        return False
+    return any(_is_of_ours(entry_point) for entry_point in entry_points(group=GROUP, name=table.name))
 
 
-def provision_of(name: str) -> Provision:
-    """What an environment of ours is provided with; nothing, for one of another package."""
-    return _provisions().get(name, Provision()) if is_ours(name) else Provision()
+def provision_of(table: EnvironmentTable) -> Provision:
+    """What an environment of ours is provided with; nothing, for one of another package or of a file."""
+    return _provisions().get(table.name, Provision()) if is_ours(table) else Provision()
 
 
 def operators_parts(settings: StackSettings) -> dict[str, OperatorsPart]:
@@ -49,6 +52,8 @@ def factory_of(table: EnvironmentTable) -> tuple[Factory, str]:
 
     Raises InvalidInput that names the field, and whatever a foreign module raises while it is imported.
     """
+    if table.source:
+        return defined_in(table.source, table.name), file_version(table.name, table.source)
     found = find_entry_point(GROUP, table.name, field=NAME_FIELD, where="reward service")
     if not _is_of_ours(found):
         return found.load(), f"{found.dist.name} {found.dist.version}" if found.dist else ""

@@ -190,7 +190,7 @@ class EnvironmentPool:
 
     def new_cage(self, table: EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
-        provision = registry.provision_of(table.name)
+        provision = registry.provision_of(table)
         rules, on_empty = self.cages.one_more(**provision.limits)
         return PlayCage(
             rules,
@@ -249,7 +249,7 @@ class EnvironmentPool:
         """The environment's lanes for a job, which is made where there are none. Raises Unavailable."""
         if self._closed:
             raise Unavailable("the environment pool is closed")
-        key = encode((table.name, sorted(table.params.items()), job_id))
+        key = encode((table.name, sorted(table.params.items()), table.source, job_id))
         kind = self._kinds.get(key)
         if kind is None:
             self._make_room()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, SupportsFloat
 
 from contracts.rewards import PluginReward, RewardItem
-from onbeat.process.entry_points import UnknownEntryPoint, load_entry_point
+from onbeat.process.entry_points import UnknownEntryPoint, defined_in, load_entry_point
 
 GROUP = "onbeat.rewards"
 ARGUMENTS = ("prompt", "completion", "reference", "task_entry")
@@ -39,10 +37,7 @@ def score(component: PluginReward, item: RewardItem) -> float:
 def _load(name: str, file: str, source: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """Returns the function, and those of ARGUMENTS that it takes."""
     if file:
-        module = ModuleType("reward_file")
-        sys.modules[module.__name__] = module  # where dataclasses look for their own module
-        exec(compile(source, file, "exec", dont_inherit=True), vars(module))
-        function = getattr(module, name)
+        function = defined_in(source, name)
     else:
         function = load_entry_point(GROUP, name, field="entry_point", where="reward service")
     try:

@@ -16,6 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, PluginReward, source_digests
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
 from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_sources
 from onbeat.http_service.server import server_config
 from onbeat.stack.ports import free_port
@@ -89,6 +90,17 @@ def test_a_job_keeps_what_the_file_of_its_reward_said_when_it_was_submitted(root
     assert with_sources(spec, root) == spec
     other = job_spec()
     assert with_sources(other, root) == other
+
+
+def test_a_job_keeps_what_the_file_of_its_environment_said_and_a_name_that_is_not_in_it_is_refused(
+    root: StackSettings,
+) -> None:
+    spec = with_sources(job_spec(environment={"name": "signed", "file": "rewards.py"}), root)
+    assert spec.environment == EnvironmentSpec(name="signed", file="rewards.py", source=SOURCE)
+    assert spec.environment.file_version == f"signed {content_digest(SOURCE.encode())}"
+    with pytest.raises(InvalidInput, match=r"rewards\.py has no `Signed`") as caught:
+        with_sources(job_spec(environment={"name": "Signed", "file": "rewards.py"}), root)
+    assert caught.value.field == "environment.name"
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,24 @@
 """A question of the data set, answered with tools: `name = "tools"`, `params = {tools = "calculator,python"}`.
 
+A file's class may add functions of its own:
+
+    class Looking(Tools):
+        functions = (look_up,)
+
 The model calls tools as often as it likes; its first message without a call is its answer, which is rewarded with 1.0
 where it is the example's reference.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from onbeat.environments.author import Environment, Message, Opening, Reply
 from onbeat_extras.environments.adapters.answers import Question
 from onbeat_extras.environments.tools.calculator import calculate
 from onbeat_extras.environments.tools.python import ProgramStuck, Python
 from onbeat_extras.environments.tools.toolbox import Toolbox
-
-KNOWN = ("calculator", "python")
 
 
 class Tools(Environment):
@@ -23,19 +27,19 @@ class Tools(Environment):
     `python_s`, `python_memory_mb`, `python_chars`: what one program may take and say. `system`: a first message.
     """
 
+    functions: ClassVar[tuple[Callable[..., Any], ...]] = ()
+    """Tools beside the calculator and the interpreter."""
+
     def __init__(
         self,
         *,
-        tools: str = "calculator",
+        tools: str = "",
         answer: str = "number",
         system: str = "",
         python_s: int = 2,
         python_memory_mb: int = 256,
         python_chars: int = 4000,
     ) -> None:
-        names = [name.strip() for name in tools.split(",") if name.strip()]
-        if unknown := [name for name in names if name not in KNOWN]:
-            raise ValueError(f"there is no tool `{unknown[0]}`; there are: {', '.join(KNOWN)}")
         self._question = Question(answer=answer, system=system)
         interpreter = Python(cpu_s=python_s, memory_mb=python_memory_mb, output_chars=python_chars)
 
@@ -47,7 +51,11 @@ class Tools(Environment):
             """
             return interpreter.run(code)
 
-        functions = {"calculator": calculate, "python": python}
+        own = {function.__name__: function for function in self.functions}
+        functions = {"calculator": calculate, "python": python} | own
+        names = [name.strip() for name in tools.split(",") if name.strip()] or list(own) or ["calculator"]
+        if unknown := [name for name in names if name not in functions]:
+            raise ValueError(f"there is no tool `{unknown[0]}`; there are: {', '.join(functions)}")
         self._box = Toolbox([functions[name] for name in names], passes=(ProgramStuck,))
 
     def reset(self, task: dict[str, Any], seed: int) -> Opening:

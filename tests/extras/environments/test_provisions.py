@@ -28,7 +28,7 @@ DISTRIBUTIONS = {
 
 def test_every_environment_of_ours_is_named_and_each_provision_is_of_one_of_them() -> None:
     assert set(DISTRIBUTIONS) <= set(registry.names())
-    assert all(registry.is_ours(name) for name in DISTRIBUTIONS)
+    assert all(registry.is_ours(EnvironmentTable(name=name)) for name in DISTRIBUTIONS)
     assert set(PROVISIONS) < set(DISTRIBUTIONS)
 
 
@@ -45,13 +45,13 @@ def test_its_version_is_that_of_the_package_whose_code_it_plays(name: str) -> No
 
 
 def test_agents_alone_have_a_loopback_and_the_tools_of_ours_no_more_processes_than_any_environment() -> None:
-    wide = {name: dict(registry.provision_of(name).limits) for name in DISTRIBUTIONS}
+    wide = {name: dict(registry.provision_of(EnvironmentTable(name=name)).limits) for name in DISTRIBUTIONS}
     assert {name for name, limits in wide.items() if "loopback" in limits} == {"agent", "verifiers"}
     assert {name for name, limits in wide.items() if limits} == {"agent", "mcp", "verifiers"}
 
 
 def test_what_runs_code_of_others_is_made_in_no_nursery() -> None:
-    imported = {name for name in DISTRIBUTIONS if registry.provision_of(name).is_only_imported}
+    imported = {name for name in DISTRIBUTIONS if registry.provision_of(EnvironmentTable(name=name)).is_only_imported}
     assert imported == {"agent", "mcp", "trl", "verifiers"}
 
 

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import onbeat
+from contracts.environments.messages import Message, ToolCall
+from contracts.environments.service import EnvironmentTable, table_of
 from contracts.rewards import PluginReward
 from contracts.spec_tables.datasets import JsonlDataset
 from onbeat_extras.runs.inputs import put_below
 from onbeat_extras.runs.run import Run
 from onbeat_extras.runs.start import spec_of
+from reward_service.player.player import Playable, load
 from tests.e2e.stand_in_gateway import FakeGateway
 from tests.extras.runs.running_stack import running_gateway
 
@@ -53,7 +57,7 @@ def test_start_trains_the_first_job_with_a_function_and_rows(
     saved: list[str] = []
     monkeypatch.setattr(Run, "save_model", lambda run, directory: saved.append(directory))
     (tmp_path / "my-job.toml").write_text(blocks("start.md", "toml", 'name = "word problems"'))
-    run_block(blocks("start.md", "python", "onbeat.train("))
+    run_block(blocks("start.md", "python", "reward=brief"))
     assert capsys.readouterr().out.split()[:5] == ["0", "0.5", "1", "0.75", "True"]
     assert saved == ["my-model"]
     ((_, spec),) = gateway.submitted
@@ -64,12 +68,46 @@ def test_start_trains_the_first_job_with_a_function_and_rows(
     assert len(Path(spec.dataset.train_path).read_text().splitlines()) == 1600
 
 
+def test_start_trains_with_a_tool_of_the_program(gateway: FakeGateway, tmp_path: Path) -> None:
+    (tmp_path / "my-job.toml").write_text(blocks("start.md", "toml", 'name = "word problems"').replace("chat = {}", ""))
+    run_block(blocks("start.md", "python", "tools=[look_up"), onbeat=onbeat)
+    ((_, spec),) = gateway.submitted
+    environment = spec.environment
+    assert environment is not None
+    assert environment.params == {"tools": "look_up,calculator", "answer": "text"}
+    source = Path(environment.file).read_text()
+    playable = load(table_of(replace(environment, source=source)))
+    assert isinstance(playable, Playable)
+    opening = playable.make().reset({"question": "What is the capital of Japan?", "reference": "Tokyo"}, 0)
+    assert [tool.name for tool in opening.tools] == ["look_up", "calculate"]
+
+
+def played(name: str, source: str, **params: Any) -> Any:
+    playable = load(EnvironmentTable(name=name, source=source, params=params))
+    assert isinstance(playable, Playable)
+    return playable.make()
+
+
+def assistant(content: str, *calls: ToolCall) -> Message:
+    return Message(role="assistant", content=content, tool_calls=calls)
+
+
+def test_the_environments_of_their_page_are_played_as_it_says() -> None:
+    guess = played("GuessTheNumber", blocks("environments.md", "python", "class GuessTheNumber"), largest=10)
+    assert guess.reset({}, 42).messages == "Guess my number, from 0 to 9."
+    assert (guess.step(assistant("3"), 0).reward, guess.step(assistant(" 2 "), 1).reward) == (0.0, 1.0)
+    capitals = played("Capitals", blocks("environments.md", "python", "class Capitals"), answer="text")
+    capitals.reset({"question": "The capital of France?", "reference": "Paris"}, 0)
+    call = ToolCall(name="look_up", arguments='{"country": "France"}')
+    assert capitals.step(assistant("", call), 0).messages[0].content == "Paris"
+    assert capitals.step(assistant("Paris"), 1).reward == 1.0
+
+
 def test_a_job_of_trl_is_the_job_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = []
 
     def train(**given: Any) -> Any:
-        reward, dataset = given.pop("reward"), given.pop("dataset")
-        specs.append(spec_of(None, given, reward=reward, dataset=dataset, put=put_below(tmp_path / "inputs")))
+        specs.append(spec_of(None, given, put=put_below(tmp_path / "inputs")))
         return type("Trained", (), {"save_model": lambda self, directory: None})()
 
     monkeypatch.setattr(onbeat, "train", train, raising=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import linecache
 import math
 import re
 from collections.abc import Callable
@@ -15,7 +16,9 @@ import pytest
 
 from contracts.errors import InvalidInput
 from contracts.rewards import PluginReward, RewardItem
-from onbeat_extras.runs.function_source import source_of
+from onbeat.environments.author import Environment as Base
+from onbeat.environments.author import Message, Reply
+from onbeat_extras.runs.function_source import name_of, source_of
 from reward_service.scorers import plugin
 
 ANSWER = re.compile(r"answer:\s*(\d+)", re.IGNORECASE)
@@ -57,6 +60,20 @@ def counted(completion: str, again: bool = True) -> float:
     return 1.0 + counted(completion, False) if again else float(len(completion))
 
 
+class Guessing(Base):
+    """An environment."""
+
+    smallest = 7
+
+    def reset(self, task: dict[str, Any], seed: int) -> str:
+        return "answer: ?"
+
+    def step(self, message: Message, turn: int) -> Reply:
+        guess = read(message.content)
+        is_near = guess is not None and guess.is_near(self.smallest)
+        return Reply(reward=SCORES["right" if is_near else "close"], done=True)
+
+
 def with_open_file(completion: str) -> float:
     return float(len(OPEN.getvalue()))
 
@@ -76,7 +93,7 @@ def enclosed() -> Callable[[str], float]:
 
 def by_itself(function: Callable[..., Any], completion: str, reference: str = "") -> float:
     """What the scorer gives, which has the text alone."""
-    name, source = source_of(function)
+    name, source = name_of(function, "reward"), source_of(function)
     component = PluginReward(entry_point=name, file=f"{name}.py", source=source)
     return plugin.score(component, RewardItem(prompt="", completion=completion, reference=reference))
 
@@ -88,12 +105,12 @@ def test_the_text_gives_what_the_function_gives(completion: str) -> None:
 
 def test_a_function_may_call_itself_and_leaves_out_what_it_does_not_name() -> None:
     assert by_itself(counted, "abc") == counted("abc") == 4.0
-    assert "ANSWER" not in source_of(counted)[1]
+    assert "ANSWER" not in source_of(counted)
 
 
 def test_the_same_function_has_the_same_text_each_time() -> None:
     assert source_of(graded) == source_of(graded)
-    assert source_of(graded)[1].count("import re as re\n") == 1
+    assert source_of(graded).count("import re as re\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -119,10 +136,43 @@ def test_a_function_whose_text_is_in_no_file_is_refused() -> None:
 
 
 def test_a_function_of_a_notebooks_cell_has_its_text() -> None:
-    import linecache
-
     cell = "def of_cell(completion):\n    return float(LENGTH)\n"
     linecache.cache["<cell 1>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 1>")
     names: dict[str, Any] = {"__name__": "__main__", "LENGTH": 3}
     exec(compile(cell, "<cell 1>", "exec"), names)
     assert by_itself(names["of_cell"], "abc") == 3.0
+
+
+def test_a_class_brings_its_base_and_what_its_methods_use() -> None:
+    text = source_of(Guessing, field="environment")
+    names: dict[str, Any] = {"__name__": "by_itself"}
+    exec(text, names)
+    guessing = names["Guessing"]()
+    assert guessing.step(Message(role="assistant", content="answer: 8"), 0).reward == SCORES["right"]
+    assert "from onbeat.environments.author import Environment as Base" in text
+    assert "NOTHING" not in text
+
+
+def test_functions_of_one_module_share_a_text_and_one_of_another_is_refused() -> None:
+    text = source_of(graded, counted, read, field="tools")
+    assert text.count("def read(") == text.count("def counted(") == 1
+    with pytest.raises(InvalidInput, match="tools graded: `score` is of reward_service"):
+        source_of(graded, plugin.score, field="tools")
+
+
+def test_a_class_of_a_notebooks_cell_has_its_text() -> None:
+    cell = "class OfCell:\n    first = 2\n\n    def reset(self, task, seed):\n        return str(LENGTH + self.first)\n"
+    linecache.cache["<cell 2>"] = (len(cell), None, cell.splitlines(keepends=True), "<cell 2>")
+    names: dict[str, Any] = {"__name__": "no_file_of_this_name", "LENGTH": 3}
+    exec(compile(cell, "<cell 2>", "exec"), names)
+    alone: dict[str, Any] = {"__name__": "by_itself"}
+    exec(source_of(names["OfCell"], field="environment"), alone)
+    assert alone["OfCell"]().reset({}, 0) == "5"
+
+
+def test_a_class_within_a_function_is_refused() -> None:
+    class Within:
+        def reset(self) -> None: ...
+
+    with pytest.raises(InvalidInput, match="environment Within: uses the names of the function around it"):
+        source_of(Within, field="environment")

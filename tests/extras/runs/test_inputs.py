@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from contracts.encoding.wire import encode_json
+from contracts.environments.messages import Message, ToolCall
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, LengthReward, PluginReward
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import AdditionDataset, JsonlDataset
+from onbeat.process.entry_points import defined_in
 from onbeat_extras.runs.inputs import put_below, put_nowhere
 from onbeat_extras.runs.start import spec_of
 from tests.builders import job_spec
@@ -33,9 +36,27 @@ class Table:
         return iter(ROWS)
 
 
+class Echo:
+    def __init__(self, *, turns: int = 2) -> None:
+        self.turns = turns
+
+    def reset(self, task: dict[str, Any], seed: int) -> str:
+        return str(ROWS[seed % len(ROWS)]["prompt"])
+
+    def step(self, message: Any, turn: int) -> Any: ...
+
+
+def look_up(name: str) -> str:
+    """Tells what is known of a name."""
+    return str(ROWS[0].get(name))
+
+
+TASK = {"question": "1+1?", "reference": "2"}
+
+
 def spec(tmp_path: Path, base: Any = None, *, reward: Any = None, dataset: Any = None, **tables: Any) -> JobSpec:
     put = put_below(tmp_path / "inputs")
-    return spec_of(job_spec() if base is None else base, tables, reward=reward, dataset=dataset, put=put)
+    return spec_of(job_spec() if base is None else base, tables | {"reward": reward, "dataset": dataset}, put=put)
 
 
 def lines_of(path: str) -> list[dict[str, str]]:
@@ -130,6 +151,52 @@ def test_functions_and_components_stand_side_by_side(tmp_path: Path) -> None:
     assert spec(tmp_path, reward=short).reward.components == made[:1]
 
 
+def test_an_environment_is_a_class_of_the_program_with_what_it_uses(tmp_path: Path) -> None:
+    base = job_spec(environment={"name": "echo", "file": "echo.py", "params": {"turns": 3}, "max_turns": 2})
+    made = spec(tmp_path, base, environment=Echo).environment
+    assert made is not None
+    assert (made.name, made.params, made.max_turns, made.source) == ("Echo", {}, 2, "")
+    assert "class Echo" in Path(made.file).read_text()
+    in_table = spec(tmp_path, base, environment={"name": Echo, "params": {"turns": 4}}).environment
+    assert in_table == replace(made, params={"turns": 4})
+    kept = spec(tmp_path, base, environment={"max_turns": 5}).environment
+    assert kept == replace(base.environment, max_turns=5)
+    named = spec(tmp_path, base, environment={"name": "secret_table"}).environment
+    assert named is not None
+    assert (named.file, named.params) == ("", {})
+
+
+def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path) -> None:
+    made = spec(tmp_path, tools=[look_up, "calculator"], environment={"params": {"answer": "tag"}}).environment
+    assert made is not None
+    assert made.params == {"tools": "look_up,calculator", "answer": "tag"}
+    tools = defined_in(Path(made.file).read_text(), made.name)
+    assert [tool.name for tool in tools(tools="look_up,calculator").reset(TASK, 0).tools] == ["look_up", "calculate"]
+    session = tools()
+    assert [tool.name for tool in session.reset(TASK, 0).tools] == ["look_up"]
+    call = ToolCall(name="look_up", arguments='{"name": "prompt"}')
+    (answer,) = session.step(Message(role="assistant", tool_calls=(call,)), 0).messages
+    assert answer.content == "1+1="
+    built_in = spec(tmp_path, job_spec(environment=made), tools=["python"]).environment
+    assert built_in is not None
+    assert (built_in.name, built_in.file, built_in.params["tools"]) == ("tools", "", "python")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"environment": Table}, "environment: Table has no `reset`"),
+        ({"environment": Table()}, "environment Table: is no function with a name"),
+        ({"tools": [short, short], "environment": {"name": "echo"}}, "tools: are of the built-in environment"),
+        ({"tools": [len]}, "tools len: is no function with a name"),
+        ({"tools": []}, "tools: names none"),
+    ],
+)
+def test_what_is_no_environment_and_no_tool_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        spec(tmp_path, **given)
+
+
 def test_a_key_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"rollout\.colour: unknown key"):
         spec(tmp_path, rollout={"colour": "red"})
@@ -137,4 +204,4 @@ def test_a_key_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
 
 def test_a_stack_elsewhere_gets_no_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="reads only files below its own model root"):
-        spec_of(job_spec(), {}, reward=short, dataset=None, put=put_nowhere)
+        spec_of(job_spec(), {"reward": short}, put=put_nowhere)

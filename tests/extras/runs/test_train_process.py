@@ -19,6 +19,8 @@ from contracts.rewards import PluginReward
 from onbeat.audit.folder import read_audit, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process import child_process
+from tests.builders import tiny_model_folder
+from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 300.0
@@ -101,3 +103,78 @@ def test_a_program_that_is_interrupted_leaves_a_cancelled_job_with_its_rewards_d
     assert Path(component.file).read_text() == component.source
     for entry in read_audit(run.folder)[1]:
         assert entry.record.rewards == {"plugin": content_digest(component.source.encode())}
+
+
+PLAYED = """
+import sys
+
+import onbeat
+from onbeat.environments.author import Environment, Message, Opening, Reply
+
+DIGITS = "0123456789"
+
+
+class Sums(Environment):
+    def __init__(self, *, largest: int = 9) -> None:
+        self.largest = largest
+
+    def reset(self, task, seed):
+        self.a, self.b = seed % self.largest, seed // 7 % self.largest
+        return Opening(f"{self.a}+{self.b}=")
+
+    def step(self, message, turn):
+        right = message.content == str(self.a + self.b)[::-1]
+        return Reply(reward=sum(one in DIGITS for one in message.content) / 10 + right, done=True)
+
+
+def remember(number: int) -> str:
+    '''Tells a digit.'''
+    return DIGITS[number]
+
+
+JOB = {
+    "model": "configs/models/two-digit-addition",
+    "iterations": 2,
+    "rollout": {
+        "batches_per_iteration": 2,
+        "prompts_per_batch": 4,
+        "group_size": 4,
+        "max_prompt_tokens": 8,
+        "sampling": {"max_new_tokens": 5},
+    },
+    "evaluation": {"num_prompts": 8, "prompts_per_batch": 8},
+}
+TABLE = {"max_turns": 2, "max_tokens": 48}
+ROWS = [{"prompt": f"{a}+{a}=", "reference": str(a + a)[::-1]} for a in range(40)]
+TASKS = {"type": "environment", "num_train_prompts": 64}
+OF_CLASS = {"dataset": TASKS, "environment": {"name": Sums, "params": {"largest": 8}, "renderer": "text", **TABLE}}
+OF_TOOLS = {"dataset": ROWS, "environment": TABLE, "tools": [remember], "model": "qwen3", "model_root": sys.argv[1]}
+for given in (OF_CLASS, OF_TOOLS):
+    JOB["rollout"]["max_prompt_tokens"] = 8 if given is OF_CLASS else 900
+    with onbeat.train(**JOB | given) as run:
+        print(run.result().state.value, run.verify().verified, run.id)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_class_and_tools_of_a_program_are_played_in_their_cage_and_their_digest_is_in_the_chain(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PLAYED)
+    tiny_model_folder(tmp_path, context_tokens=1024, tokenizer=chat_tokenizer(CHATML))
+    process = start(program, str(tmp_path), run_root=tmp_path / "runs")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    ended = [line.split() for line in out.splitlines()]
+    assert [words[:2] for words in ended] == [["succeeded", "True"]] * 2
+    for (_, _, job), name in zip(ended, ("Sums", "ToolsOfProgram"), strict=True):
+        (folder,) = (tmp_path / "runs").glob(f"*/{job}")
+        run = onbeat.attach(job, run_dir=folder.parent)
+        environment = read_spec(run.folder).environment
+        assert environment is not None
+        assert Path(environment.file).read_text() == environment.source
+        version = f"{name} {content_digest(environment.source.encode())}"
+        records = [entry.record for entry in read_audit(run.folder)[1]]
+        assert {record.environment for record in records} == {version}
+        assert name == "ToolsOfProgram" or any(record.reward_mean > 0.0 for record in records)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
+from contracts.encoding.digests import content_digest
 from contracts.events import AuditRecord, record_digest
 from contracts.rewards import PluginReward, source_digests
 from contracts.spec import JobSpec
@@ -286,6 +287,16 @@ def test_a_deterministic_job_whose_environment_changed_has_a_gap() -> None:
         msgspec.structs.replace(record, environment=f"games 1.{min(record.iteration, 1)}") for record in whole_run()
     ]
     assert verdict_of(records).gaps == ("iteration 1 was played by games 1.1, the iterations before by games 1.0",)
+
+
+def test_an_environment_of_another_file_than_the_specs_is_a_gap() -> None:
+    table = {"name": "Guess", "file": "guess.py", "source": "class Guess: ..."}
+    version = f"Guess {content_digest(b'class Guess: ...')}"
+    records = [msgspec.structs.replace(record, environment=version) for record in whole_run()]
+    assert verdict_of(records, environment=table).verified
+    problem = "iteration 0: its environment is of another file than the spec's"
+    assert verdict_of(records, environment=table | {"source": "class Guess: pass"}).gaps[0] == problem
+    assert verdict_of(whole_run(), environment=table).gaps[0] == problem
 
 
 def test_rewards_of_another_file_than_the_specs_are_a_gap() -> None:

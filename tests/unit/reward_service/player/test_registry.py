@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import encode
 from contracts.environments.service import EnvironmentTable, Failure
 from contracts.errors import InvalidInput
@@ -92,8 +93,8 @@ def table(name: str) -> EnvironmentTable:
 def test_an_environment_of_ours_has_its_provision_and_the_version_of_its_package(install: type[Installed]) -> None:
     install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
     assert {"lent", "plain", "lacking", "gone"} <= set(registry.names())
-    assert registry.provision_of("lent").limits == {"processes": 7}
-    assert registry.provision_of("plain").limits == {}
+    assert registry.provision_of(table("lent")).limits == {"processes": 7}
+    assert registry.provision_of(table("plain")).limits == {}
     (part,) = [part for name, part in registry.operators_parts(StackSettings()).items() if name == "lent"]
     playable = load(table("lent"), part(table("lent")))
     assert isinstance(playable, Playable)
@@ -132,7 +133,7 @@ def test_a_package_of_others_is_imported_in_no_service_has_no_provision_and_is_t
     install.of("others", OF_OTHERS, offered_by_others=MODULE)
     install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
     registry.operators_parts(StackSettings())
-    provision = registry.provision_of("taken")
+    provision = registry.provision_of(table("taken"))
     assert (provision.limits, provision.from_operator) == ({}, None)
     warm_up(encode(table("taken")))
     assert "offered_by_others" not in sys.modules
@@ -146,3 +147,39 @@ def test_a_name_that_two_packages_offer_is_refused_and_neither_is_imported(insta
         registry.factory_of(table("plain"))
     assert "offered_by_others" not in sys.modules
     assert metadata.version("others") == "1.0"
+
+
+OF_FILE = """
+class lent:
+    version = "9"
+    deterministic = True
+
+    def __init__(self, part=0):
+        self.part = part
+"""
+
+
+def test_a_class_of_a_file_is_no_other_environment_of_its_name_and_its_version_is_its_text(
+    install: type[Installed],
+) -> None:
+    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    asked = EnvironmentTable(name="lent", source=OF_FILE, params={"part": 3})
+    assert not registry.is_ours(asked)
+    assert registry.provision_of(asked).limits == {}
+    warm_up(encode(asked))
+    playable = load(asked)
+    assert isinstance(playable, Playable)
+    assert playable.make().part == 3
+    assert playable.facts.version == f"lent {content_digest(OF_FILE.encode())}"
+    assert playable.facts.deterministic
+    assert "offered_by_ours" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"), [("1 / 0", "ZeroDivisionError"), ("lent = 3", "not callable"), ("other = 3", "lent")]
+)
+def test_a_file_that_has_no_such_class_says_so(source: str, problem: str) -> None:
+    loaded = load(EnvironmentTable(name="lent", source=source))
+    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded.failure, Failure)
+    assert problem in loaded.failure.detail
