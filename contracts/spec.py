@@ -319,8 +319,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def _check_sharding(self) -> None:
         if self.trainer.sharding == "none":
             return
-        if self.trainer.world_size == 1:
-            raise ValueError('trainer.sharding = "fsdp" needs trainer.world_size above 1')
+        if self.trainer.world_size == 1 and self.trainer.over_hosts is None:
+            raise ValueError('trainer.sharding = "fsdp" needs trainer.world_size above 1, or trainer.hosts')
         if self.trainer.accumulation != "exact":
             raise ValueError('trainer.sharding = "fsdp" needs trainer.accumulation = "exact"')
         if self.optimizer.type == "adamw_8bit" and self.trainer.lora is None:

@@ -23,10 +23,10 @@ def local_rows(tensor: Tensor) -> Tensor:
     return rows.to_local() if isinstance(rows, DTensor) else rows
 
 
-def first_row(tensor: DTensor) -> int:
-    """Index of the first row that this rank has."""
+def first_row(tensor: DTensor, rank: int | None = None) -> int:
+    """Index of the first row that a rank has; rank: None for this one."""
     rows_each = -(-tensor.shape[0] // tensor.device_mesh.size())
-    return min(tensor.device_mesh.get_local_rank() * rows_each, tensor.shape[0])
+    return min((tensor.device_mesh.get_local_rank() if rank is None else rank) * rows_each, tensor.shape[0])
 
 
 def whole(rows: Tensor, like: Tensor) -> Tensor:

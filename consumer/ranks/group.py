@@ -16,12 +16,11 @@ from pathlib import Path
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
-from consumer.gradient.saved_state import shared_state
 from consumer.model.checkpoint import Checkpoint
 from consumer.ranks import orders
 from consumer.ranks.base import Ranks
 from consumer.ranks.orders import Exchange, idle_patience_s, join
-from consumer.ranks.rank import Rank
+from consumer.ranks.rank import Rank, told
 from consumer.ranks.threads import has_room_for_gradients, passes_at_once, with_threads
 from contracts.errors import Unavailable
 from contracts.rollouts import RolloutBatch
@@ -87,13 +86,9 @@ class RankGroup(Ranks):
         if orders.own_seat() is None:
             return orders.Begin(checkpoint=str(checkpoint.folder))
         # Other hosts may not have the folder.
-        self.learner.restore(checkpoint)
-        state = shared_state(self.learner.policy, self.learner.optimizer)
-        restored = tuple(
-            orders.StateTensor(name=name, dtype=str(one.dtype).removeprefix("torch."), shape=tuple(one.shape))
-            for name, one in state.items()
-        )
-        return orders.Begin(checkpoint="", restored=restored, random_state=checkpoint.state.torch_random_state)
+        self._rank_0.checkpoint = checkpoint
+        tensors = (told(checkpoint.model_tensors), told(checkpoint.optimizer_tensors))
+        return orders.Begin(checkpoint="", state=checkpoint.state, model=tensors[0], optimizer=tensors[1])
 
     def train(
         self, batch: RolloutBatch | None = None, *, wait_s: float = 0.0, is_sampled: bool = False
@@ -136,7 +131,8 @@ class RankGroup(Ranks):
         if not self.learner.shares_state:
             super().save(folder)
             return
-        self._have_all(orders.Save(folder=str(folder)), "to save")
+        self._rank_0.folder = folder
+        self._have_all(orders.Save(folder="" if orders.own_seat() else str(folder)), "to save")
 
     def close(self) -> None:
         """Ends the other ranks; a launcher that is gone has ended them."""

@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from consumer.gradient.learner import OptimizerStep, Place, Trained
 from consumer.model.rows import store_errors
 from contracts import errors
+from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import Record, decode, decode_json, encode, encode_json
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rollouts import RolloutBatch
@@ -89,7 +90,7 @@ class OrderToAll(Order, frozen=True, kw_only=True):
 
 
 class StateTensor(Record, frozen=True, kw_only=True):
-    """One of `shared_state` (consumer/gradient/saved_state.py)."""
+    """A tensor of a checkpoint."""
 
     name: str
     dtype: str
@@ -102,10 +103,11 @@ class Begin(OrderToAll, tag="begin", frozen=True, kw_only=True):
 
     checkpoint: str
     """Its folder; "" for none, and where several hosts have the ranks: there rank 0 reads it."""
-    restored: tuple[StateTensor, ...] = ()
-    """There each rank takes these from rank 0, which tells them in this order."""
-    random_state: str = ""
-    """torch's, in hex, with them."""
+    state: CheckpointState | None = None
+    """There rank 0 tells the others what it has read; None without a checkpoint."""
+    model: tuple[StateTensor, ...] = ()
+    """In the order in which rank 0 sends them, for each rank to keep its rows of."""
+    optimizer: tuple[StateTensor, ...] = ()
 
 
 class TrainAgain(OrderToAll, tag="train_again", frozen=True, kw_only=True):
@@ -138,6 +140,7 @@ class Save(OrderToAll, tag="save", frozen=True, kw_only=True):
     """Each rank writes its rows of the weights and of the optimizer's state."""
 
     folder: str
+    """"" where several hosts have the ranks: there rank 0 writes what the others send."""
 
 
 class End(OrderToAll, tag="end", frozen=True, kw_only=True):

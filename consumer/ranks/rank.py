@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,15 +17,17 @@ from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
-from consumer.gradient.saved_state import set_random_state, shared_state, take_state
-from consumer.model.checkpoint import read_checkpoint
+from consumer.gradient.saved_state import save_state_of, send_state
+from consumer.model.checkpoint import Checkpoint, read_checkpoint
 from consumer.model.published_weights import Nowhere
 from consumer.model.rows import store_errors
 from consumer.ranks import orders
 from consumer.ranks.orders import Exchange, idle_patience_s, join
+from contracts.checkpoints import CheckpointState
 from contracts.errors import FenceViolation, OnbeatError
 from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings
+from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.publication import TensorSink
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -75,6 +77,9 @@ class Rank:
         self._on_training = on_training
         self.sink: TensorSink | None = None
         """On rank 0 the publication that a Step or PublishWeights is about."""
+        self.checkpoint: Checkpoint | None = None
+        self.folder = Path()
+        """On rank 0 of several hosts what a Begin has restored, and where a Save writes."""
 
     def run(self) -> None:
         """Returns at the End. Raises Unavailable past patience_s.
@@ -108,8 +113,8 @@ class Rank:
             case orders.Begin():
                 if order.checkpoint:
                     self._learner.restore(read_checkpoint(Path(order.checkpoint)))
-                elif order.restored:
-                    self._share_state(order)
+                elif order.state is not None:
+                    self._learner.restore(self._shared_checkpoint(order, order.state))
                 self._check_agreement()
             case orders.TrainAgain():
                 self._train_again(order.mini_batch)
@@ -121,26 +126,30 @@ class Rank:
             case orders.Rest():
                 self._learner.rest()
             case orders.Save():
-                self._learner.save(Path(order.folder))
+                self._save(order.folder)
             case orders.End():
                 raise AssertionError("run has ended")
         return orders.Done(rank=rank, value=value)
 
-    def _share_state(self, order: orders.Begin) -> None:
-        """Takes over what rank 0 has restored, as bytes, tensor by tensor."""
-        policy, optimizer, is_first = self._learner.policy, self._learner.optimizer, self._learner.place.rank == 0
-        mine, taken = shared_state(policy, optimizer) if is_first else {}, dict[str, Tensor]()
-        for one in order.restored:
-            if is_first:
-                tensor = mine[one.name].to(policy.model.device)
-            else:
-                tensor = torch.empty(one.shape, dtype=getattr(torch, one.dtype), device=policy.model.device)
-            taken[one.name] = tensor.contiguous()
-            with store_errors():
-                dist.broadcast(taken[one.name].view(-1).view(torch.uint8), src=0)
-        if not is_first:
-            take_state(policy, optimizer, taken)
-            set_random_state(order.random_state)
+    def _shared_checkpoint(self, order: orders.Begin, state: CheckpointState) -> Checkpoint:
+        """The checkpoint that rank 0 has read: its tensors come when they are asked for, by all ranks in one order."""
+        mine, device = self.checkpoint, self._learner.policy.model.device
+        return Checkpoint(
+            folder=Path("rank 0's checkpoint"),
+            state=state,
+            model_tensors=FromRank0(order.model, None if mine is None else mine.model_tensors, device),
+            optimizer_tensors=FromRank0(order.optimizer, None if mine is None else mine.optimizer_tensors, device),
+        )
+
+    def _save(self, folder: str) -> None:
+        place, state = self._learner.place, (self._learner.policy, self._learner.optimizer)
+        if folder or place.rank == 0:
+            self._learner.save(Path(folder) if folder else self.folder)
+        else:
+            send_state(*state)
+        if not folder and place.rank == 0:
+            for rank in range(1, place.world_size):
+                save_state_of(rank, self.folder, *state, num_ranks=place.world_size)
 
     def _train_again(self, mini_batch: int) -> None:
         # The lease needs no check here: rank 0's main thread looks after it meanwhile.
@@ -183,6 +192,38 @@ class Rank:
             raise FenceViolation(
                 "the ranks hold different weights", field="ranks", cure="run all of them on the same kind of machine"
             )
+
+
+class FromRank0(StoredTensors):
+    """Tensors that rank 0 has stored, and sends to all: each rank asks for the same ones in the same order."""
+
+    def __init__(self, names: Sequence[orders.StateTensor], stored: StoredTensors | None, device: torch.device) -> None:
+        """stored: on rank 0 alone."""
+        super().__init__(())
+        self._parts = {one.name: [one] for one in names}
+        self._stored = stored
+        self._device = device
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._parts[name][0].shape
+
+    def rows(self, name: str, first: int, count: int | None) -> Tensor:
+        """Takes the whole tensor, as bytes, and returns a copy of these rows. Raises Unavailable."""
+        if self._stored is None:
+            dtype = getattr(torch, self._parts[name][0].dtype)
+            whole = torch.empty(self.shape(name), dtype=dtype, device=self._device)
+        else:
+            whole = self._stored[name].to(self._device).contiguous()
+        with store_errors():
+            dist.broadcast(whole.view(-1).view(torch.uint8), src=0)
+        if not whole.dim():
+            return whole
+        return whole[first:] if count is None else whole[first : first + count].clone()
+
+
+def told(stored: StoredTensors) -> tuple[orders.StateTensor, ...]:
+    """What rank 0 tells the others of a checkpoint's tensors."""
+    return tuple(orders.StateTensor(name=name, dtype=stored.dtype(name), shape=stored.shape(name)) for name in stored)
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:

@@ -178,11 +178,6 @@ def hosts_problem(trainer: TrainerSpec, weights: Transport, schedule: str) -> st
         return f"trainer.hosts: least = {hosts.least} is more than most = {hosts.most}; swap the two"
     if trainer.world_size != 1:
         return "trainer.world_size has no effect with trainer.hosts; set trainer.hosts.ranks, of each host, instead"
-    if trainer.sharding != "none":
-        return (
-            f'trainer.sharding = "{trainer.sharding}" is not possible with trainer.hosts, which write no checkpoint '
-            'together; set sharding = "none"'
-        )
     if trainer.accumulation != "exact":
         return 'trainer.hosts needs trainer.accumulation = "exact": else the weights depend on which hosts have come'
     if not weights.elsewhere:

@@ -14,12 +14,21 @@ from broker.hosts_side import HostsSide
 from contracts.jobs import JobState, TrainerExit
 from contracts.spec import JobSpec
 from onbeat.process.child_process import ChildProcess
-from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
+from tests.chaos.short_job import (
+    LAG,
+    assert_undisturbed,
+    committed,
+    long_variant,
+    sequential_digest,
+    short_job,
+    until,
+)
 from tests.hosts.machines import Machines
 from tests.pipeline import wait_for_exit
 
 HOSTS = ("first", "second")
 ITERATIONS = 60
+LORA = {"rank": 4}
 
 
 @pytest.fixture
@@ -73,23 +82,51 @@ def both_training(machines: Machines, job_id: str, *, leader: str = HOSTS[0]) ->
     launchers = {leader: offer(machines, leader, job_id)}
     until(lambda: "leads the ranks" in launchers[leader].tail(40), "a leader")
     other = HOSTS[1 - HOSTS.index(leader)]
-    launchers[other] = offer(machines, other, job_id)
-
-    def is_in() -> bool:
-        if launchers[other].exit_code is not None:
-            HostsSide(machines.broker, job_id, host=other, ranks=0).look(waits=True)
-            launchers[other] = offer(machines, other, job_id)
-        return "hosts of the ranks: 2" in launchers[other].tail(400)
-
-    until(is_in, "both hosts")
+    launchers[other] = comes_in(machines, other, job_id)
     until(committed(machines, job_id, len(machines.jobs.audit(job_id)) + 3), "three commits")
     return launchers
+
+
+def comes_in(machines: Machines, where: str, job_id: str, *, num_hosts: int = 2) -> ChildProcess:
+    """The launcher of a host that trains with the others; one that comes too late is offered again."""
+    launcher = offer(machines, where, job_id)
+
+    def is_in() -> bool:
+        nonlocal launcher
+        if launcher.exit_code is not None:
+            HostsSide(machines.broker, job_id, host=where, ranks=0).look(waits=True)
+            launcher = offer(machines, where, job_id)
+        return f"hosts of the ranks: {num_hosts}" in launcher.tail(400)
+
+    until(is_in, f"{num_hosts} hosts")
+    return launcher
 
 
 def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines: Machines, tmp_path: Path) -> None:
     spec = job(ranks=2, iterations=8)
     job_id, _ = machines.jobs.create(spec)
     ends_well(machines, job_id, *(offer(machines, where, job_id) for where in HOSTS))
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"trainer__sharding": "fsdp"}, id="rows"),
+        pytest.param({"trainer__lora": LORA, "trainer__sharding": "fsdp"}, id="adapters over rows", marks=long_variant),
+        pytest.param({"trainer__lora": LORA}, id="adapters", marks=long_variant),
+        pytest.param(LAG, id="lag", marks=long_variant),
+    ],
+)
+def test_another_host_takes_a_lost_ones_place_in_whatever_the_ranks_share(
+    machines: Machines, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    spec = job(iterations=30, **changes)
+    job_id, _ = machines.jobs.create(spec)
+    launchers = both_training(machines, job_id)
+    machines.hosts["second"].lose()
+    third = comes_in(machines, "third", job_id)
+    ends_well(machines, job_id, launchers["first"], third)
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 

@@ -39,6 +39,11 @@ class StoredTensors(Mapping[str, Tensor]):
         shapes = [part.get_shape() for _, part in self._parts[name]]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
 
+    def dtype(self, name: str) -> str:
+        """As torch has it, without `torch.`."""
+        _, part = self._parts[name][0]
+        return str(part[:0].dtype if part.get_shape() else part[...].dtype).removeprefix("torch.")
+
     def rows(self, name: str, first: int, count: int | None) -> Tensor:
         """Reads [count, …] rows from `first` on, with None all that follow; a tensor without rows is read whole."""
         if not self.shape(name):

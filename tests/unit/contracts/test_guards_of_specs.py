@@ -62,7 +62,7 @@ def refused(**fields: Any) -> str:
         (TAUGHT | {"rollout__max_resamples": 1}, "the teacher judges every completion"),
         ({"environment": ENVIRONMENT | {"max_tokens": 4}}, "environment.max_tokens = 4 has no room for one turn"),
         ({"dataset": {"type": "environment"}}, "takes its tasks from the environment"),
-        ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1"),
+        ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1, or trainer.hosts"),
         (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),
         (FSDP | {"algorithm__advantage": "reinforce++"}, 'needs trainer.sharding = "none"'),
