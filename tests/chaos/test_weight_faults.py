@@ -48,16 +48,3 @@ def test_a_damaged_version_is_refused_and_written_again(tmp_path: Path, undistur
             succeed(trainer)
             assert "a generator refuses" in trainer.tail(num_lines=100)
         assert_undisturbed(pipeline, job_id, undisturbed)
-
-
-@long_variant
-@pytest.mark.parametrize("weights", [DELTA, REDIS])
-def test_a_trainer_that_dies_while_it_writes_a_version_leaves_nothing_that_counts(
-    tmp_path: Path, undisturbed: str, weights: WeightsSpec
-) -> None:
-    with Pipeline(tmp_path) as pipeline:
-        pipeline.start_generators(1)
-        job_id, _ = pipeline.jobs.create(short_job(weights=weights))
-        pipeline.train_until_death(job_id, crash_at="consumer.writing_weights:4")
-        pipeline.train_to_the_end(job_id)
-        assert_undisturbed(pipeline, job_id, undisturbed)

@@ -23,7 +23,7 @@ from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat.client.connection import client_settings
 from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
-from onbeat.stack.access import StackFile, gateway_access, read_stack_file, write_stack_file
+from onbeat.stack.access import gateway_access, read_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
@@ -195,13 +195,6 @@ def test_the_stack_file_is_private_and_gone_with_the_stack(tmp_path: Path) -> No
         gateway_access({}, gateway=None, api_key=None, run_dir=stack.plan.run_root)
 
 
-def test_flags_win_over_the_environment_and_that_over_the_stack_file(tmp_path: Path) -> None:
-    write_stack_file(tmp_path, StackFile(gateway_url="http://file", api_key="file", pid=os.getpid()))
-    environment = {"ONBEAT_GATEWAY_URL": "http://environment"}
-    access = gateway_access(environment, gateway=None, api_key="flag", run_dir=tmp_path)
-    assert (access.url, access.key) == ("http://environment", "flag")
-
-
 def test_a_second_stack_in_the_same_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
         second = EmbeddedStack(plan(tmp_path), modules=MODULES)
@@ -223,13 +216,6 @@ def test_a_fresh_stack_forgets_and_removes_the_servers_data(tmp_path: Path) -> N
         assert not (redis_folder / "old").exists()
         assert redis_folder.exists()
     assert not redis_folder.exists()
-
-
-def test_a_gateway_port_in_use_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
-    with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
-        port = int(stack.gateway_url.rpartition(":")[2])
-        with pytest.raises(InvalidInput, match=f"--port: port {port} is in use"):
-            EmbeddedStack(plan(tmp_path / "other", gateway_port=port), modules=MODULES).start_or_stop()
 
 
 def test_folders_of_the_services_names_in_the_working_directory_are_not_taken_for_them(

@@ -9,10 +9,7 @@ import pytest
 
 from broker.fence import read_fence
 from broker.presence import WRONG_ENGINE, Presence
-from consumer.model.checkpoint import latest_checkpoint
-from contracts.events import versions_of
 from contracts.jobs import JobState
-from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from onbeat.process.waiting import Waiting
@@ -73,18 +70,6 @@ def test_another_seed_gives_other_weights(pipeline: Pipeline, oracle: str) -> No
     assert pipeline.final_digest(pipeline.train(spec(seed=1))) != oracle
 
 
-def test_a_killed_trainer_is_replaced_and_the_replay_gives_the_same_weights(pipeline: Pipeline, oracle: str) -> None:
-    job_id, _ = pipeline.jobs.create(spec())
-    first = pipeline.start(f"consumer-{job_id}-first", job_id)
-    until_committed(pipeline, job_id, 3)
-    assert first.pid is not None
-    first.kill()
-    pipeline.train_to_the_end(job_id)
-    assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).gaps == ()
-
-
 @pytest.mark.parametrize("weights", [DeltaWeights(snapshot_every_versions=3), RedisWeights()])
 def test_every_transport_gives_the_same_weights_also_when_the_trainer_is_killed(
     pipeline: Pipeline, oracle: str, weights: WeightsSpec
@@ -111,20 +96,6 @@ def test_a_stopped_trainer_saves_and_its_successor_goes_on_without_a_replay(pipe
     assert second.exit_code == 0, second.tail()
     assert pipeline.final_digest(job_id) == oracle
     assert pipeline.verdict(job_id).num_rewinds == 0
-
-
-def test_a_cancelled_job_ends_with_a_checkpoint_of_what_was_committed(pipeline: Pipeline) -> None:
-    job_id, _ = pipeline.jobs.create(spec(iterations=1000, evaluation__every_iterations=0))
-    trainer = pipeline.start(f"consumer-{job_id}", job_id)
-    until_committed(pipeline, job_id, 3)
-    assert pipeline.jobs.request_cancel(job_id) is JobState.CANCELLING
-    wait_for_exit(trainer)
-    assert pipeline.jobs.state(job_id) is JobState.CANCELLED
-    folder = RunFolder(pipeline.settings.run_root_path, job_id)
-    checkpoint = latest_checkpoint(folder.checkpoints, job_id=job_id, versions=versions_of(pipeline.jobs.audit(job_id)))
-    assert checkpoint is not None
-    last = pipeline.jobs.audit(job_id)[-1]
-    assert (checkpoint.state.iteration, checkpoint.state.weights_digest) == (last.iteration, last.next_weights_digest)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
-from contracts.jobs import JobState, ResumeRequest
+from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import job_spec
@@ -141,7 +141,9 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
             marks=long_variant,
             id="adapters by redis, two ranks",
         ),
-        pytest.param("lag 1, two updates", {}, "consumer.after_step:9", marks=long_variant, id="two updates"),
+        pytest.param(
+            "lag 1, two updates of two mini-batches", {}, "consumer.after_step:9", marks=long_variant, id="two updates"
+        ),
     ],
 )
 def test_a_killed_trainer_and_three_generators_make_the_same_versions(
@@ -155,15 +157,6 @@ def test_a_killed_trainer_and_three_generators_make_the_same_versions(
     assert pipeline.train_until_death(job_id, crash_at=crash_at) not in (0, 2)
     pipeline.train_to_the_end(job_id)
     assert_versions(pipeline, job_id, oracles[job])
-
-
-def test_a_lagging_job_that_is_given_more_iterations_ends_as_if_it_had_had_them_from_the_start(
-    pipeline: Pipeline, oracles: dict[str, list[str]]
-) -> None:
-    job_id = pipeline.train(spec("lag 2", iterations=4))
-    pipeline.jobs.resume(job_id, ResumeRequest(iterations=ITERATIONS))
-    pipeline.train_to_the_end(job_id)
-    assert_versions(pipeline, job_id, oracles["lag 2"])
 
 
 def test_a_bounded_job_takes_versions_of_its_range_alone_and_finishes(pipeline: Pipeline) -> None:

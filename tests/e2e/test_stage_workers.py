@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from broker.presence import StagePresence
 from contracts.encoding.json_lines import read_json_lines
-from contracts.events import TimelineSpan
-from contracts.jobs import JobState
+from contracts.encoding.wire import decode_json
+from contracts.events import IterationMetrics, TimelineSpan
+from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
-from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.judge_server import JudgeServer, judge_server, says
-from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
+from tests.pipeline import Pipeline, wait_for_exit
 from tests.scorer_folder import scorer_folder
 
 REFERENCE = {"type": "reference", "lease_s": 1.0}
+TEACHER = {"type": "teacher", "model": "configs/models/two-digit-addition-teacher", "lease_s": 1.0}
+BRIEF = {
+    "type": "external",
+    "name": "brief",
+    "inputs": ["completion_ids"],
+    "outputs": [{"name": "tokens", "type": "float32"}],
+}
+KL_JOBS: dict[str, dict[str, object]] = {
+    "two updates, several passes": {
+        "algorithm__kl_coefficient": 0.05,
+        "algorithm__updates_per_iteration": 2,
+        "trainer__max_tokens_per_micro_batch": 300,
+    },
+    "adapters over a model that two ranks share, KL in the reward": {
+        "algorithm__kl_coefficient": 0.1,
+        "algorithm__kl_placement": "reward",
+        "algorithm__kl_estimator": "k1",
+        "trainer__lora": {"rank": 4},
+        "trainer__world_size": 2,
+        "trainer__sharding": "fsdp",
+    },
+}
+T = TypeVar("T", IterationMetrics, EvaluationScore)
 
 
 @pytest.fixture(scope="module")
@@ -58,49 +79,61 @@ def spec(*stages: dict[str, Any], **changes: Any) -> JobSpec:
     return job_spec(**(fields | changes))
 
 
-@pytest.fixture(scope="module")
-def oracle(pipeline: Pipeline) -> str:
-    """Final digest of the job whose trainer has the reference itself."""
-    return pipeline.final_digest(pipeline.train(spec(algorithm__kl_coefficient=0.1)))
-
-
-def until_live(pipeline: Pipeline, count: int) -> None:
-    board, waiting = StagePresence(pipeline.broker), Waiting(f"{count} stage workers", deadline_s=DEADLINE_S)
-    while len(board.live()) < count:
-        waiting.poke()
-        time.sleep(0.01)
-
-
+@pytest.mark.parametrize("name", KL_JOBS)
 def test_a_reference_off_the_trainer_gives_the_very_weights_that_the_trainer_would_have_made(
-    pipeline: Pipeline, oracle: str
+    pipeline: Pipeline, name: str
 ) -> None:
-    job_id = pipeline.train(spec(REFERENCE, algorithm__kl_coefficient=0.1))
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).gaps == ()
+    alone = pipeline.train(spec(**KL_JOBS[name]))
+    staged = pipeline.train(spec(REFERENCE, **KL_JOBS[name]))
+    assert pipeline.final_digest(staged) == pipeline.final_digest(alone)
+    assert pipeline.verdict(staged).gaps == ()
     # What the worker did before the last commit stands in the timeline, as a lane of its own.
-    spans = read_json_lines(RunFolder(pipeline.settings.run_root_path, job_id).timeline, TimelineSpan)
-    computed = [span for span in spans if kind_of(span.who) == "stage"]
-    assert {span.what for span in computed} == {"compute reference"}
+    spans = read_json_lines(RunFolder(pipeline.settings.run_root_path, staged).timeline, TimelineSpan)
+    assert {span.what for span in spans if kind_of(span.who) == "stage"} == {"compute reference"}
 
 
-def test_two_workers_of_which_one_is_killed_at_work_change_no_bit(
-    pipeline: Pipeline, oracle: str, judge: JudgeServer
-) -> None:
-    doomed = pipeline.start("consumer.stages-doomed", judge_url=judge.url, crash_at="stage.after_compute")
-    until_live(pipeline, 2)
-    job_id = pipeline.train(spec(REFERENCE, algorithm__kl_coefficient=0.1))
-    wait_for_exit(doomed)
-    assert doomed.exit_code == -signal.SIGKILL
-    assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).gaps == ()
-
-
-def test_a_reward_models_scores_are_trained_and_audited(pipeline: Pipeline) -> None:
+def test_a_teacher_and_a_reward_are_learnt_alike_by_two_ranks_and_after_a_kill(pipeline: Pipeline) -> None:
     scorer = {"type": "reward_model", "model": str(pipeline.data / "scorer"), "weight": 0.5}
-    job_id = pipeline.train(spec(scorer, iterations=2))
-    commits = [record for record in pipeline.jobs.audit(job_id) if record.batches]
-    assert [set(record.columns or ()) for record in commits] == [set(record.batches) for record in commits]
-    assert pipeline.verdict(job_id).gaps == ()
+    fields: dict[str, object] = {
+        "algorithm__distillation_coefficient": 1.0,
+        "evaluation__num_prompts": 16,
+        "evaluation__prompts_per_batch": 16,
+    }
+    undisturbed = pipeline.train(spec(TEACHER, scorer, **fields, trainer__world_size=2))
+    killed, _ = pipeline.jobs.create(spec(TEACHER, scorer, **fields))
+    assert pipeline.train_until_death(killed, crash_at="consumer.after_step:3") == -signal.SIGKILL
+    pipeline.train_to_the_end(killed)
+    assert pipeline.final_digest(killed) == pipeline.final_digest(undisturbed)
+    assert pipeline.verdict(killed).gaps == pipeline.verdict(undisturbed).gaps == ()
+    commits = [record for record in pipeline.jobs.audit(undisturbed) if record.next_weights_digest]
+    assert [set(record.columns or ()) for record in commits] == [
+        {f"{iteration}/train/{index}" for index in range(4)} for iteration in range(3)
+    ]
+    for metrics in lines_of(pipeline, undisturbed, "metrics.jsonl", IterationMetrics):
+        assert isinstance(metrics.kl_to_teacher, float)
+        assert metrics.kl_to_teacher > 0.0
+        parts = metrics.reward_components
+        assert metrics.reward_mean == pytest.approx(parts["exact"] + 0.5 * parts["reward_model"])
+    # Evaluations pass no stage: each of their 16 sums is right or wrong.
+    scores = lines_of(pipeline, undisturbed, "evaluations.jsonl", EvaluationScore)
+    assert [(16 * score.sampled) % 1.0 for score in scores] == [0.0, 0.0]
+
+
+def lines_of(pipeline: Pipeline, job_id: str, name: str, kind: type[T]) -> list[T]:
+    lines = (RunFolder(pipeline.settings.run_root_path, job_id).path / name).read_bytes().splitlines()
+    return [decode_json(line, kind) for line in lines]
+
+
+def test_a_job_whose_stage_has_no_worker_fails_by_its_name(pipeline: Pipeline) -> None:
+    assert "s for a live worker of stage brief" in reason_of(pipeline, spec(BRIEF, timeouts__no_stage_worker_s=1.0))
+
+
+def reason_of(pipeline: Pipeline, job: JobSpec) -> str:
+    """Why a job failed that can't go on."""
+    job_id, _ = pipeline.jobs.create(job)
+    assert wait_for_exit(pipeline.start(f"consumer-{job_id}", job_id)) == 2
+    assert pipeline.jobs.state(job_id) is JobState.FAILED
+    return pipeline.jobs.fields(job_id)["reason"].decode()
 
 
 def test_a_judge_is_asked_once_for_each_row_and_its_numbers_are_trained(pipeline: Pipeline, judge: JudgeServer) -> None:
@@ -114,13 +147,7 @@ def test_a_judge_is_asked_once_for_each_row_and_its_numbers_are_trained(pipeline
     assert pipeline.verdict(job_id).gaps == ()
 
 
-def test_a_judge_that_never_answers_a_number_fails_the_job_with_its_words(
-    pipeline: Pipeline, judge: JudgeServer
-) -> None:
+def test_a_judge_that_never_answers_a_number_fails_the_job_with_its_words(pipeline: Pipeline) -> None:
     stage = {"type": "llm_judge", "model": "m", "prompt": "refuse {completion}", "max_attempts": 2}
-    job_id, _ = pipeline.jobs.create(spec(stage, deterministic=False))
-    trainer = pipeline.start(f"consumer-{job_id}", job_id)
-    assert wait_for_exit(trainer) == 2
-    assert pipeline.jobs.state(job_id) is JobState.FAILED
-    reason = pipeline.jobs.fields(job_id)["reason"].decode()
+    reason = reason_of(pipeline, spec(stage, deterministic=False))
     assert "stage llm_judge: the judge's answer has no number" in reason

@@ -16,7 +16,7 @@ from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import OpenKeys
 from broker.leases import FailOutcome
-from broker.monitor import job_status, stream_report
+from broker.monitor import stream_report
 from broker.openings import Opening
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
@@ -137,22 +137,6 @@ def test_a_job_whose_record_is_lost_is_taken_off_the_lists(jobs: JobStore, setti
         jobs.remove(job_id)
     assert job_id not in jobs.job_ids()
     assert job_id not in jobs.active_jobs()
-
-
-def test_what_a_late_count_leaves_of_a_removed_job_is_no_job_and_can_be_cleared(
-    jobs: JobStore, settings: StackSettings
-) -> None:
-    job_id, _ = jobs.create(job_spec())
-    jobs.move(job_id, JobState.CANCELLED)
-    jobs.remove(job_id)
-    broker = connect(settings)
-    broker.redis.hincrby(broker.job_keys(job_id).job, "trainer_starts", 1)  # as no script of ours does
-    for ask in (jobs.state, jobs.fields, lambda one: job_status(broker, one), lambda one: stream_report(broker, one)):
-        with pytest.raises(NotFound, match=job_id):
-            ask(job_id)
-    with pytest.raises(NotFound, match=job_id):
-        jobs.remove(job_id)
-    assert keys_of(settings, job_id) == []
 
 
 def test_a_removal_that_is_refused_keeps_the_idempotency_key_and_another_job_s_stays(

@@ -15,7 +15,6 @@ from redis.retry import Retry
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
 from broker.connection.script_texts import PRELUDE, SCRIPTS, function_name, library_text
-from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import (
     ACTIVE,
@@ -30,17 +29,13 @@ from broker.keys import (
     idempotency,
     sealed_name,
 )
-from broker.monitor import job_status, stream_report
-from broker.presence import Presence
-from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
 from contracts.errors import InvalidInput
-from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.every_key import every_key
-from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
+from tests.integration.test_fence import DIGEST, Job, job_of
 
 SEAL = "5ea1" * 8
 KEYS = JobKeys("J", num_open=2, seal=SEAL)
@@ -330,54 +325,6 @@ def _keys_of(script: str, variable: str) -> list[str]:
 def test_every_script_says_who_may_run_it() -> None:
     assert {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"} == set(SCRIPT_ROLES)
     assert library_text().count("if not (redis.acl_check_cmd(") == len(SCRIPT_ROLES)
-
-
-def test_a_whole_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis) -> None:
-    redis_server.load_scripts()
-    by_role = brokers(redis_server)
-    gateway, trainers = JobStore(by_role[GATEWAY]), JobStore(by_role[TRAINER])
-    job_id, _ = gateway.create(job_spec(rollout__max_attempts=1), idempotency_key="k" + redis_server.folder.name)
-    assert job_id in trainers.active_jobs()
-    assert trainers.reserve_start(job_id, "c1", life_s=30)
-    assert trainers.count_trainer_start(job_id) == 1
-    trainer = TrainerSide(by_role[TRAINER], job_id, owner="t1", lease_s=30)
-    trainer.acquire()
-    trainers.release_start(job_id, "c1")
-    trainers.move(job_id, JobState.RUNNING, trainer_epoch=trainer.trainer_epoch)
-    presence = Presence(by_role[GENERATOR])
-    presence.beat("g1", {})
-    assert [live.generator_id for live in Presence(by_role[TRAINER]).live()].count("g1") == 1
-    job = Job(by_role[TRAINER], job_id, trainer, generators=by_role[GENERATOR])
-    job.announce(0)
-    trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60)
-    trainer.drop_chunks_before(0)
-    trainer.open_iteration(job.opening(0), {0: DIGEST})
-    assert trainer.reconcile(0, job.batches(0)) == 0
-    generator = GeneratorSide(by_role[GENERATOR], job_id, "g1")
-    generator.wait_for_prompts(0.01)
-    first, second = generator.claim(30), generator.claim(30)
-    assert first is not None
-    assert second is not None
-    assert generator.claim(30) is None
-    assert generator.renew([first, second]).lost == ()
-    assert generator.publish(first, answer_to(first.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
-    generator.fail(second, "no reward")
-    trainer.wait_for_rollouts(0, 0.01)
-    arrived, num_dead = trainer.claim_rollouts(0, max_batches=4)
-    assert (len(arrived), num_dead) == (1, 1)
-    assert job_status(by_role[GATEWAY], job_id).batches_dead == 1
-    assert stream_report(by_role[GATEWAY], job_id).batches_published == 1
-    trainer.renew()
-    one = record(0, {arrived[0].batch.batch_id: arrived[0].digest})
-    trainer.commit(one, {arrived[0].batch.batch_id: arrived[0].digest}, event=None, opening=None, made=None)
-    trainer.confirm(0)
-    gateway.request_cancel(job_id)
-    trainers.move(job_id, JobState.CANCELLED, trainer_epoch=trainer.trainer_epoch)
-    assert gateway.resume(job_id) is JobState.QUEUED
-    gateway.request_cancel(job_id)
-    assert len(gateway.audit(job_id)) == 1
-    assert gateway.events_after(job_id, "0-0")
-    presence.leave("g1")
 
 
 def test_a_role_waits_for_a_server_that_is_about_to_be_given_its_scripts(

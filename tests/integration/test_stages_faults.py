@@ -15,7 +15,7 @@ from broker.leases import FailOutcome
 from broker.stage_side import PutOutcome, wait_for_items
 from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode
-from contracts.errors import ContractViolation, FenceViolation, NotFound
+from contracts.errors import ContractViolation, FenceViolation
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
@@ -103,13 +103,6 @@ def test_what_ends_an_iteration_leaves_nothing_of_its_stages_and_settles_what_co
     assert side.put([(held, job.made(held))]) == [PutOutcome.SETTLED]
     assert side.claim("judge") == []
     assert job.left_behind() == set()
-
-
-def test_a_removed_job_has_no_stages(redis_server: EmbeddedRedis) -> None:
-    job = judged(redis_server)
-    end_and_remove(job)
-    with pytest.raises(NotFound):
-        job.stage().claim("judge")
 
 
 def test_columns_of_a_batch_that_was_sampled_anew_are_not_taken_for_it(redis_server: EmbeddedRedis) -> None:

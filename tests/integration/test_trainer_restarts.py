@@ -250,31 +250,6 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("weights", "every"),
-    [("delta", 1), ("file", 3), ("redis", 10)],
-    ids=["at its checkpoint", "rewound by two", "from the start"],
-)
-def test_a_lagging_job_is_replayed_from_its_checkpoint_to_the_same_versions(
-    own: StackSettings,
-    broker: Broker,
-    monkeypatch: pytest.MonkeyPatch,
-    undisturbed: dict[int, str],
-    weights: str,
-    every: int,
-) -> None:
-    jobs = JobStore(broker)
-    job_id, _ = jobs.create(lagging(trainer__checkpoint_every_iterations=every, weights={"transport": weights}))
-    with generating(broker, job_id):
-        dies_at(monkeypatch, 5)
-        with pytest.raises(Dead):
-            one_trainer(own, broker, job_id)
-        dies_at(monkeypatch, -1)
-        assert one_trainer(own, broker, job_id) == 0
-    assert made(jobs, job_id) == undisturbed
-    assert gaps(jobs, RunFolder(own.run_root_path, job_id)) == ()
-
-
 def test_a_checkpoint_with_a_damaged_older_version_is_skipped_and_its_published_file_is_written_again(
     own: StackSettings,
     broker: Broker,

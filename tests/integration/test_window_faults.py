@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
-from broker.keys import MAX_SLOTS
 from broker.leases import FailOutcome
-from broker.monitor import job_status, stream_report
-from broker.trainer_side import TrainerSide
+from broker.monitor import job_status
 from contracts.encoding.wire import encode
 from contracts.errors import FencedOff, FenceViolation
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
-from onbeat.stack.redis import EmbeddedRedis
-from tests.every_key import every_key
 from tests.integration.fence_parts import StutteringBroker
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
 
@@ -205,50 +200,7 @@ def test_a_job_whose_spec_cannot_be_read_ends_with_its_whole_window(broker: Brok
     assert num_in_work(job) == 0
 
 
-def test_nothing_of_a_removed_job_is_left_with_its_spec_and_without(broker: Broker) -> None:
-    for lag in (0, 1, 16):
-        for has_spec in (True, False):
-            job = begun(broker, lag=lag)
-            job.trainer.release()
-            jobs = JobStore(broker)
-            jobs.fail(job.job_id, "enough")
-            if not has_spec:
-                broker.redis.delete(job.keys.spec)
-            jobs.remove(job.job_id)
-            every = broker.job_keys(job.job_id, MAX_SLOTS)
-            assert broker.redis.exists(*every_key(every)) == 0
-            assert list(broker.redis.scan_iter(f"*{job.job_id}*")) == []
-
-
 # Rights
-
-
-def test_a_lagging_job_runs_on_the_rights_of_the_roles(redis_server: EmbeddedRedis) -> None:
-    redis_server.load_scripts()
-    by_role = {
-        role: connect(StackSettings(redis_url=redis_server.url_of(role))) for role in (GATEWAY, TRAINER, GENERATOR)
-    }
-    operator = connect(StackSettings(redis_url=redis_server.url))
-    job = LaggingJob(operator, lagging_spec(1), evaluates=True, generators=by_role[GENERATOR])
-    job.trainer.release()
-    job.trainer = TrainerSide(by_role[TRAINER], job.job_id, owner="t2", lease_s=30, num_open=2)
-    job.trainer.acquire()
-    job.start()
-    for iteration in range(3):
-        job.sample()
-        if evaluation := job.evaluation(iteration):
-            job.trainer.dispatch(iteration, evaluation)
-            job.sample(count=1)
-        job.commit(iteration)
-    assert stream_report(by_role[GATEWAY], job.job_id).iteration == 4
-    held = job.claim()
-    assert job.generator().fail(held, "no reward") is FailOutcome.RETRIED
-    JobStore(by_role[GATEWAY]).request_cancel(job.job_id)
-    JobStore(by_role[TRAINER]).move(job.job_id, JobState.CANCELLED, trainer_epoch=job.trainer.trainer_epoch)
-    JobStore(by_role[GATEWAY]).resume(job.job_id)
-    JobStore(by_role[GATEWAY]).request_cancel(job.job_id)
-    JobStore(by_role[GATEWAY]).remove(job.job_id)
-    assert list(operator.redis.scan_iter(f"*{job.job_id}*")) == []
 
 
 # Memory

@@ -598,16 +598,3 @@ def test_a_redis_at_maxmemory_takes_the_successor_of_a_dead_trainer_and_a_cancel
         second_id, _ = jobs.create(job_spec())
         Holder(broker, second_id).appears()
         assert process.poll() is None
-
-
-def test_a_worker_removes_the_files_of_a_job_that_was_deleted(
-    own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
-) -> None:
-    jobs = JobStore(broker)
-    job_id, _ = jobs.create(job_spec())
-    jobs.request_cancel(job_id)
-    folder = RunFolder(own_settings.run_root_path, job_id).checkpoint_after(0)
-    folder.mkdir(parents=True)
-    jobs.remove(job_id)
-    with worker(own_settings, tmp_path / "worker.log"):
-        until(lambda: not folder.parents[1].exists(), "the end of the files")

@@ -245,20 +245,6 @@ def test_an_error_with_json_is_one_object_too(capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_an_unknown_setting_in_the_environment_names_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ONBEAT_COLOUR", "red")
-    assert run(["jobs"]) == 2
-    assert capsys.readouterr().err.startswith("onbeat: ONBEAT_COLOUR: unknown setting (one of ONBEAT_ALLOWED_HOSTS")
-
-
-@pytest.mark.usefixtures("monkeypatch")
-def test_a_gateway_that_is_away_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["jobs", "--gateway", "http://127.0.0.1:9"]) == 2
-    assert capsys.readouterr().err.startswith("onbeat: gateway: no answer from http://127.0.0.1:9: ")
-
-
 def test_verify_asks_the_gateway_and_fails_on_a_gap(
     gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
