@@ -31,9 +31,9 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
-from onbeat.export import export
 from onbeat.prompts.source import prompt_source
-from onbeat.terminal.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
+from onbeat_extras.runs.exported.export import export
+from onbeat_extras.runs.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
 
 SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"
 FIGURES = REPOSITORY / "docs/images"

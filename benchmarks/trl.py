@@ -45,8 +45,8 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.client.spec_file import load_spec
-from onbeat.export import export
 from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat_extras.runs.exported.export import export
 from reward_service.scorers.rubric import score_item
 
 EXPECTED = (

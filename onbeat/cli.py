@@ -35,7 +35,6 @@ COMMANDS = {
     "resume": "jobs",
     "delete": "jobs",
     "verify": "jobs",
-    "export": "export",
 }
 """Command → its module of onbeat/commands/, where it is the function of its name; in the order of `onbeat --help`."""
 EXTRAS = "onbeat.commands"

@@ -1,20 +1,19 @@
 """A process of one's own joins the stream, as a producer, a trainer or a stage (docs/extend.md); beside it, what
-the command line asks of a gateway. The parts are imported when they are asked for, and none of them imports torch.
+the command line asks of a gateway. The parts are an extra's, found when they are asked for; none of them imports torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onbeat.client.asynchronous import AsyncConsumer, AsyncProducer, AsyncStage
-    from onbeat.client.consumer import Consumer
-    from onbeat.client.producer import Producer
-    from onbeat.client.rows import Rows
-    from onbeat.client.samples import PromptClaim, Sample
-    from onbeat.client.stage import Stage, StageRows
-    from onbeat.client.training.arrivals import MicroBatch, TrainingIteration
+    from onbeat_extras.own.asynchronous import AsyncConsumer, AsyncProducer, AsyncStage
+    from onbeat_extras.own.consumer import Consumer
+    from onbeat_extras.own.producer import Producer
+    from onbeat_extras.own.rows import Rows
+    from onbeat_extras.own.samples import PromptClaim, Sample
+    from onbeat_extras.own.stage import Stage, StageRows
+    from onbeat_extras.own.training.arrivals import MicroBatch, TrainingIteration
 
 __all__ = [
     "AsyncConsumer",
@@ -30,19 +29,11 @@ __all__ = [
     "StageRows",
     "TrainingIteration",
 ]
-_MODULES = {
-    "training.arrivals": ("MicroBatch", "TrainingIteration"),
-    "asynchronous": ("AsyncConsumer", "AsyncProducer", "AsyncStage"),
-    "consumer": ("Consumer",),
-    "producer": ("Producer",),
-    "samples": ("PromptClaim", "Sample"),
-    "rows": ("Rows",),
-    "stage": ("Stage", "StageRows"),
-}
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from onbeat.process.entry_points import find_entry_point
+
+    return find_entry_point(__name__, name, field=f"{__name__}.{name}", where="program").load()

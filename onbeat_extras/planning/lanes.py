@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from contracts.events import TimelineSpan
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from onbeat.terminal.figures import COLORS, DOTS_PER_INCH
 from onbeat_extras.planning.pipeline.costs import Costs, Machines
 from onbeat_extras.planning.pipeline.walk import walk
 from onbeat_extras.planning.predictions import Prediction, warm_up
@@ -32,6 +31,12 @@ WIDTH = 64
 """Characters of a lane in the terminal."""
 LANE_INCHES, FIGURE_INCHES = 0.34, 11.0
 STEP, IDLE = "s", "."
+DOTS_PER_INCH = 150
+COLORS = {
+    **{"generate": "#3b7dd8", "score": "#9ec5f4", "train": "#e0762f"},
+    **{"step": "#b3261e", "sync": "#6b4fa0", "open": "#2e7d5b"},
+}
+"""Those of the timeline that `onbeat demo` draws."""
 PALE = 0.55
 """Opacity of every second iteration, so that the eye can tell them apart."""
 

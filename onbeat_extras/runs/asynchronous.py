@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts.events import IterationMetrics
 from contracts.jobs import JobStatus
-from onbeat.client.asynchronous import InThreads, in_thread
+from onbeat.client.in_threads import InThreads, in_thread
 from onbeat_extras.runs.run import Run
 from onbeat_extras.runs.start import attach, train
 

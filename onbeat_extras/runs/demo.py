@@ -17,9 +17,9 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.client.progress import JobProgress
 from onbeat.stack.plan import StackPlan
-from onbeat.terminal.figures import draw_figures
 from onbeat.terminal.job_view import view_for
 from onbeat.terminal.output import tell_page
+from onbeat_extras.runs.figures import draw_figures
 from onbeat_extras.runs.start import on_own_stack
 
 SUMMARY = "summary.json"

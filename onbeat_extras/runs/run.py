@@ -188,7 +188,7 @@ class Run:
         version: one that is kept; None takes the newest. adapters: LoRA adapters as peft has them, not merged. Returns
         what `onbeat export --json` prints. Raises ContractViolation where its digest isn't that of the audit chain.
         """
-        from onbeat.export import export  # torch is slow to import
+        from onbeat_extras.runs.exported.export import export  # torch is slow to import
 
         self._ended(None)
         settings = replace(settings_from(os.environ), model_root=str(model_root_or_default(self._model_root)))

@@ -20,13 +20,13 @@ from broker.connection.client import connect
 from broker.connection.probe import probe
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
-from onbeat.client.connection import client_settings
 from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 from onbeat.stack.access import gateway_access, read_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
+from onbeat_extras.own.connection import client_settings
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 MODULES = {

@@ -20,7 +20,9 @@ EXTRAS = ROOT / "onbeat_extras"
 WITH_EXTRAS = {
     "configs/models/make_secret_table.py": "the demo whose dialogues it trains on",
     "onbeat/__init__.py": "the names that programs import, for type checkers",
+    "onbeat/client/__init__.py": "the same",
     "onbeat/process/own_packages.py": "the list of packages that are ours",
+    "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/hosts/machines.py": "hosts that serve a cache",
     "tests/hosts/test_objects.py": "the same",
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
@@ -28,6 +30,7 @@ WITH_EXTRAS = {
     "tests/mutants/sources.py": "the same",
     "tests/unit/docs/test_where_to_change.py": "the copy that its additions go into",
     "tests/unit/docs/use_additions.py": "the additions of a tracker and an environment",
+    "tests/unit/onbeat/weights/test_registered_store.py": "a model that is exported out of such a store",
     "tests/unit/test_extras.py": "",
     "tests/unit/test_house.py": "how small a tracker may be",
     "tests/unit/test_make_targets.py": "what vLLM's environment collects",

@@ -37,9 +37,9 @@ from producer.engine.base import EngineSetup
 from producer.engine.factory import make_engine
 from tests.builders import job_spec
 from tests.contract.golden_files import golden
+from tests.extras.runs.test_export import are_same, loaded, make_run
 from tests.publishing import given_by, publish
 from tests.unit.gateway.test_submission import generators
-from tests.unit.onbeat.test_export import are_same, loaded, make_run
 from tests.unit.onbeat.weights.adapter.test_adapters import SCALING, base, matrices, merged
 from tests.unit.onbeat.weights.test_weight_store import assert_equal, version
 

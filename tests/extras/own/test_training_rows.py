@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from onbeat.client.training.arrivals import MicroBatch, _slice, micro_batch
 from onbeat.kept_sets import pack_kept_sets
+from onbeat_extras.own.training.arrivals import MicroBatch, _slice, micro_batch
 from tests.builders import batch_of, job_spec, rollout
 
 

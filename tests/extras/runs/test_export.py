@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import onbeat.export as exporting
+import onbeat_extras.runs.exported.export as exporting
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import adapter_state, save_state
 from consumer.model.adapters import base_name
@@ -26,9 +26,9 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat import cli
 from onbeat.audit.weights import digest_of
-from onbeat.export import Exported, export
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.transports import make_publisher
+from onbeat_extras.runs.exported.export import Exported, export
 from tests.builders import job_spec, tiny_model_folder
 from tests.e2e.stand_in_gateway import KEY, fake_gateway
 from tests.publishing import publish

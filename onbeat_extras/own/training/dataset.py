@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from torch.utils.data import IterableDataset, get_worker_info
 
 from contracts.errors import InvalidInput
-from onbeat.client.training.arrivals import MicroBatch, TrainingIteration
+from onbeat_extras.own.training.arrivals import MicroBatch, TrainingIteration
 
 
 class MicroBatches(IterableDataset[MicroBatch]):

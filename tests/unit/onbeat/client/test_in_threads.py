@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from contracts.errors import BrokerUnavailable
-from onbeat.client.asynchronous import Taking
+from onbeat.client.in_threads import Taking
 
 
 async def test_what_a_cancelled_call_takes_is_the_next_ones_answer() -> None:

@@ -26,13 +26,13 @@ from contracts.events import IterationMetrics
 from contracts.experience.columns import BASE_COLUMNS, CARRIED_COLUMNS, Column, base_values
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from onbeat.client.rows import RowKey, Rows
 from onbeat.kept_sets import unpack_kept_sets
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.gathering import WAIT_S, Gathering
 from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, numbers_of
 from onbeat.loop.trained_job import TrainedJob
 from onbeat.process.waiting import Waiting
+from onbeat_extras.own.rows import RowKey, Rows
 
 PREFETCHED = 2
 """Batches that wait in memory, decoded, for the trainer."""

@@ -23,10 +23,10 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.weights import digest_of
-from onbeat.kept_versions import KeptVersion, Weights, kept_versions, read_version
 from onbeat.weights.adapter.matrices import A_END, PREFIX
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
+from onbeat_extras.runs.exported.kept_versions import KeptVersion, Weights, kept_versions, read_version
 
 SHARD_BYTES = 2 * 1024**3
 """A larger model has several files, and an index; so much of it is in memory."""

@@ -19,7 +19,6 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.client.connection import JobConnection, job_ended, speaking_the_same
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.recording import Recorder
@@ -27,6 +26,7 @@ from onbeat.loop.trained_job import health_watch, watches_of
 from onbeat.loop.window import Window
 from onbeat.process.waiting import Waiting
 from onbeat.run_files import run_files
+from onbeat_extras.own.connection import JobConnection, job_ended, speaking_the_same
 
 LEASE_POLL_S = 0.25
 

@@ -19,12 +19,12 @@ from contracts.errors import InvalidInput, Unavailable, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.client.connection import JobConnection
 from onbeat.weights.layout import Layout, layout_of
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions
 from onbeat.weights.transports import make_publisher, make_stores
+from onbeat_extras.own.connection import JobConnection
 
 Weights = torch.nn.Module | Mapping[str, Tensor]
 

@@ -31,13 +31,13 @@ from contracts.rollouts import BatchTimings, RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.client.connection import connected
-from onbeat.client.own_worker import OwnWorker
-from onbeat.client.samples import PromptClaim, Sample, completions_of
 from onbeat.process.waiting import run_apart
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
 from onbeat.weights.model_path import model_folder
+from onbeat_extras.own.connection import connected
+from onbeat_extras.own.own_worker import OwnWorker
+from onbeat_extras.own.samples import PromptClaim, Sample, completions_of
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ import pytest
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.experience.columns import Column
 from contracts.settings import StackSettings
-from onbeat.client.connection import client_settings
-from onbeat.client.rows import packed, unpacked
 from onbeat.stack.access import StackFile, write_stack_file
+from onbeat_extras.own.connection import client_settings
+from onbeat_extras.own.rows import packed, unpacked
 
 OF_STAGE = {"ONBEAT_REDIS_URL": "redis://stage:s@127.0.0.1:1/0", "ONBEAT_RUN_ROOT": "there"}
 

@@ -24,9 +24,9 @@ from contracts.experience.columns import BASE_COLUMNS, Column, check_values, row
 from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import ExternalStage
-from onbeat.client.connection import JobConnection, connected
-from onbeat.client.own_worker import OwnWorker
-from onbeat.client.rows import RowKey, Rows, packed
+from onbeat_extras.own.connection import JobConnection, connected
+from onbeat_extras.own.own_worker import OwnWorker
+from onbeat_extras.own.rows import RowKey, Rows, packed
 
 MAX_ROWS = 256
 """A `get` takes no more, where its caller doesn't say."""

@@ -15,8 +15,8 @@ from typing import Generic, Protocol, Self, TypeVar
 from broker.leases import C
 from contracts.errors import JobEnded
 from contracts.spec import JobSpec
-from onbeat.client.connection import JobConnection, speaking_the_same
 from onbeat.work.heartbeat import PRESENCE_S, Board, Leases, Side
+from onbeat_extras.own.connection import JobConnection, speaking_the_same
 
 T = TypeVar("T")
 """What the caller is given of claims."""

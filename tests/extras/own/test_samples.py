@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from contracts.errors import ContractViolation
 from contracts.rollouts import PromptBatch, PromptTask
-from onbeat.client.samples import Sample, completions_of
+from onbeat_extras.own.samples import Sample, completions_of
 from tests.builders import DIGEST, kept_ids, prompt_batch
 from tests.trajectories import played
 

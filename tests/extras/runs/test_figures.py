@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from contracts.encoding.wire import encode_json
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.run_folder import RunFolder
-from onbeat.terminal.figures import draw_figures, middle_iterations, moving_mean, samplers_of, while_trained, window_of
+from onbeat_extras.runs.figures import (
+    draw_figures,
+    middle_iterations,
+    moving_mean,
+    samplers_of,
+    while_trained,
+    window_of,
+)
 from tests.e2e.stand_in_gateway import evaluation, metrics_of
 
 

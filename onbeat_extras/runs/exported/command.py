@@ -41,11 +41,12 @@ def export(
     model_root: options.ModelRoot = None,
 ) -> None:
     """Write the trained model as a Hugging Face folder; its digest is the version's."""
-    from onbeat import export as exporting  # torch is slow to import, and no other command needs it
+    # torch is slow to import, and no other command needs it
+    from onbeat_extras.runs.exported.export import export as exported_from
 
     folder, records = _run_of(job, gateway, api_key, run_dir)
     spec = read_spec(folder)
-    exported = exporting.export(
+    exported = exported_from(
         folder,
         spec,
         directory.absolute(),
@@ -88,7 +89,7 @@ def _run_of(
 
 
 def _table(exported: object, *, has_chain: bool) -> Table:
-    from onbeat.export import Exported
+    from onbeat_extras.runs.exported.export import Exported
 
     assert isinstance(exported, Exported)
     table = Table.grid(padding=(0, 2))

@@ -30,10 +30,6 @@ from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.client.connection import client_settings
-from onbeat.client.training.arrivals import TrainingIteration, require_taken
-from onbeat.client.training.files import TrainerFiles
-from onbeat.client.training.tenure import Tenure
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.recording import Recorder
@@ -44,12 +40,16 @@ from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import prompt_source
 from onbeat.rendering.pieces import Pieces
 from onbeat.weights.model_path import model_folder
+from onbeat_extras.own.connection import client_settings
+from onbeat_extras.own.training.arrivals import TrainingIteration, require_taken
+from onbeat_extras.own.training.files import TrainerFiles
+from onbeat_extras.own.training.tenure import Tenure
 
 if TYPE_CHECKING:
     import torch
 
-    from onbeat.client.training.dataset import MicroBatches
-    from onbeat.client.training.published import Versions
+    from onbeat_extras.own.training.dataset import MicroBatches
+    from onbeat_extras.own.training.published import Versions
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Consumer:
         weights: a module, or its tensors by their published names; `commit` publishes them as they are then.
         Raises InvalidInput where they are not the version's, not the model's, or the spec's data set can't be read.
         """
-        from onbeat.client.training.published import Versions
+        from onbeat_extras.own.training.published import Versions
 
         tenure = self._tenure
         self._weights = weights
@@ -180,7 +180,7 @@ class Consumer:
 
     def dataset(self) -> MicroBatches:
         """Returns a torch IterableDataset; each pass over it is the open iteration. It imports torch."""
-        from onbeat.client.training.dataset import MicroBatches
+        from onbeat_extras.own.training.dataset import MicroBatches
 
         return MicroBatches(self._open_iteration)
 
