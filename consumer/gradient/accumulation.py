@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import JobSpec
 
-CHUNK_ITEMS = 1 << 16
-"""Items that are converted at a time: their temporaries stay in a core's own cache, and a large embedding needs no
-second copy. Neighbours with fewer items are converted together, since each call of torch costs some microseconds."""
+CHUNK_ITEMS = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Items that are converted at a time, by device: on a CPU their temporaries stay in a core's own cache, on a GPU they
+keep it busy for longer than the launch of a kernel takes. A large embedding needs no second copy, and neighbours with
+fewer items are converted together, since each call of torch costs some microseconds."""
 SCALE = 2.0**40
 """Fixed point: an integer of 1 stands for 2**-40."""
 
@@ -120,6 +121,7 @@ class ExactAccumulator(GradientAccumulator):
         )
         self._max_micro_batches = max_micro_batches
         self._limit = 2.0**62 / SCALE / max_micro_batches
+        self._chunk_items = min(CHUNK_ITEMS[self._flat.device.type], self._flat.shape[1])
         self._reached = 0.0
         """Largest magnitude that the passes of the open micro-batch can have added up to."""
         self._num_added = [0] * (1 + with_baseline)
@@ -137,10 +139,11 @@ class ExactAccumulator(GradientAccumulator):
             check_range(gradients, limit=limit)
         self._reached += reached
         sums = self._flat[int(to_baseline)]
-        integers = torch.empty(CHUNK_ITEMS, dtype=torch.int64, device=sums.device)
+        chunk = self._chunk_items
+        integers = torch.empty(chunk, dtype=torch.int64, device=sums.device)
         for piece in pieces:
             place = sums.narrow(0, piece.start, piece.values.numel())
-            for values, into in zip(piece.values.split(CHUNK_ITEMS), place.split(CHUNK_ITEMS), strict=True):
+            for values, into in zip(piece.values.split(chunk), place.split(chunk), strict=True):
                 addends = fixed_point(values, out=integers[: values.numel()])
                 with self._lock:
                     into.add_(addends)
@@ -157,7 +160,7 @@ class ExactAccumulator(GradientAccumulator):
         start = end = 0
         for name, gradient in gradients.items():
             begins = self._starts[name]
-            fits = end - start + gradient.numel() <= CHUNK_ITEMS
+            fits = end - start + gradient.numel() <= self._chunk_items
             if together and not (begins == end and fits and gradient.dtype == together[0].dtype):
                 yield Piece(values=_joined(together), start=start)
                 together = []
@@ -169,11 +172,12 @@ class ExactAccumulator(GradientAccumulator):
             yield Piece(values=_joined(together), start=start)
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        doubles = torch.empty(CHUNK_ITEMS, dtype=torch.float64, device=self._flat.device)
+        chunk = self._chunk_items
+        doubles = torch.empty(chunk, dtype=torch.float64, device=self._flat.device)
         for name, target in self._targets.items():
             gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
-            chunks = self._sums[name].split(CHUNK_ITEMS, dim=1)
-            for part, sums in zip(gradient.split(CHUNK_ITEMS), chunks, strict=True):
+            chunks = self._sums[name].split(chunk, dim=1)
+            for part, sums in zip(gradient.split(chunk), chunks, strict=True):
                 exact = doubles[: part.numel()].copy_(sums[0])
                 if len(sums) > 1:
                     exact.sub_(baseline * sums[1].double())

@@ -22,9 +22,9 @@ from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
 
-GROUP_BYTES = 32 * 1024**2
-"""What is stepped at a time. A publisher has only the last group left when the step is done; a call of the optimizer
-costs some 0.1 ms."""
+GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}
+"""What is stepped at a time, by device. A publisher has only the last group left when the step is done; a call of the
+optimizer costs some 0.1 ms, and passes over all parameters."""
 BLOCK_ITEMS = 256
 SMALLEST_8BIT_ITEMS = 4096
 """bitsandbytes' own choice: below it the bytes saved are few, and norms and biases are sensitive."""
@@ -165,7 +165,7 @@ class PolicyOptimizer:
         groups: list[list[str]] = [[]]
         num_bytes = 0
         for name, stepped in self.stepped.items():
-            if groups[-1] and num_bytes + stepped.nbytes > GROUP_BYTES:
+            if groups[-1] and num_bytes + stepped.nbytes > GROUP_BYTES[stepped.device.type]:
                 groups.append([])
                 num_bytes = 0
             groups[-1].append(name)

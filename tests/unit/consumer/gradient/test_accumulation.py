@@ -52,7 +52,7 @@ def test_the_sum_is_that_of_the_gradients_rounded_once(values: list[float], divi
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_totals_take_the_parameters_dtype_and_shape_across_chunks(dtype: torch.dtype) -> None:
-    weight = parameter(2, CHUNK_ITEMS // 2 + 3, dtype=dtype)
+    weight = parameter(2, CHUNK_ITEMS["cpu"] // 2 + 3, dtype=dtype)
     accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=2)
     for _ in range(2):
         weight.grad = torch.full_like(weight, 0.75)
@@ -77,7 +77,7 @@ def test_a_baseline_is_taken_off_in_double_precision() -> None:
 
 def test_small_parameters_that_are_added_together_keep_their_own_sums() -> None:
     """One without a gradient lies between them, and a large one behind; a baseline has a row of its own."""
-    sizes = {"a": 3, "b": 5, "unused": 2, "c": 4, "large": CHUNK_ITEMS + 7, "d": 1}
+    sizes = {"a": 3, "b": 5, "unused": 2, "c": 4, "large": CHUNK_ITEMS["cpu"] + 7, "d": 1}
     named = {name: parameter(size) for name, size in sizes.items()}
     accumulator = ExactAccumulator(named, max_micro_batches=2, with_baseline=True)
     draw = torch.Generator().manual_seed(0)

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from consumer.gradient.optimizer import Adamw32bit, PolicyOptimizer, horizon_at, is_decayed, learning_rate_at
+from consumer.gradient.optimizer import (
+    GROUP_BYTES,
+    Adamw32bit,
+    PolicyOptimizer,
+    horizon_at,
+    is_decayed,
+    learning_rate_at,
+)
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
 from tests.builders import job_spec
@@ -180,10 +187,10 @@ def test_a_step_in_groups_is_bitwise_one_step_and_tells_of_each_parameter_that_h
         nn.utils.clip_grad_norm_(of_all, 1.0, foreach=False)
         plain.step()
         values: dict[str, torch.Tensor] = {}
-        monkeypatch.setattr("consumer.gradient.optimizer.GROUP_BYTES", 1 << 30)
+        monkeypatch.setitem(GROUP_BYTES, "cpu", 1 << 30)
         norm = whole.step(1e-2)
         # Of two parameters each.
-        monkeypatch.setattr("consumer.gradient.optimizer.GROUP_BYTES", 2 * 50 * 3 * 4)
+        monkeypatch.setitem(GROUP_BYTES, "cpu", 2 * 50 * 3 * 4)
         told = grouped.step(
             1e-2, on_stepped=lambda name, of=values: of.update({name: grouped._parameters[name].clone()})
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep
+from consumer.gradient.optimizer import GROUP_BYTES
 from consumer.model import published_weights
 from consumer.model.published_weights import Nowhere, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
@@ -74,7 +75,7 @@ class Kept:
 def test_a_step_gives_each_weight_once_with_its_new_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, lora: dict[str, object] | None
 ) -> None:
-    monkeypatch.setattr("consumer.gradient.optimizer.GROUP_BYTES", 1)
+    monkeypatch.setitem(GROUP_BYTES, "cpu", 1)
     tiny_model_folder(tmp_path)
     learner = make_learner(StackSettings(model_root=str(tmp_path)), spec(model__dtype=dtype, trainer__lora=lora))
     with torch.no_grad():
