@@ -289,5 +289,5 @@ def test_in_bfloat16_attention_has_the_bits_of_sdpa_and_its_gradient_those_of_fl
 
 def test_positions_of_a_response_go_on_from_its_prompt() -> None:
     assert LAYOUT.position.tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 3]
-    assert LAYOUT.group.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
-    assert LAYOUT.segment.tolist() == [0, 0, 1, 1, 3, 0, 0, 0, 1]
+    assert LAYOUT.own_start.tolist() == [0, 0, 2, 2, 4, 5, 5, 5, 8]
+    assert [part.tolist() for part in LAYOUT.prompt_range] == [[0] * 5 + [5] * 4, [2] * 5 + [8] * 4]

@@ -89,13 +89,14 @@ def attention_arguments(layout: SharedPromptLayout) -> dict[str, Any]:
 def block_mask(layout: SharedPromptLayout, window: int | None) -> BlockMask:
     """The layout's mask for FlexAttention; blocks without a pair are not computed."""
     if window not in layout.block_masks:
-        group, segment, position = layout.group, layout.segment, layout.position
+        own_start, (prompt_start, prompt_end) = layout.own_start, layout.prompt_range
+        position = layout.position
 
         def may_see(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            # Causal within one group; a prompt's tokens are seen by all its responses, a response's by itself alone.
+            # Causal: what is before it in its own prompt or response, and in the prompt of its group.
             # No operation in place: FlexAttention compiles this into its kernel, and takes none there.
-            seen = (key <= query) & (group[key] == group[query])
-            seen = seen & ((segment[key] == 0) | (segment[key] == segment[query]))
+            in_prompt = (key >= prompt_start[query]) & (key < prompt_end[query])
+            seen = (key <= query) & ((key >= own_start[query]) | in_prompt)
             return seen if window is None else seen & (position[query] - position[key] < window)
 
         layout.block_masks[window] = _by_blocks(may_see, layout.num_tokens, layout.device)
@@ -135,6 +136,35 @@ def _compiled() -> Callable[..., Any]:
     (I7). That kernel is also missing for 65 to 127 tokens where heads share keys.
     """
     return torch.compile(flex_attention, dynamic=True)
+
+
+class _Taken(torch.autograd.Function):
+    """Rows of tokens [L, n] by `places`. Each token stands in one place beside padding, whose gradient is 0: the
+    gradient is taken from there, where torch would add up over all places."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, places: Tensor, source: Tensor) -> Tensor:
+        ctx.save_for_backward(source)
+        return tokens.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
+
+
+class _PutBack(torch.autograd.Function):
+    """Tokens [L, n] of rows by `places`; the gradient of padding is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, source: Tensor) -> Tensor:
+        ctx.save_for_backward(source)
+        ctx.num_rows = len(rows)
+        return rows.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows = gradients[0].new_zeros(ctx.num_rows, gradients[0].shape[1])
+        return rows.index_copy_(0, *ctx.saved_tensors, gradients[0]), None
 
 
 class _WideBackward(torch.autograd.Function):
@@ -179,15 +209,19 @@ def _split_attention(
         window = None
     grouped = query.shape[1] != key.shape[1]
 
-    def rows(heads: Tensor, index: Tensor) -> Tensor:
-        """[1, H, L, D] → [rows, H, width, D] of the tokens in index [rows, width]."""
+    def rows(heads: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, H, L, D] → [g, H, P, D] of the prompts and [r, H, R, D] of the responses."""
         # [L, H * D] by token, then [rows, width, H, D]: shape[1::2] is (H, D).
-        tokens = heads[0].transpose(0, 1).flatten(1).index_select(0, index.reshape(-1))
-        return tokens.view(*index.shape, *heads.shape[1::2]).transpose(1, 2)
+        taken: Tensor = _Taken.apply(heads[0].transpose(0, 1).flatten(1), layout.places, layout.source)
+        of_prompts, of_responses = taken.tensor_split((layout.prompt_tokens.numel(),))
+        return (
+            of_prompts.view(*layout.prompt_tokens.shape, *heads.shape[1::2]).transpose(1, 2),
+            of_responses.view(*layout.response_tokens.shape, *heads.shape[1::2]).transpose(1, 2),
+        )
 
-    prompt_keys, prompt_values = (rows(heads, layout.prompt_tokens) for heads in (key, value))
+    (prompt_queries, queries), (prompt_keys, keys), (prompt_values, values) = map(rows, (query, key, value))
     prompts = _attend(
-        rows(query, layout.prompt_tokens),
+        prompt_queries,
         prompt_keys,
         prompt_values,
         attn_mask=None if window is None else layout.prompt_mask(window),
@@ -195,19 +229,19 @@ def _split_attention(
         scale=scaling,
         enable_gqa=grouped,
     )
-    # [g * P, H * D], as `layout.source` counts; the responses' [r * R, H * D] follow.
+    # [g * P, H * D], as `layout.places` has them; the responses' [r * R, H * D] follow.
     parts = [prompts.transpose(1, 2).flatten(2).flatten(0, 1)]
     if layout.response_tokens.numel():
         owner = layout.prompt_of_response
         responses = _attend(
-            rows(query, layout.response_tokens),
-            torch.cat((prompt_keys.index_select(0, owner), rows(key, layout.response_tokens)), dim=2),
-            torch.cat((prompt_values.index_select(0, owner), rows(value, layout.response_tokens)), dim=2),
+            queries,
+            torch.cat((prompt_keys.index_select(0, owner), keys), dim=2),
+            torch.cat((prompt_values.index_select(0, owner), values), dim=2),
             attn_mask=layout.response_mask(window),
             scale=scaling,
             enable_gqa=grouped,
         )
         parts.append(responses.transpose(1, 2).flatten(2).flatten(0, 1))
     # [L, H * D] in the order of the sequence; shape[2:0:-1] is (L, H).
-    tokens = torch.cat(parts).index_select(0, layout.source)
+    tokens: Tensor = _PutBack.apply(torch.cat(parts), layout.source)
     return tokens.view(1, *query.shape[2:0:-1], query.shape[3])

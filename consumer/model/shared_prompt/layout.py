@@ -60,25 +60,27 @@ class SharedPromptLayout:
         return sum(group.num_tokens for group in self.groups)
 
     @functools.cached_property
-    def group(self) -> Tensor:
-        """int64 [L]: index of a token's group."""
-        return self._tensor([number for number, group in enumerate(self.groups) for _ in range(group.num_tokens)])
+    def own_start(self) -> Tensor:
+        """int32 [L]: first token of the prompt or response that a token is of."""
+        lengths = [length for group in self.groups for length in (group.prompt_tokens, *group.response_tokens)]
+        return self._tensor(np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)).int()
 
     @functools.cached_property
-    def segment(self) -> Tensor:
-        """int64 [L]: 0 for a prompt, i for the i-th response of its group, counted from 1."""
-        lengths = ((group.prompt_tokens, *group.response_tokens) for group in self.groups)
-        return self._tensor([number for group in lengths for number, length in enumerate(group) for _ in range(length)])
+    def prompt_range(self) -> tuple[Tensor, Tensor]:
+        """int32 [L], [L]: first token of a token's prompt, and the one behind its last."""
+        lengths = [group.num_tokens for group in self.groups]
+        starts = np.array([start for start, _ in self._starts()])
+        ends = starts + [group.prompt_tokens for group in self.groups]
+        return self._tensor(np.repeat(starts, lengths)).int(), self._tensor(np.repeat(ends, lengths)).int()
 
     @functools.cached_property
     def position(self) -> Tensor:
         """int64 [L]: the position that a token has where each response stands right behind a prompt of its own."""
-        positions: list[int] = []
+        positions: list[NDArray[np.int64]] = []
         for group in self.groups:
-            positions += range(group.prompt_tokens)
-            for length in group.response_tokens:
-                positions += range(group.prompt_tokens, group.prompt_tokens + length)
-        return self._tensor(positions)
+            positions.append(np.arange(group.prompt_tokens))
+            positions += [group.prompt_tokens + np.arange(length) for length in group.response_tokens]
+        return self._tensor(np.concatenate(positions))
 
     @functools.cached_property
     def prompt_tokens(self) -> Tensor:
@@ -96,8 +98,13 @@ class SharedPromptLayout:
         return self._tensor([number for number, _, _ in self._responses()])
 
     @functools.cached_property
+    def places(self) -> Tensor:
+        """int64 [g * P + r * R]: `prompt_tokens` flattened, then `response_tokens` flattened."""
+        return torch.cat((self.prompt_tokens.flatten(), self.response_tokens.flatten()))
+
+    @functools.cached_property
     def source(self) -> Tensor:
-        """int64 [L]: where a token stands in `prompt_tokens` flattened, followed by `response_tokens` flattened."""
+        """int64 [L]: where a token stands in `places`."""
         source = np.zeros(self.num_tokens, dtype=np.int64)
         width = max(group.prompt_tokens for group in self.groups)
         for number, (start, group) in enumerate(self._starts()):
