@@ -38,6 +38,7 @@ WORKERS = (
     "tests/unit/producer/test_generator.py",
 )
 WALKS = "tests/model/test_model_and_scripts.py"
+HOSTS = ("tests/model/test_groups_and_script.py",)
 STAGES = (
     "tests/integration/test_guards_of_stages.py",
     "tests/integration/test_claims.py",
@@ -147,7 +148,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
     "broker/scripts/create_job.lua": ("tests/integration/test_deletion.py", *FENCE),
-    "broker/scripts/prelude.lua": (*FENCE, "tests/integration/test_broker_full.py"),
+    "broker/scripts/hosts.lua": HOSTS,
+    "broker/scripts/prelude.lua": (*HOSTS, *FENCE, "tests/integration/test_broker_full.py"),
     **{
         f"broker/scripts/{name}.lua": ("tests/integration/test_memory_by_age.py", *FENCE)
         for name in ("publish_batch", "put_chunk")
