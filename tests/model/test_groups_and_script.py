@@ -15,7 +15,7 @@ from broker.hosts_side import HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
-from contracts.errors import Conflict, FencedOff
+from contracts.errors import Conflict, FencedOff, NotFound
 from contracts.settings import StackSettings
 from tests.builders import job_spec
 from tests.every_key import fence_keys
@@ -84,11 +84,7 @@ class Walk:
             self._lose_writes()
 
     def _form(self, host: Host) -> tuple[str, HostGroup]:
-        about = HostGroup(
-            **{"number": 0, "formed": 0, "sealed": 0, "members": (), "refused": (), "reason": ""},
-            **{"least": BOUNDS.least, "most": BOUNDS.most, "lease_ms": LEASE_MS, "kind": KIND},
-        )
-        is_formed, group = self._side(host).form(about)
+        is_formed, group = self._side(host).form(group_of(BOUNDS.least, BOUNDS.most))
         return "formed" if is_formed else "stands", group
 
     def _join(self, host: Host) -> tuple[str, HostGroup]:
@@ -172,17 +168,51 @@ def test_every_call_of_the_hosts_has_the_same_outcome_on_a_real_server(settings:
     assert REACHED - seen.keys() == set()
 
 
+def group_of(least: int, most: int) -> HostGroup:
+    """What a host that forms a generation says about it."""
+    return HostGroup(
+        **{"number": 0, "formed": 0, "sealed": 0, "members": (), "refused": (), "reason": ""},
+        **{"least": least, "most": most, "lease_ms": LEASE_MS, "kind": KIND, "address": "10.0.0.1 1", "key": "00"},
+    )
+
+
+def refused(group: HostGroup) -> list[tuple[str, str]]:
+    return [(one.host, one.why) for one in group.refused]
+
+
 @pytest.mark.parametrize("name", ["code", "torch", "device", "cpu"])
 def test_a_host_of_another_kind_is_refused_by_name_and_noted(settings: StackSettings, name: str) -> None:
     broker = connect(settings)
     job_id, _ = JobStore(broker).create(job_spec(name=uuid.uuid4().hex))
-    about = HostGroup(
-        **{"number": 0, "formed": 0, "sealed": 0, "members": (), "refused": (), "reason": ""},
-        **{"least": 1, "most": 2, "lease_ms": LEASE_MS, "kind": KIND, "address": "10.0.0.1 1", "key": "00"},
-    )
-    assert HostsSide(broker, job_id, host="a", ranks=1).form(about)[0]
+    assert HostsSide(broker, job_id, host="a", ranks=1).form(group_of(1, 2))[0]
     other = msgspec.structs.replace(KIND, **{name: "another"})
     outcome, group = HostsSide(broker, job_id, host="b", ranks=1).join(other)
     assert outcome == f"other_{name}"
-    assert [(one.host, one.why) for one in group.refused] == [("b", f"other_{name}")]
+    assert refused(group) == [("b", f"other_{name}")]
     assert [one.host for one in group.members] == ["a"]
+
+
+def test_a_host_that_looks_is_told_what_stands_and_is_noted_as_late_where_it_would_come(
+    settings: StackSettings,
+) -> None:
+    broker = connect(settings)
+    job_id, _ = JobStore(broker).create(job_spec(name=uuid.uuid4().hex))
+    first, second = (HostsSide(broker, job_id, host=name, ranks=1) for name in ("a", "b"))
+    assert second.look(waits=True)[0] == "none"
+    formed = first.form(group_of(1, 2))[1].formed
+    outcome, group = second.look(waits=True)
+    assert (outcome, refused(group)) == ("forming", [])
+    assert first.seal(formed)[0] == "sealed"
+    outcome, group = second.look()
+    assert (outcome, refused(group)) == ("late", [])
+    outcome, group = second.look(waits=True)
+    assert (outcome, refused(group)) == ("late", [("b", "late")])
+
+
+def test_a_host_that_offers_its_ranks_to_a_removed_job_brings_nothing_of_it_back(settings: StackSettings) -> None:
+    broker = connect(settings)
+    side = HostsSide(broker, "job-gone", host="a", ranks=1)
+    for call in (lambda: side.form(group_of(1, 2)), side.look, lambda: side.join(KIND)):
+        with pytest.raises(NotFound, match="there is no such job"):
+            call()
+    assert not broker.redis.exists(broker.job_keys("job-gone").hosts)
