@@ -62,7 +62,7 @@ setup-trl: $(STAMP)
 # The losses against TRL's, and whether it is given our jobs as they are.
 test-trl: setup-trl
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py \
-		tests/contract/test_trl_trajectories.py tests/contract/test_trl_job.py
+		tests/contract/test_trl_trajectories.py tests/contract/test_trl_job.py tests/contract/test_trl_given.py
 
 # verifiers, whose pins (openai, mcp) are others than ours, in an environment of its own before the packages of the first.
 setup-verifiers: $(STAMP) constraints-verifiers.txt

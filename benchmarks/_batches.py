@@ -8,16 +8,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
-from contracts.rollouts import (
-    BatchTimings,
-    Completion,
-    Prompt,
-    PromptBatch,
-    Rollout,
-    RolloutBatch,
-    RolloutGroup,
-    SamplingParams,
-)
+from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.sampling import SamplingParams
 from contracts.versions import WeightFile, WeightManifest
 
 DIGEST = "ab" * 32

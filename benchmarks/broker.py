@@ -35,10 +35,10 @@ from broker.job_store import JobStore
 from broker.trainer_side import Opening, TrainerSide
 from contracts.encoding.wire import decode, encode
 from contracts.events import AuditRecord, record_digest
-from contracts.rewards import ExactReward
+from contracts.rewards import ExactReward, RewardSpec
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec, RewardSpec
+from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.datasets import AdditionDataset
 from onbeat.stack.redis import EmbeddedRedis
 

@@ -30,7 +30,8 @@ from benchmarks._results import REPOSITORY, write_result
 from contracts.encoding.arrays import pack_int32
 from contracts.encoding.wire import convert, encode
 from contracts.engines import TransformersOptions
-from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.sampling import SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest

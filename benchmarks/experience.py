@@ -48,11 +48,12 @@ from contracts.encoding.wire import encode
 from contracts.events import AuditRecord, record_digest
 from contracts.experience.columns import Column
 from contracts.jobs import JobState
-from contracts.rewards import ExactReward
+from contracts.rewards import ExactReward, RewardSpec
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, LimitSpec, ModelSpec, RewardSpec
+from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec_tables.deadlines import LimitSpec
 from contracts.spec_tables.stages import ExternalStage
 from onbeat.stack.redis import EmbeddedRedis
 

@@ -28,10 +28,10 @@ from broker.job_store import JobStore
 from broker.trainer_side import Opening, TrainerSide
 from contracts.encoding.wire import encode
 from contracts.events import AuditRecord, record_digest
-from contracts.rewards import ExactReward
+from contracts.rewards import ExactReward, RewardSpec
 from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec, RewardSpec
+from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.datasets import AdditionDataset
 from onbeat.stack.redis import EmbeddedRedis
 

@@ -37,10 +37,10 @@ from broker.connection.client import connect
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from contracts.rewards import ExactReward
+from contracts.rewards import ExactReward, RewardSpec
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, ModelSpec, RewardSpec
+from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.versions import WeightShard
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec

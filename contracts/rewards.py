@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from contracts.encoding.digests import content_digest
-from contracts.encoding.wire import Characters, FilePathOrNone, Line, Pattern, Record, Text, Tokens
+from contracts.encoding.wire import Attempts, Characters, FilePathOrNone, Line, Pattern, Record, Seconds, Text, Tokens
 from contracts.errors import ContractViolation, InvalidInput
 
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
@@ -278,3 +278,18 @@ def _check_pattern(pattern: str) -> None:
             re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:  # `a{9999999999}`, and thousands of nested groups
         raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error
+
+
+class RewardSpec(Record, frozen=True, kw_only=True):
+    """The rubric, and how long scoring may take."""
+
+    components: Annotated[tuple[RewardComponent, ...], Meta(max_length=32)] = ()
+    """Scorers; the reward is the weighted sum of their scores, and of what an environment gave. Without an environment
+    there is one or more."""
+    item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
+    """Hard deadline of one completion; its process is killed past it."""
+    request_timeout_s: Seconds = 120.0
+    """Deadline of one request to the reward service."""
+    max_attempts: Attempts = 4
+    """Requests for one batch, with back-off and jitter, before the batch fails: so many without an answer, and so many
+    in which the same completion could not be scored."""

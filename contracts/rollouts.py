@@ -18,9 +18,10 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.wire import Line, Record, Tokens, encode
+from contracts.encoding.wire import Line, Record, encode
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
+from contracts.sampling import SamplingParams
 from contracts.versions import PolicyVersion
 
 Purpose = Literal["train", "evaluation"]
@@ -41,34 +42,6 @@ max_turns    environment.max_turns were played
 max_tokens   the last turn ended at rollout.sampling.max_new_tokens, or another one has no room in
              environment.max_tokens
 failed       the environment failed at the last turn, and environment.on_failure states a score for that"""
-
-
-class SamplingParams(Record, frozen=True, kw_only=True):
-    """How completions are drawn. The reported log-probs are those of the distribution that these define."""
-
-    max_new_tokens: Tokens
-    """Longest completion, the end-of-sequence token included."""
-    temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
-    """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Here, with top_k and with min_p,
-    generators of ONBEAT_ENGINE=transformers say which tokens they kept, and all log-probs are normalised over those."""
-    top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
-    """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
-    min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
-    """Draws from the tokens whose probability is at least this share of the most likely one's; left out: from all."""
-
-    stop_token_ids: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=64)] | UnsetType = UNSET
-    """Tokens that end a completion beside the model's own; each is sampled, trained and part of it."""
-
-    @property
-    def truncation(self) -> str:
-        """The first setting that keeps tokens out of the draw, as `top_p = 0.9`; "" where each may be drawn."""
-        if self.top_p < 1.0:
-            return f"top_p = {self.top_p:g}"
-        if self.top_k > 0:
-            return f"top_k = {self.top_k}"
-        return "" if self.min_p is UNSET else f"min_p = {self.min_p:g}"
 
 
 def check_environment_numbers(*numbers: float, field: str) -> None:
@@ -108,9 +81,13 @@ class Prompt(Record, frozen=True, kw_only=True):
     """What an environment begins its sessions with; unset without one."""
     sampler_seed: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType = UNSET
     """Seed of the first sample where it isn't the prompt's own: that of a later turn of one trajectory."""
+    given: TokenIds | UnsetType = UNSET
+    """The completion that the data set gives, the end-of-sequence token included, where the job learns it."""
 
     def __post_init__(self) -> None:
-        _check_array(self.token_ids, "token_ids", min_items=1)
+        for name in ("token_ids", "given"):
+            if (tokens := getattr(self, name)) is not UNSET:
+                _check_array(tokens, name, min_items=1)
 
 
 class PromptBatch(Record, frozen=True, kw_only=True):
@@ -139,6 +116,11 @@ class PromptBatch(Record, frozen=True, kw_only=True):
     @property
     def num_completions(self) -> int:
         return len(self.prompts) * self.group_size
+
+    @property
+    def is_given(self) -> bool:
+        """Whether its completions are the data set's, and no engine samples them."""
+        return self.prompts[0].given is not UNSET
 
     @property
     def has_kept_sets(self) -> bool:
@@ -199,7 +181,7 @@ class Completion(Record, frozen=True, kw_only=True):
     token_ids: TokenIds
     """[T]."""
     generator_logprobs: LogProbs
-    """[S] log-probs of the sampled tokens under the distribution that they were sampled from."""
+    """[S] log-probs of the sampled tokens under the distribution that they were sampled from; 0.0 of given ones."""
     finish_reason: FinishReason
     """Why the last turn ended."""
     trajectory: Trajectory | UnsetType = UNSET
@@ -355,6 +337,8 @@ def completion_problem(completion: Completion, prompt: Prompt, asked: PromptBatc
         if not asked.has_kept_sets:
             return "says which tokens were kept, though each could be drawn, or it is not trained"
         return f"doesn't say which tokens {asked.sampling.truncation} kept, so that its log-probs can't be compared"
+    if prompt.given not in (UNSET, completion.token_ids):
+        return "is not the one that the data set gives"
     if completion.trajectory is UNSET:
         return "" if prompt.environment is UNSET else "is no trajectory, though an environment opened the prompt"
     if prompt.environment is UNSET:

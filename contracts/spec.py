@@ -9,13 +9,14 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePath, Iterations, Lease, Record, Seconds
+from contracts.encoding.wire import NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
 from contracts.experience.plan import StagePlan
-from contracts.rewards import OverlongReward, RewardComponent
+from contracts.rewards import OverlongReward, RewardSpec
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.datasets import DatasetSpec
+from contracts.spec_tables.datasets import DatasetSpec, given_problem
+from contracts.spec_tables.deadlines import LimitSpec, TimeoutSpec
 from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
 from contracts.spec_tables.retention import RecordingSpec, RetentionSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
@@ -44,61 +45,6 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter dtype of trainer and generators. The optimizer steps float32 masters of bfloat16 parameters (4 bytes
     each more), and they are what a checkpoint keeps. On a CPU without bf16 units float32 is 2-4 times faster."""
-
-
-class RewardSpec(Record, frozen=True, kw_only=True):
-    """The rubric, and how long scoring may take."""
-
-    components: Annotated[tuple[RewardComponent, ...], Meta(max_length=32)] = ()
-    """Scorers; the reward is the weighted sum of their scores, and of what an environment gave. Without an environment
-    there is one or more."""
-    item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
-    """Hard deadline of one completion; its process is killed past it."""
-    request_timeout_s: Seconds = 120.0
-    """Deadline of one request to the reward service."""
-    max_attempts: Attempts = 4
-    """Requests for one batch, with back-off and jitter, before the batch fails: so many without an answer, and so many
-    in which the same completion could not be scored."""
-
-
-class TimeoutSpec(Record, frozen=True, kw_only=True):
-    """Deadlines: nothing waits without one (I8)."""
-
-    generator_lease_s: Lease = 10.0
-    """A claimed batch without a heartbeat for this long goes to another generator."""
-    trainer_lease_s: Lease = 10.0
-    """A trainer without a heartbeat for this long may be replaced."""
-    generation_s: Seconds = 1800.0
-    """Longest that a generator samples one batch (one turn of it, where an environment answers), or loads one version,
-    and that a stage worker computes one item; past it the process ends with an error, and the work goes to another one
-    when its lease is over."""
-    iteration_s: Seconds = 3600.0
-    """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
-    long."""
-    no_generator_s: Seconds = 120.0
-    """The job fails after this long without any live generator that can serve it: one that can't load what others can
-    leaves it alone, and says why."""
-    no_stage_worker_s: Seconds = 120.0
-    """The job fails after this long without any live worker that can serve a stage that has work waiting."""
-    dependency_s: Seconds = 600.0
-    """Longest that the job waits for a service that its batches need and that no process of it reaches: the
-    reward service, a judge. It costs no attempt of a batch. Past it the job fails and names the service."""
-    ranks_s: Seconds = 600.0
-    """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
-    max_trainer_starts: Attempts = 5
-    """Trainer processes that may start for this job without progress in between: the commit of an iteration that was
-    never committed before. One that is replayed from an older checkpoint doesn't count."""
-
-
-class LimitSpec(Record, frozen=True, kw_only=True):
-    """Sizes that bound the memory of a job in Redis."""
-
-    max_batch_bytes: Annotated[int, Meta(ge=1024, le=536870912)] = 16 * 1024 * 1024
-    """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most the batches of
-    max_policy_lag + 1 iterations."""
-    max_waiting_rows: Annotated[int, Meta(ge=1, le=2**20)] = 65536
-    """Completions that are published and wait for columns of `stages`: a batch beyond it stays with its generator until
-    stages have caught up. One batch always goes."""
 
 
 Tag = Annotated[str, Meta(min_length=1, max_length=40, pattern=NO_CONTROL_CHARACTERS)]
@@ -186,8 +132,13 @@ class JobSpec(Record, frozen=True, kw_only=True):
             self.evaluation,
             self.dataset,
             num_components=len(self.reward.components),
+            scores=self.evaluation.num_prompts > 0 or not self.algorithm.learns_given,
         ):
             raise ValueError(problem)
+        if self.algorithm.learns_given:
+            lags, plays = self.schedule in LAGGING, self.environment is not None
+            if problem := given_problem(self.dataset, self.rollout, plays=plays, lags=lags):
+                raise ValueError(problem)
         self._check_group_size()
         if self.rollout.batches_per_iteration % self.algorithm.num_mini_batches:
             raise ValueError(
@@ -201,7 +152,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_correction()
         self._check_stages()
         longest = (self.completion_bound, self.max_completion_tokens)
-        check_products(self.rollout, self.evaluation, num_open=self.num_open, longest=longest)
+        given_tokens = self.rollout.sampling.max_new_tokens if self.algorithm.learns_given else 0
+        check_products(
+            self.rollout, self.evaluation, num_open=self.num_open, longest=longest, given_tokens=given_tokens
+        )
 
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1 or self.trainer.external:

@@ -25,24 +25,31 @@ Longest = tuple[str, int]
 """(field, tokens) that bound a completion."""
 
 
-def check_products(rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int, longest: Longest) -> None:
-    """Raises ValueError that names the fields, their product and its bound. num_open: iterations in Redis at once."""
+def check_products(
+    rollout: RolloutSpec, evaluation: EvaluationSpec, *, num_open: int, longest: Longest, given_tokens: int = 0
+) -> None:
+    """Raises ValueError that names the fields, their product and its bound.
+
+    num_open: iterations in Redis at once. given_tokens: longest completion that goes out with its prompt.
+    """
     if evaluation.sampled_as(rollout).max_new_tokens > rollout.sampling.max_new_tokens:
         raise ValueError(
             "evaluation.sampling.max_new_tokens is above rollout.sampling.max_new_tokens, which bounds a completion; "
             "lower it"
         )
-    for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation, longest):
+    for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation, longest, given_tokens):
         if value > limit:
             raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
-    for fields, what, value, limit, cure in _of_an_iteration(rollout, evaluation, longest):
+    for fields, what, value, limit, cure in _of_an_iteration(rollout, evaluation, longest, given_tokens):
         if value * num_open > limit:
             times = f" * (max_policy_lag + 1), which is {num_open}," if num_open > 1 else ""
             less = ", or lower max_policy_lag" if num_open > 1 else ""
             raise ValueError(f"{fields}{times} make {value * num_open:,} {what}, the most are {limit:,}; {cure}{less}")
 
 
-def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longest) -> Iterator[Product]:
+def _of_a_batch(
+    rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longest, given_tokens: int
+) -> Iterator[Product]:
     completions, (field, tokens) = rollout.prompts_per_batch * rollout.group_size, longest
     sampled = "rollout.prompts_per_batch * rollout.group_size"
     cure = "use more and smaller batches"
@@ -56,7 +63,7 @@ def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longe
     yield (
         "rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens",
         "prompt tokens of a batch",
-        rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens,
+        rollout.prompts_per_batch * ((1 + rollout.max_resamples) * rollout.max_prompt_tokens + given_tokens),
         MAX_BATCH_PROMPT_TOKENS,
         "lower max_prompt_tokens to what the data need, or use smaller batches",
     )
@@ -69,7 +76,9 @@ def _of_a_batch(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longe
     )
 
 
-def _of_an_iteration(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longest) -> Iterator[Product]:
+def _of_an_iteration(
+    rollout: RolloutSpec, evaluation: EvaluationSpec, longest: Longest, given_tokens: int
+) -> Iterator[Product]:
     field, tokens = longest
     completions = rollout.prompts_per_iteration * rollout.group_size
     sampled = "rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size"
@@ -89,7 +98,7 @@ def _of_an_iteration(rollout: RolloutSpec, evaluation: EvaluationSpec, longest: 
     yield (
         f"rollout.max_prompt_tokens and {prompts:,} prompts of an iteration, its reserves and its evaluation",
         "prompt tokens",
-        prompts * rollout.max_prompt_tokens,
+        prompts * rollout.max_prompt_tokens + rollout.prompts_per_iteration * given_tokens,
         MAX_ITERATION_PROMPT_TOKENS,
         "lower max_prompt_tokens to what the data need, or use fewer prompts",
     )

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert
-from contracts.rollouts import (
-    BatchTimings,
-    Completion,
-    Prompt,
-    PromptBatch,
-    Rollout,
-    RolloutBatch,
-    RolloutGroup,
-    SamplingParams,
-)
+from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from broker.leases import FailOutcome, Renewal
 from broker.presence import GeneratorInfo
 from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
 from contracts.events import TimelineSpan
-from contracts.rewards import RewardItem, Scored
+from contracts.rewards import RewardItem, RewardSpec, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
-from contracts.spec import JobSpec, ModelSpec, RewardSpec
+from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightFile, WeightManifest, WeightShard, weights_digest
 from producer.engine.base import check_version
 from tests.fake_engine import FakeEngine

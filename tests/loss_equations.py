@@ -79,6 +79,8 @@ def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
     ]
     num_tokens = sum(len(row) for row in losses)
     match eq.loss:
+        case "sft":
+            return sum_of([-logprob for response in responses for logprob in response.logprobs]) / num_tokens
         case "grpo" | "gspo":
             return sum_of([sum_of(row) / len(row) for row in losses]) / len(losses)
         case "dr_grpo":

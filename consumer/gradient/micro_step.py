@@ -250,7 +250,9 @@ def _backward(
     trained = _add_gradients(passes, stats, spec=spec, accumulator=accumulator)
     for one, (logprobs, terms) in zip(passes, trained, strict=True):
         old = logprobs.policy.detach()
-        gaps.append(measure_mismatch(old, logprobs.generator, one.micro_batch.loss_mask.to(old.device)))
+        # What is given was sampled by no policy, from which this one could be apart.
+        sampler = old if spec.algorithm.learns_given else logprobs.generator
+        gaps.append(measure_mismatch(old, sampler, one.micro_batch.loss_mask.to(old.device)))
         kept.append(KeptRows(rows=one.rows, old_logprobs=old, reference_logprobs=logprobs.reference))
         all_terms.append(terms)
     return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=joined(gaps)), kept

@@ -168,7 +168,7 @@ def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id:
     """Loads the data set, which may be foreign code, and has an environment open it. Raises InvalidInput that names the
     spec's field, and DeadlineExceeded where its service stays away for timeouts.dependency_s."""
     end_ids: list[int] = []
-    if spec.environment is not None:
+    if spec.environment is not None or spec.algorithm.learns_given:
         end_ids = sorted(end_of_sequence_ids(model_folder(spec.model, settings.spec_root), policy.model.config))
     return prompt_source(
         spec,

@@ -24,7 +24,8 @@ from contracts.encoding.wire import Line, Record, Seconds, Text, encode
 from contracts.environments.messages import Message, Messages, Tool
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
-from contracts.rollouts import EnvironmentNumbers, SamplingParams, check_environment_numbers
+from contracts.rollouts import EnvironmentNumbers, check_environment_numbers
+from contracts.sampling import SamplingParams
 from contracts.spec_tables.environment import EnvironmentParams, EnvironmentSpec
 
 MAX_SESSIONS_OF_A_CALL = 2**14

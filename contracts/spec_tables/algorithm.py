@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import fields
 
 from contracts.encoding.wire import Factor, Line, Record
 
@@ -23,6 +24,8 @@ class LossKind:
     """Whether each token has a policy ratio of its own, and not the response one."""
     is_unbounded_above: bool = True
     """Whether its clips let the ratio of a token with a negative advantage grow, which clip_max then bounds."""
+    learns_given: bool = False
+    """Whether it learns completions that the data set gives, and none is sampled for training."""
 
 
 LOSS_KINDS = {
@@ -32,6 +35,7 @@ LOSS_KINDS = {
     "bnpo": LossKind(),
     "gspo": LossKind(clip_range=(3e-4, 4e-4), has_token_ratios=False),
     "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False, is_unbounded_above=False),
+    "sft": LossKind(clips_by_sign=False, is_unbounded_above=False, learns_given=True),
 }
 """The losses that a spec may name; `LOSSES` of consumer/gradient/losses/family.py has their functions."""
 LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
@@ -83,13 +87,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     loss: LossName | PluginLoss = "grpo"
     """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the
     mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo). Or a table: the loss of
-    an installed package. A response mean is biased by length: each token of a long response counts less, so that of
-    right answers short ones are pulled up more, of wrong ones long ones pushed down less; not so: dr_grpo, dapo."""
+    an installed package. sft learns the completions that the data set gives, by their mean over the iteration's tokens,
+    and needs advantage = "none" and rollout.group_size = 1. A response mean is biased by length: each token of a long
+    response counts less, so that of right answers short ones are pulled up more, of wrong ones long ones pushed down
+    less; not so: dr_grpo, dapo."""
     advantage: AdvantageName = "grpo"
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
     samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
     over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum. 0 for
-    every completion (none): nothing is learnt from rewards, only from a teacher."""
+    every completion (none): nothing is learnt from rewards, only from a teacher or from what is given."""
     credit: Literal["trajectory", "turn"] = "trajectory"
     """What an advantage is for, in a job with an environment. trajectory: one for all tokens of it, from its whole
     reward; turn: one for each of its turns, from what it was given from that turn on, against the same turn of the
@@ -197,7 +203,12 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def needs_every_row(self) -> bool:
         """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
         terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
-        return max(terms) > 0.0 or self.has_late_baseline
+        return max(terms) > 0.0 or self.has_late_baseline or self.learns_given
+
+    @property
+    def learns_given(self) -> bool:
+        """Whether completions are given by the data set, and not sampled."""
+        return self._loss_kind.learns_given
 
     @property
     def has_late_baseline(self) -> bool:
@@ -229,6 +240,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     def _refusals(self) -> Iterator[str]:
         """Yields field, reason and cure of each combination without a meaning or an effect."""
+        if self.learns_given:
+            yield from self._given_refusals()
         scaled = self._advantage_kind.is_scaled_late
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
         if not self._advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4:
@@ -286,6 +299,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         if self.credits_turns:
             yield from self._turn_refusals()
 
+    def _given_refusals(self) -> Iterator[str]:
+        """Yields what is about rewards, or about the policy that sampled: completions that are given have neither."""
+        acting = ("loss", "advantage", "updates_per_iteration", "mini_batches", "entropy_coefficient")
+        if self.advantage != "none":
+            yield 'loss = "sft" learns what the data set gives, whatever its reward; set advantage = "none"'
+        for one in fields(self):
+            if one.name not in acting and getattr(self, one.name) != one.default:
+                yield f'{one.name} has no effect with loss = "sft", which learns what the data set gives; leave it out'
+
     def _clip_refusals(self) -> Iterator[str]:
         if self.clip_max is UNSET:
             return
@@ -302,7 +324,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             )
         if self.advantage != "none":
             return
-        if self.distillation_coefficient == 0.0:
+        if self.distillation_coefficient == 0.0 and not self.learns_given:
             yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
         if (self.clip_low, self.clip_high, self.clip_max, self.off_policy_mask_threshold) != (None, None, UNSET, UNSET):
             yield (

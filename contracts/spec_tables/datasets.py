@@ -7,6 +7,8 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from contracts.encoding.wire import FilePath, FilePathOrNone, Line, Record, Text
+from contracts.sampling import SamplingParams
+from contracts.spec_tables.rollout import RolloutSpec
 
 TaskNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 TaskRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
@@ -32,13 +34,19 @@ class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
         """Whether its examples may have the entries that a reward of type `reasoning_gym` needs."""
         return True
 
+    @property
+    def has_completions(self) -> bool:
+        """Whether its examples may have completions, which loss = "sft" learns."""
+        return True
+
     def files(self) -> dict[str, str]:
         """Returns the paths that it names below the stack's model root, by their field."""
         return {}
 
 
 class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
-    """`a+b=` for all pairs of numbers below 100, answers with the digits reversed; 512 pairs are held out."""
+    """`a+b=` for all pairs of numbers below 100, answers with the digits reversed; 512 pairs are held out. An answer is
+    the completion, too."""
 
     @property
     def has_task_entries(self) -> bool:
@@ -63,9 +71,14 @@ class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_onl
     chat: ChatSpec | None = None
     """Renders the question by the chat template; without it the question text is the prompt."""
 
+    @property
+    def has_completions(self) -> bool:
+        return False
+
 
 class JsonlDataset(DatasetTable, tag="jsonl", frozen=True, kw_only=True):
-    """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`.
+    """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`; with `"completion"`,
+    which loss = "sft" learns, the reference may be left out.
 
     A line whose prompt is also held out is not trained. `task_entry` is data: the JSON that reasoning-gym's tasks are
     scored from.
@@ -91,6 +104,10 @@ class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=T
     them are opened when the job starts."""
 
     @property
+    def has_completions(self) -> bool:
+        return False
+
+    @property
     def has_task_entries(self) -> bool:
         return False
 
@@ -114,3 +131,28 @@ class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
 
 
 DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset
+
+
+def given_problem(dataset: DatasetTable, rollout: RolloutSpec, *, plays: bool, lags: bool) -> str:
+    """Says what doesn't go with a job that learns the data set's completions; "" where all does.
+
+    plays: whether it has an environment. lags: whether its schedule lets older versions sample.
+    """
+    learns = 'has no effect with algorithm.loss = "sft", which learns what the data set gives'
+    sampling = rollout.sampling
+    if not dataset.has_completions:
+        return f'dataset.type = "{dataset.kind}" gives no completions to learn; take "jsonl", "addition" or "plugin"'
+    if plays:
+        return f"environment {learns}; leave it out"
+    if lags:
+        return f'a lag {learns}: no version samples it; set schedule = "periodic" and max_policy_lag = 0'
+    if rollout.group_size > 1:
+        return f"rollout.group_size = {rollout.group_size} {learns}, once for a prompt; set it to 1"
+    if rollout.max_resamples:
+        return f"rollout.max_resamples {learns}; set it to 0"
+    if sampling != SamplingParams(max_new_tokens=sampling.max_new_tokens):
+        return (
+            f"rollout.sampling {learns}, but for max_new_tokens; evaluation.sampling says how held-out prompts are "
+            "sampled"
+        )
+    return ""

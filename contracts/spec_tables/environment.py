@@ -80,12 +80,20 @@ def environment_problem(
     dataset: DatasetSpec,
     *,
     num_components: int,
+    scores: bool = True,
 ) -> str:
-    """Says what in a spec doesn't go with its environment, or with having none; "" where all does."""
+    """Says what in a spec doesn't go with its environment, or with having none; "" where all does.
+
+    scores: whether the job has completions to score.
+    """
     if environment is None:
         if isinstance(dataset, EnvironmentDataset):
             return 'dataset.type = "environment" takes its tasks from the environment; name one as environment.name'
-        return "" if num_components else "reward.components needs one or more, or the job an environment that rewards"
+        return (
+            ""
+            if num_components or not scores
+            else "reward.components needs one or more, or the job an environment that rewards"
+        )
     if environment.chat_format and environment.renderer != "chat":
         return 'environment.chat_format has no effect with environment.renderer = "text"; leave it out'
     if dataset.chat is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Attempts, Batches, IterationsOrNone, Prompts, Record, Tokens
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 
 
 class RolloutSpec(Record, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from contracts.environments.messages import Message, Tool, ToolCall
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 
 __all__ = ["BadTask", "Environment", "Message", "Opening", "Reply", "Tool", "ToolCall"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from contracts.rollouts import Prompt, PromptBatch, SamplingParams
+from contracts.rollouts import Prompt, PromptBatch
+from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.prompts.source import PromptSource

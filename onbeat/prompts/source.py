@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
@@ -16,6 +17,7 @@ from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import ChatSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.prompts.completions import answer_behind, given_ids
 from onbeat.prompts.datasets.base import load_dataset
 from onbeat.prompts.datasets.examples import Example, ExampleSets
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
@@ -47,13 +49,14 @@ class PromptSource:
     ) -> None:
         """environments, end_ids: as of `prompt_source`."""
         self._spec = spec
+        self._end_ids = end_ids
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._chat = spec.dataset.chat
         self.environment = ""
         """Package and version of the job's environment, as its service names them; "" in a job without one."""
         if spec.environment is None:
-            self._train = self._tokenize(dataset.train)
+            self._train = self._tokenize(dataset.train, gives=spec.algorithm.learns_given)
             self._evaluation = self._tokenize(dataset.evaluation)
         else:
             opened = OpenedPrompts(
@@ -103,7 +106,8 @@ class PromptSource:
         positions = range(iteration * num_prompts, (iteration + 1) * num_prompts)
         return [pass_order(size, self._spec.seed, position // size)[position % size] for position in positions]
 
-    def _tokenize(self, examples: Sequence[Example]) -> list[Prompt]:
+    def _tokenize(self, examples: Sequence[Example], *, gives: bool = False) -> list[Prompt]:
+        """gives: whether the examples' completions are learnt."""
         prompts = []
         # What the tokenizer itself puts before plain text; a chat template writes its own.
         prefix = [] if self._chat is not None else first_ids(self._tokenizer)
@@ -117,6 +121,7 @@ class PromptSource:
             for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
                 whole = [*prefix, *token_ids]
                 self._check_length(example, len(whole))
+                given = pack_int32(self._given(example, text)) if gives else UNSET
                 prompts.append(
                     Prompt(
                         prompt_id=example.example_id,
@@ -125,9 +130,23 @@ class PromptSource:
                         text=text,
                         reference=example.reference,
                         task_entry=example.task_entry,
+                        given=given,
                     )
                 )
         return prompts
+
+    def _given(self, example: Example, prompt: str) -> list[int]:
+        answer, chat = example.completion, self._chat
+        if chat is not None:
+            whole = render_chat(self._tokenizer, example.question, chat, answer=answer)
+            answer = answer_behind(prompt, whole)
+        return given_ids(
+            self._tokenizer,
+            example,
+            answer=answer,
+            end_ids=self._end_ids,
+            most_tokens=self._spec.rollout.sampling.max_new_tokens,
+        )
 
     def _check_length(self, example: Example, num_tokens: int) -> None:
         rollout = self._spec.rollout
@@ -169,6 +188,7 @@ def prompt_source(
         seed=spec.seed,
         model_root=root,
         components=spec.reward.components,
+        learns_given=spec.algorithm.learns_given,
     )
     return PromptSource(
         dataset,
@@ -207,16 +227,18 @@ def reserve_places(
     return places[:num_reserves]
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec) -> str:
-    """Writes the system turn where there is one, the question as the user's turn, and the assistant's opening."""
+def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec, *, answer: str = "") -> str:
+    """Writes the system turn where there is one, the question as the user's turn, and the assistant's opening, or the
+    assistant's turn with its answer."""
     if not tokenizer.chat_template:
         raise InvalidInput(
             "the model's tokenizer has no chat template", field="dataset.chat", cure="leave dataset.chat out"
         )
     system = [{"role": "system", "content": chat.system_prompt}] if chat.system_prompt else []
-    messages = [*system, {"role": "user", "content": question}]
+    answered = [{"role": "assistant", "content": answer}] if answer else []
+    messages = [*system, {"role": "user", "content": question}, *answered]
     try:
-        return chat_template.write(tokenizer, messages, opens_turn=True)
+        return chat_template.write(tokenizer, messages, opens_turn=not answer)
     except chat_template.REFUSALS as error:
         raise InvalidInput(
             f"the model's chat template refuses the messages: {error}", field="model.path", cure="use another template"

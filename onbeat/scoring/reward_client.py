@@ -27,9 +27,18 @@ import httpx
 
 from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
-from contracts.rewards import UP_TO_LUCK, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable, stated_scores
+from contracts.rewards import (
+    UP_TO_LUCK,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    RewardSpec,
+    Scored,
+    Unscorable,
+    stated_scores,
+)
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec, RewardSpec
+from contracts.spec import JobSpec
 from onbeat.environments.client import MEDIA_TYPE, reward_service
 from onbeat.http_service.outgoing import check_status, in_doubt, make_async_client, said, unanswered
 from onbeat.process.waiting import backoff

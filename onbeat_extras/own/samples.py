@@ -12,15 +12,8 @@ from msgspec import UNSET, UnsetType
 from broker.generator_side import Claim
 from contracts.encoding.arrays import unpack_int32
 from contracts.errors import ContractViolation
-from contracts.rollouts import (
-    Completion,
-    Prompt,
-    PromptBatch,
-    SamplingParams,
-    Trajectory,
-    completion_problem,
-    prompt_seed,
-)
+from contracts.rollouts import Completion, Prompt, PromptBatch, Trajectory, completion_problem, prompt_seed
+from contracts.sampling import SamplingParams
 from contracts.spec_limits import MAX_BATCH_TOKENS
 from contracts.versions import WeightManifest
 from onbeat.kept_sets import pack_kept_sets

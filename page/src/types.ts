@@ -5,7 +5,7 @@ export interface AdditionDataset {
 }
 
 export interface AlgorithmSpec {
-  loss: (("bnpo" | "cispo" | "dapo" | "dr_grpo" | "grpo" | "gspo") | PluginLoss);
+  loss: (("bnpo" | "cispo" | "dapo" | "dr_grpo" | "grpo" | "gspo" | "sft") | PluginLoss);
   advantage: ("dr_grpo" | "grpo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
   credit: ("trajectory" | "turn");
   advantage_epsilon: number;

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_int32
-from contracts.rollouts import Completion, Prompt, PromptBatch, SamplingParams
+from contracts.rollouts import Completion, Prompt, PromptBatch
+from contracts.sampling import SamplingParams
 from producer.engine.base import GenerationEngine, VerifiedWeights
 
 NEW_TOKENS = 16

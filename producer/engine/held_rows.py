@@ -17,7 +17,8 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from contracts.errors import BatchFailed
-from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from contracts.rollouts import Completion, PromptBatch
+from contracts.sampling import SamplingParams
 from onbeat.kept_sets import pack_kept_sets
 from producer.engine.sampling import Drawn, completion_uniforms, sample
 

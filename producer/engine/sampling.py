@@ -16,7 +16,8 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from contracts.errors import BatchFailed
-from contracts.rollouts import Prompt, PromptBatch, SamplingParams
+from contracts.rollouts import Prompt, PromptBatch
+from contracts.sampling import SamplingParams
 
 Floats = NDArray[np.float64]
 

@@ -84,7 +84,7 @@ class Rounds:
             batch.generation = None
             self.freed()
         scoring_started_s = self.activity.now_s()
-        num_tokens = sum(completion.num_sampled for completion in completions)
+        num_tokens = 0 if asked.is_given else sum(completion.num_sampled for completion in completions)
         self.activity.sampled(num_tokens, started_s=generation.started_s, ended_s=scoring_started_s)
         texts = batch.loaded.detokenizer(completions)
         spec = batch.spec
@@ -116,6 +116,8 @@ class Rounds:
         self, batch: SampledBatch, asked: PromptBatch, *, completions: list[Completion], texts: list[str]
     ) -> list[Scored]:
         spec = batch.spec
+        if asked.is_given:
+            return [Scored(reward=0.0, breakdown={}) for _ in completions]
         return await self.rewards.score(
             spec.reward,
             reward_items(asked, completions, texts),

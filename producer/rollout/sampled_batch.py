@@ -17,9 +17,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutGroup
+from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, RolloutGroup
 from contracts.spec import JobSpec
 from producer.engine.base import VerifiedWeights
 from producer.served_model import LoadedModel
@@ -75,6 +76,16 @@ class Generation:
     answer: asyncio.Future[list[list[Completion]]]
 
 
+def given_completion(prompt: Prompt) -> Completion:
+    """Returns the completion that the data set gives. No engine drew it: its log-probs are those of what is certain."""
+    assert prompt.given is not UNSET
+    return Completion(
+        token_ids=prompt.given,
+        generator_logprobs=bytes(len(prompt.given)),  # float32 0.0 for each int32
+        finish_reason="stop",
+    )
+
+
 class SampledBatch:
     """A batch that is sampled and scored, and both again for the prompts that are resampled."""
 
@@ -122,6 +133,8 @@ class SampledBatch:
         self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
 
     async def _generate(self, asked: PromptBatch) -> list[list[Completion]]:
+        if asked.is_given:
+            return [[given_completion(prompt)] * asked.group_size for prompt in asked.prompts]
         return await self.loaded.generate(asked, deadline_s=self.spec.timeouts.generation_s)
 
     def settle(self) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from consumer.model.policy import Policy, load_policy
 from contracts.encoding.arrays import unpack_float32, unpack_int32
-from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
+from contracts.sampling import SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec

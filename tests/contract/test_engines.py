@@ -20,7 +20,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.encoding.wire import encode
 from contracts.errors import BatchFailed, InvalidInput, WeightsRejected
-from contracts.rollouts import Completion, SamplingParams
+from contracts.rollouts import Completion
+from contracts.sampling import SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest

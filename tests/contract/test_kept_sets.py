@@ -27,7 +27,8 @@ from consumer.model import language_head
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import ContractViolation
-from contracts.rollouts import Completion, Rollout, RolloutBatch, SamplingParams
+from contracts.rollouts import Completion, Rollout, RolloutBatch
+from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
 from onbeat.kept_sets import pack_kept_sets
 from tests.builders import VOCABULARY, batch_of, job_spec

@@ -35,7 +35,8 @@ from transformers import (
 
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed
-from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from contracts.rollouts import Completion, PromptBatch
+from contracts.sampling import SamplingParams
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers.canary import judge
 from producer.engine.transformers.lean_step import LeanStep

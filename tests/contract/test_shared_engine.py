@@ -14,7 +14,8 @@ import torch
 from contracts.encoding.wire import encode
 from contracts.engines import TransformersOptions
 from contracts.errors import BatchFailed, EngineUnavailable
-from contracts.rollouts import Completion, PromptBatch, SamplingParams
+from contracts.rollouts import Completion, PromptBatch
+from contracts.sampling import SamplingParams
 from contracts.versions import WeightManifest
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import packed_products

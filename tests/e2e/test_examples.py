@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from broker.connection.roles import GENERATOR, STAGE, TRAINER
@@ -16,13 +21,16 @@ from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import convert
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
+from contracts.recorded.files import RecordedFiles, write_record
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.client import AsyncConsumer, AsyncProducer, PromptClaim, Sample
 from onbeat.process.child_process import ChildProcess
 from onbeat.process.waiting import Waiting
+from onbeat.prompts.datasets.jsonl import JsonlLine
 from tests.chaos.short_job import long_variant
 from tests.pipeline import REPOSITORY, Pipeline, wait_for_exit
+from tests.recorded import record_of
 
 EXAMPLES = REPOSITORY / "examples"
 LONGEST = {"trainer.py": 60, "generator.py": 40, "stage.py": 30}
@@ -114,6 +122,26 @@ def test_a_generator_and_a_stage_of_ones_own_serve_our_trainer(pipeline: Pipelin
     verdict = pipeline.verdict(job_id)
     assert not verdict.gaps
     assert verdict.num_trained_batches == 4
+
+
+def test_rejection_sampling_keeps_the_best_completion_of_each_prompt_that_was_answered_well(tmp_path: Path) -> None:
+    files = RecordedFiles(RunFolder(tmp_path, "job"))
+    for number, rewards in enumerate([(0.0, 1.0), (0.0, 0.5)]):
+        batch_id = f"{number}/train/0"
+        record = record_of("job", batch_id)
+        (group, *_) = record.batch.groups
+        rollouts = tuple(replace(group.rollouts[0], reward=reward, text=f"{reward:g}") for reward in rewards)
+        groups = (replace(group, rollouts=rollouts),) * len(record.batch.groups)
+        batch = replace(record.batch, groups=groups, group_size=2)
+        asked = replace(record.asked, group_size=2)
+        files.path_of(batch_id).parent.mkdir(parents=True)
+        changed = replace(record, batch=batch, asked=asked, advantages=None, trainer_logprobs=None)
+        write_record(files.path_of(batch_id), changed)
+    rows = tmp_path / "rows.jsonl"
+    arguments = [str(tmp_path), "job", str(rows)]
+    subprocess.run([sys.executable, str(EXAMPLES / "rejection_sampling.py"), *arguments], check=True, cwd=REPOSITORY)
+    found = [JsonlLine(**json.loads(line)) for line in rows.read_text().splitlines()]
+    assert [one.completion for one in found] == ["1"] * len(record.batch.groups)
 
 
 def drawn(model: Any, words: Any, claim: PromptClaim, prompt: int) -> list[Sample]:

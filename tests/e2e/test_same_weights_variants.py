@@ -22,6 +22,12 @@ LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learni
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
     "mini-batches": {"algorithm__mini_batches": 4, "algorithm__kl_coefficient": 0.01},
+    "SFT in mini-batches": {
+        "algorithm": {"loss": "sft", "advantage": "none", "mini_batches": 2},
+        "rollout__group_size": 1,
+        "trainer__lora": {"rank": 4},
+        "reward": {},
+    },
     "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
     "top-p, what is cut is masked": {
         "rollout__sampling": {"max_new_tokens": 3, "top_p": 0.9},
@@ -36,7 +42,11 @@ VARIANTS: dict[str, dict[str, object]] = {
         "trackers": ["tensorboard"],
     },
 }
-STEPS_BEFORE_DEATH = {"three updates": 3 * (ITERATIONS - 1) + 2, "mini-batches": 4 * (ITERATIONS - 1) + 3}
+STEPS_BEFORE_DEATH = {
+    "three updates": 3 * (ITERATIONS - 1) + 2,
+    "mini-batches": 4 * (ITERATIONS - 1) + 3,
+    "SFT in mini-batches": 7,
+}
 """ITERATIONS, where a variant isn't named."""
 
 
@@ -89,7 +99,8 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 
 @long_variant
 @pytest.mark.parametrize(
-    ("variant", "sharding"), [("three updates", "none"), ("mini-batches", "fsdp"), ("LoRA", "fsdp")]
+    ("variant", "sharding"),
+    [("three updates", "none"), ("mini-batches", "fsdp"), ("LoRA", "fsdp"), ("SFT in mini-batches", "none")],
 )
 def test_two_ranks_leave_the_weights_of_one(
     pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
@@ -132,6 +143,14 @@ def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     for job_id in (merged, by_redis):
         assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])
         assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_given_completions_are_learnt_and_nothing_is_sampled(pipeline: Pipeline, oracles: dict[str, str]) -> None:
+    """The model was warmed up on these sums: it gives their digits a mean probability of about a half."""
+    for metrics in metrics_of(pipeline, oracles["SFT in mini-batches"]):
+        assert 0.0 < metrics.loss < 1.0
+        assert (metrics.reward_mean, metrics.truncated_share, metrics.mismatch_max) == (0.0, 0.0, 0.0)
+        assert metrics.trained_tokens > metrics.num_tokens
 
 
 def test_only_the_updates_after_the_first_are_clipped(pipeline: Pipeline, oracles: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
 from contracts.settings import settings_from
-from contracts.spec import TimeoutSpec
+from contracts.spec_tables.deadlines import TimeoutSpec
 from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S
 from tests.kubernetes import ROOT, Document, documents, environment, pods, ports, problems, secrets, selected
 

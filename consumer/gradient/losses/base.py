@@ -116,7 +116,8 @@ class PolicyTerm:
     """What a surrogate returns; padding may hold any finite value."""
 
     token_loss: Tensor
-    """[R, T] with gradient; linear in the advantages' scale, and exactly 0.0 for an advantage of 0.0."""
+    """[R, T] with gradient; linear in the advantages' scale, and exactly 0.0 for an advantage of 0.0;
+    of `sft`, which has none, -log pi."""
     clipped_low: Tensor
     """bool [R, T] tokens whose loss the lower clip changes, given an advantage that isn't 0."""
     clipped_high: Tensor

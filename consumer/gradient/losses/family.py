@@ -16,6 +16,7 @@ from consumer.gradient.losses.cispo import CISPO
 from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
 from consumer.gradient.losses.gspo import GSPO
 from consumer.gradient.losses.plugin import load_loss
+from consumer.gradient.losses.sft import SFT
 from consumer.gradient.losses.terms import ESTIMATORS, correction_weights, far_responses, k3, reverse_kl
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 
@@ -26,6 +27,7 @@ LOSSES = {
     "bnpo": BNPO,
     "gspo": GSPO,
     "cispo": CISPO,
+    "sft": SFT,
 }
 """A line for each name of `LOSS_KINDS`."""
 

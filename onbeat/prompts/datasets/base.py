@@ -51,7 +51,8 @@ def load_addition(_spec: AdditionDataset, request: Request) -> ExampleSets:
 def _addition(pool: str, pair: tuple[int, int]) -> Example:
     first, second = pair
     question = f"{first}+{second}="
-    return Example(example_id=f"{pool}/{question}", question=question, reference=str(first + second)[::-1])
+    answer = str(first + second)[::-1]
+    return Example(example_id=f"{pool}/{question}", question=question, reference=answer, completion=answer)
 
 
 def load_environment(spec: EnvironmentDataset, request: Request) -> ExampleSets:
@@ -92,7 +93,7 @@ def _checked(examples: Iterable[Any]) -> Iterator[Example]:
     for example in examples:
         if not isinstance(example, Example):
             raise TypeError(f"{type(example).__name__} is no onbeat.prompts.datasets.examples.Example")
-        for name in ("example_id", "question", "reference", "task_entry", "origin"):
+        for name in ("example_id", "question", "reference", "task_entry", "origin", "completion"):
             text = getattr(example, name)
             if not isinstance(text, str):
                 raise TypeError(f"{name} is a {type(text).__name__}, not a string")
@@ -125,8 +126,11 @@ def load_dataset(
     seed: int,
     model_root: SpecRoot,
     components: tuple[RewardComponent, ...] = (),
+    learns_given: bool = False,
 ) -> ExampleSets:
     """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
+
+    learns_given: whether the training pool's completions are given, so that nothing scores them.
 
     Raises InvalidInput that names the field for a data set that is empty, unknown, unreadable or too small, and for one
     that the reward's components can't score: a job fails at its start, not at the first batch that holds the example.
@@ -134,7 +138,7 @@ def load_dataset(
     check_job(spec, components)
     request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
     dataset = LOADERS[type(spec)](spec, request)
-    for example in (*dataset.train, *dataset.evaluation):
+    for example in (*(() if learns_given else dataset.train), *dataset.evaluation):
         for component in components:
             try:
                 check_reference(component, reference=example.reference, task_entry=example.task_entry)

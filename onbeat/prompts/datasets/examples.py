@@ -28,6 +28,8 @@ class Example:
     """File and line, "" where its id says enough."""
     field: str = "dataset"
     """Field of the spec that leads to it."""
+    completion: str = ""
+    """What loss = "sft" learns as the answer; "" where none is given."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,13 @@ class JsonlLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One line of a file."""
 
     prompt: str
-    reference: str
+    reference: str | msgspec.UnsetType = msgspec.UNSET
     task_entry: str = ""
+    completion: str = ""
+
+    def __post_init__(self) -> None:
+        if self.reference is msgspec.UNSET and not self.completion:
+            raise ValueError("Object missing required field `reference`")
 
 
 def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
@@ -64,8 +69,9 @@ def _read_lines(model_root: SpecRoot, name: str, *, field: str, pool: str) -> tu
             Example(
                 example_id=f"{pool}/{line_number}",
                 question=record.prompt,
-                reference=record.reference,
+                reference=record.reference or "",
                 task_entry=record.task_entry,
+                completion=record.completion,
                 origin=f"{name}:{line_number}",
                 field=field,
             )

@@ -15,7 +15,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.encoding.wire import convert
 from contracts.environments.messages import MAX_MESSAGES, Message, Tool, ToolCall
 from contracts.errors import OnbeatError
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from onbeat_extras.environments.agents.conversation import Request
 from onbeat_extras.environments.agents.refusal import Refusal
 

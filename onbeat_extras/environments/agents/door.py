@@ -25,7 +25,7 @@ import msgspec
 import uvicorn
 
 from contracts.environments.messages import Message
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from onbeat.cage import kernel
 from onbeat_extras.environments.agents.chat import MODEL, as_events, chat_answer, read_chat
 from onbeat_extras.environments.agents.conversation import Conversation, Request

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.environments.messages import Message
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from onbeat_extras.environments.agents.chat import (
     check_model,
     check_neutral,

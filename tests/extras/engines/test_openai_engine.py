@@ -16,7 +16,7 @@ import pytest
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
 from onbeat_extras.engines.openai import OpenaiEngine

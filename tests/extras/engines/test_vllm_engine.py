@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
-from contracts.rollouts import SamplingParams
 from contracts.run_folder import RunFolder
+from contracts.sampling import SamplingParams
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.weights.adapter.matrices import AdapterSource, layers_of, matrix_names
 from onbeat.weights.adapter.merge import merge_into

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, Sampled, ToolCall
 from contracts.environments.service import Failure, NewSession, Played, Result, Step, Task, Turned, reply_digest
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from reward_service.playing.pool import EnvironmentPool
 from tests.played import SETTINGS, Asked, reason_of, reply_of, text_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.environments.messages import Message
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from onbeat_extras.environments.agents.chat import check_sampling
 from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended, New, Request
 from onbeat_extras.environments.agents.refusal import Refusal

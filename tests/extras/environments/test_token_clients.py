@@ -11,7 +11,7 @@ import pytest
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, Sampled
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from onbeat_extras.environments.agents.chat import MODEL
 from onbeat_extras.environments.agents.conversation import Conversation, New
 from onbeat_extras.environments.agents.door import door

@@ -19,7 +19,7 @@ from msgspec import UNSET
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, Sampled
 from contracts.environments.service import Failure, NewSession, Result, Step, Task, Turned
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from reward_service.playing.pool import EnvironmentPool
 from tests.chaos.short_job import assert_undisturbed, running, short_job
 from tests.e2e.test_turns import death_of, killed_again

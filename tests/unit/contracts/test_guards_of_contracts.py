@@ -22,11 +22,11 @@ from contracts.rollouts import (
     Rollout,
     RolloutBatch,
     RolloutGroup,
-    SamplingParams,
     completion_problem,
     prompt_seed,
     turn_seed,
 )
+from contracts.sampling import SamplingParams
 from contracts.versions import AdapterVersion, WeightFile, WeightManifest, WeightStep
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 from tests.trajectories import played

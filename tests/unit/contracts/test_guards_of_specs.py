@@ -21,6 +21,17 @@ KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement
 FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
 ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "reinforce++"}
 BY_TURN: dict[str, Any] = {"algorithm__credit": "turn"}
+GIVEN: dict[str, Any] = {
+    "algorithm__loss": "sft",
+    "algorithm__advantage": "none",
+    "rollout__group_size": 1,
+}
+LONG: dict[str, Any] = {
+    "rollout__max_prompt_tokens": 2**20,
+    "rollout__prompts_per_batch": 32,
+    "rollout__batches_per_iteration": 1,
+}
+"""As many prompt tokens as a batch may have."""
 TAUGHT: dict[str, Any] = {
     "algorithm__distillation_coefficient": 0.5,
     "stages": [{"type": "teacher", "model": "teacher"}],
@@ -71,6 +82,18 @@ def refused(**fields: Any) -> str:
         (rewarded(type="overlong", max_tokens=4, buffer_tokens=5), "buffer_tokens must be max_tokens or less"),
         (rewarded(type="overlong", max_tokens=9, buffer_tokens=4), "overlong begins above 5 tokens"),
         ({"schedule": "weekly"}, "periodic"),
+        (GIVEN | {"algorithm__advantage": "grpo"}, "whatever its reward"),
+        (GIVEN | {"algorithm__kl_coefficient": 0.1}, "kl_coefficient has no effect"),
+        (GIVEN | {"algorithm__correction": "tis"}, "correction has no effect"),
+        (GIVEN | {"algorithm__on_truncated": "mask"}, "on_truncated has no effect"),
+        (GIVEN | {"rollout__group_size": 2}, "rollout.group_size = 2 has no effect"),
+        (GIVEN | {"rollout__max_resamples": 1}, "rollout.max_resamples has no effect"),
+        (GIVEN | {"rollout__sampling__top_p": 0.9}, "rollout.sampling has no effect"),
+        (GIVEN | {"schedule": "delayed", "max_policy_lag": 1}, "a lag has no effect"),
+        (GIVEN | {"environment": ENVIRONMENT}, "environment has no effect"),
+        (GIVEN | {"dataset": {"type": "reasoning_gym", "task": "chain_sum"}}, "gives no completions to learn"),
+        (GIVEN | {"reward": {}}, "reward.components needs one or more"),
+        (GIVEN | LONG | {"rollout__sampling__max_new_tokens": 1}, "make 33,554,464 prompt tokens of a batch"),
     ],
 )
 def test_a_combination_without_meaning_is_refused_with_its_fields(fields: dict[str, Any], problem: str) -> None:

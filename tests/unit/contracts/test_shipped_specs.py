@@ -33,6 +33,7 @@ def test_the_specs_that_the_docs_name_are_shipped() -> None:
         "tool-demo.toml",
         "smollm2-calculator.toml",
         "distillation.toml",
+        "sft.toml",
         "reasoning-gym.toml",
         "smollm2-chain-sum.toml",
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.family import LOSSES, LossTerms, TokenLogprobs, family_loss, response_divergences
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.algorithm import LOSS_KINDS, AlgorithmSpec
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 
 MASK = torch.tensor([[True, True], [True, False]])
@@ -21,6 +21,8 @@ ADVANTAGES = (1.3, -0.7, 0.4, 0.0, -1.6, 0.9)
 PADDING = 700.0
 """Its exponential overflows: what it touches is not finite."""
 LEVELS = ("token", "sequence")
+REWARDED = [loss for loss in sorted(LOSSES) if not LOSS_KINDS[loss].learns_given]
+"""The losses that learn from rewards."""
 GSPO_BY_TOKEN = ("gspo", "token")
 """The spec refuses it."""
 DIVISOR = {"completions": len(LENGTHS), "tokens": SIZES.num_tokens, "batches": 1}
@@ -98,7 +100,7 @@ def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float =
     return terms
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", REWARDED)
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_a_loss_is_its_equation(loss: str, *, off_policy: bool) -> None:
     terms = compare(
@@ -110,13 +112,13 @@ def test_a_loss_is_its_equation(loss: str, *, off_policy: bool) -> None:
     assert terms.can_clip == off_policy
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", REWARDED)
 def test_the_clips_of_the_papers_are_the_defaults_and_act_off_policy(loss: str) -> None:
     terms = compare({"loss": loss, "old_policy": "generator"}, {"old_is_generator": True}, gap=4.0)
     assert terms.num_clipped_low + terms.num_clipped_high > 0
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", REWARDED)
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_a_kl_term_and_an_entropy_bonus_are_normalised_like_the_loss(loss: str, estimator: str) -> None:
     compare(
@@ -126,7 +128,7 @@ def test_a_kl_term_and_an_entropy_bonus_are_normalised_like_the_loss(loss: str, 
 
 
 @pytest.mark.parametrize(
-    ("loss", "level"), [(loss, level) for loss in sorted(LOSSES) for level in LEVELS if (loss, level) != GSPO_BY_TOKEN]
+    ("loss", "level"), [(loss, level) for loss in REWARDED for level in LEVELS if (loss, level) != GSPO_BY_TOKEN]
 )
 @pytest.mark.parametrize("kind", ["tis", "icepop"])
 def test_a_correction_weighs_the_surrogate_and_nothing_else(loss: str, kind: str, level: str) -> None:
@@ -151,7 +153,7 @@ def test_a_correction_weighs_the_surrogate_and_nothing_else(loss: str, kind: str
     assert 0 < terms.num_corrected < SIZES.num_tokens
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", REWARDED)
 def test_a_response_of_no_advantage_has_exactly_no_gradient(loss: str) -> None:
     tokens, mask = drawn(gap=2.0)
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
@@ -163,7 +165,7 @@ def test_a_response_of_no_advantage_has_exactly_no_gradient(loss: str) -> None:
     assert gradient[0].abs().max() > 0.0
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", REWARDED)
 def test_a_scale_of_the_advantages_is_a_scale_of_the_loss(loss: str) -> None:
     """What lets REINFORCE++ divide by a deviation that is known only when the iteration is in."""
     tokens, mask = drawn(gap=2.0)
@@ -176,7 +178,7 @@ def test_a_scale_of_the_advantages_is_a_scale_of_the_loss(loss: str) -> None:
     assert four.item() == 4.0 * one.item()
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize("loss", REWARDED)
 def test_a_ratio_out_of_range_is_clipped_by_the_sign_of_the_advantage_and_cispo_clips_either(loss: str) -> None:
     old = torch.full((2, 2), -1.0)
     options: dict[str, Any] = {"loss": loss, "old_policy": "generator", "clip_low": 0.2, "clip_high": 0.2}

@@ -14,16 +14,8 @@ from consumer.trainer.iteration import Boundary, Iteration, uncovered_s
 from contracts.encoding.arrays import pack_int32
 from contracts.errors import FenceViolation
 from contracts.events import TimelineSpan, TrajectoryMetrics
-from contracts.rollouts import (
-    BatchTimings,
-    Prompt,
-    PromptBatch,
-    PromptTask,
-    Rollout,
-    RolloutBatch,
-    SamplingParams,
-    batch_digest,
-)
+from contracts.rollouts import BatchTimings, Prompt, PromptBatch, PromptTask, Rollout, RolloutBatch, batch_digest
+from contracts.sampling import SamplingParams
 from onbeat.loop.window import AskedIteration
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 from tests.trajectories import played

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest

@@ -11,8 +11,16 @@ import pytest
 
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
-from contracts.rewards import ExactReward, NumericReward, RewardItem, RewardRequest, RewardResponse, Scored, Unscorable
-from contracts.spec import RewardSpec
+from contracts.rewards import (
+    ExactReward,
+    NumericReward,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    RewardSpec,
+    Scored,
+    Unscorable,
+)
 from onbeat.scoring.reward_client import MAX_ITEMS, RewardClient, tries_of
 from tests.builders import job_spec
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from contracts.rollouts import Completion, SamplingParams
+from contracts.rollouts import Completion
+from contracts.sampling import SamplingParams
 from producer.engine.batch_rows import FEWEST_ROWS, BatchRows
 from tests.builders import prompt_batch
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import BatchFailed
-from contracts.rollouts import SamplingParams
+from contracts.sampling import SamplingParams
 from producer.engine.sampling import choose, completion_uniforms, draw, log_distribution, sample
 from tests.builders import prompt_batch
 

@@ -9,9 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from broker.generator_side import Claim, PublishOutcome
-from contracts.rewards import RewardItem, Scored
+from contracts.rewards import RewardItem, RewardSpec, Scored
 from contracts.rollouts import Completion, PromptBatch
-from contracts.spec import RewardSpec
 from contracts.versions import WeightFile, WeightManifest
 from producer.activity import Activity
 from producer.engine.base import VerifiedWeights

@@ -1,0 +1,37 @@
+"""How completions are drawn: table `[rollout.sampling]`, that of an evaluation, and a prompt batch's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
+
+from contracts.encoding.wire import Record, Tokens
+
+
+class SamplingParams(Record, frozen=True, kw_only=True):
+    """How completions are drawn. The reported log-probs are those of the distribution that these define."""
+
+    max_new_tokens: Tokens
+    """Longest completion, the end-of-sequence token included."""
+    temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
+    """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Here, with top_k and with min_p,
+    generators of ONBEAT_ENGINE=transformers say which tokens they kept, and all log-probs are normalised over those."""
+    top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
+    min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
+    """Draws from the tokens whose probability is at least this share of the most likely one's; left out: from all."""
+
+    stop_token_ids: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=64)] | UnsetType = UNSET
+    """Tokens that end a completion beside the model's own; each is sampled, trained and part of it."""
+
+    @property
+    def truncation(self) -> str:
+        """The first setting that keeps tokens out of the draw, as `top_p = 0.9`; "" where each may be drawn."""
+        if self.top_p < 1.0:
+            return f"top_p = {self.top_p:g}"
+        if self.top_k > 0:
+            return f"top_k = {self.top_k}"
+        return "" if self.min_p is UNSET else f"min_p = {self.min_p:g}"

@@ -1,0 +1,98 @@
+"""A data set's completion becomes the tokens that sampling would have answered, its end among them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from contracts.encoding.arrays import pack_int32, unpack_int32
+from contracts.errors import InvalidInput
+from contracts.rollouts import Prompt
+from contracts.spec import JobSpec
+from contracts.spec_tables.root import SpecRoot
+from onbeat.prompts.source import prompt_source
+from tests.builders import VOCABULARY, char_tokenizer, job_spec
+
+EOS = VOCABULARY["<eos>"]
+TURNS = (
+    "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def ids(text: str) -> list[int]:
+    return [VOCABULARY[character] for character in text]
+
+
+def sft(**changes: Any) -> JobSpec:
+    fields: dict[str, Any] = {
+        "algorithm__loss": "sft",
+        "algorithm__advantage": "none",
+        "rollout__group_size": 1,
+        "rollout__sampling__max_new_tokens": 9,
+        "dataset": {"type": "jsonl", "train_path": "train.jsonl"},
+        "evaluation__num_prompts": 1,
+    }
+    return job_spec(**(fields | changes))
+
+
+def prompts_of(folder: Path, *rows: dict[str, str], template: str = "", **changes: Any) -> list[Prompt]:
+    held_out = {"prompt": "9+9=", "reference": "18"}
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, held_out]))
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    source = prompt_source(sft(**changes), root=SpecRoot(folder), tokenizer=tokenizer, context_tokens=64, end_ids=[EOS])
+    (held,) = source.evaluation_prompts()
+    assert held.given is UNSET
+    return sorted(source.training_prompts(0)[: len(rows)], key=lambda prompt: prompt.prompt_id)
+
+
+def test_a_completion_ends_with_the_end_of_the_sequence(tmp_path: Path) -> None:
+    (prompt,) = prompts_of(tmp_path, {"prompt": "1+2=", "completion": "3"})
+    assert prompt.given == pack_int32([*ids("3"), EOS])
+    (prompt,) = prompts_of(tmp_path, {"prompt": "1+2=", "completion": "3<eos>"})
+    assert prompt.given == pack_int32([*ids("3"), EOS])
+
+
+def test_a_chat_template_writes_the_answer_and_what_it_writes_behind_its_end_is_left_out(tmp_path: Path) -> None:
+    row = {"prompt": "1+2=", "completion": "3", "reference": "3"}
+    dataset = {"type": "jsonl", "train_path": "train.jsonl", "chat": {}}
+    (prompt,) = prompts_of(tmp_path, row, template=TURNS, dataset=dataset)
+    assert unpack_int32(prompt.token_ids) == [*ids("u:1+2="), EOS, *ids("\na:")]
+    assert prompt.given == pack_int32([*ids("3"), EOS])
+
+
+def test_a_template_that_opens_a_turn_in_another_way_than_it_writes_one_is_refused(tmp_path: Path) -> None:
+    row = {"prompt": "1+2=", "completion": "3"}
+    dataset = {"type": "jsonl", "train_path": "train.jsonl", "chat": {}}
+    with pytest.raises(InvalidInput, match="opens a turn in another way") as refusal:
+        prompts_of(tmp_path, row, template=TURNS.replace("%}a:{%", "%}b:{%"), dataset=dataset)
+    assert refusal.value.field == "model.path"
+
+
+def test_a_completion_that_is_longer_than_the_limit_is_refused_by_its_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"train\.jsonl:1 has 10 tokens, the limit is 9") as refusal:
+        prompts_of(tmp_path, {"prompt": "1+2=", "completion": "123456789"})
+    assert refusal.value.field == "rollout.sampling.max_new_tokens"
+
+
+def test_a_row_without_a_completion_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"train\.jsonl:2 has no completion") as refusal:
+        prompts_of(tmp_path, {"prompt": "1+2=", "completion": "3"}, {"prompt": "1+3=", "reference": "4"})
+    assert refusal.value.field == "dataset.train_path"
+
+
+def test_a_row_with_neither_reference_nor_completion_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"train\.jsonl:1: .*missing required field `reference`"):
+        prompts_of(tmp_path, {"prompt": "1+2="})
+
+
+def test_the_addition_task_gives_its_answers(tmp_path: Path) -> None:
+    source = prompt_source(
+        sft(dataset={"type": "addition"}), root=SpecRoot(tmp_path), tokenizer=char_tokenizer(), context_tokens=64
+    )
+    assert all(prompt.given == pack_int32([*ids(prompt.reference), EOS]) for prompt in source.training_prompts(0))
