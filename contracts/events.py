@@ -285,6 +285,18 @@ class SampledBy(Record, frozen=True, kw_only=True):
     """Their ids, sorted."""
 
 
+class ForkedFrom(Record, frozen=True, kw_only=True):
+    """The version of another job that a forked one began with."""
+
+    job_id: str
+    policy_version: PolicyVersion
+    weights_digest: str
+    state_digest: str
+    """Digest of its checkpoint's state.json, which has those of weights and optimizer."""
+    link: str
+    """`record_digest` of the record of its chain that made the version."""
+
+
 class AuditRecord(Record, frozen=True, kw_only=True):
     """One committed iteration (or a recorded rewind) in the chain that `onbeat verify` re-checks."""
 
@@ -323,6 +335,8 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     in_sums: tuple[int, ...] | UnsetType = UNSET
     """Number of a training batch → how many of the iteration's exact sums held its gradient, by a 1 that was added and
     reduced with it; 0 of one in which nothing taught. Left out where floats are added, or another trainer adds."""
+    forked: ForkedFrom | UnsetType = UNSET
+    """In iteration 0 of a forked job, where its version 0 comes from."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

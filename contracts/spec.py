@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from contracts.encoding.wire import NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
+from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
 from contracts.experience.plan import StagePlan
 from contracts.rewards import OverlongReward, RewardSpec
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
@@ -47,6 +47,15 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     each more), and they are what a checkpoint keeps. On a CPU without bf16 units float32 is 2-4 times faster."""
 
 
+class ForkSpec(Record, frozen=True, kw_only=True):
+    """Begins with a version of another job of this stack, and with the optimizer state of its checkpoint."""
+
+    job: Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+    """Its id. Its model, adapters and type of optimizer are this job's too; all else may be another."""
+    version: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
+    """The version, of which a checkpoint is there until this job has one of its own; it is this job's version 0."""
+
+
 Tag = Annotated[str, Meta(min_length=1, max_length=40, pattern=NO_CONTROL_CHARACTERS)]
 
 
@@ -62,6 +71,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     passes of algorithm.mini_batches optimizer steps."""
     model: ModelSpec
     """The model that is trained."""
+    fork: ForkSpec | UnsetType = UNSET
+    """Another job's version that the model begins with; left out: the model as it is. A KL is to the model as it is."""
     dataset: DatasetSpec
     """Where prompts come from."""
     reward: RewardSpec = field(default_factory=RewardSpec)
@@ -118,6 +129,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
                 'trainer.lora.publish = "adapter" leaves deltas nothing to save, since every element of an adapter '
                 'changes in a step; set weights.transport = "file" or "redis", or weights.snapshot_every_versions = 1'
             )
+        if self.fork is not UNSET and (self.trainer.external or any(s.kind == "reference" for s in self.stages)):
+            what = "trainer.external = true" if self.trainer.external else 'a stage of type "reference"'
+            raise ValueError(f"fork is not possible with {what}, which begins with the model as it is; leave one out")
         if self.rollout.sampling.temperature == 0.0:
             raise ValueError("rollout.sampling.temperature must be above 0: a group of greedy samples has no advantage")
         for key in ("trackers", "tags"):

@@ -36,4 +36,4 @@ def main(run_root: str, job_id: str, rows: str, least: float) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], float(sys.argv[4]) if len(sys.argv) > 4 else 1.0)
+    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]) if len(sys.argv) > 4 else 1.0)

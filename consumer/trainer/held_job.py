@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from broker.connection.client import Broker
@@ -18,7 +19,7 @@ from consumer.gradient.losses.plugin import torch_kept
 from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
 from contracts.errors import Unavailable, WeightsRejected
-from contracts.events import IterationMetrics, JobEvent, TimelineSpan
+from contracts.events import ForkedFrom, IterationMetrics, JobEvent, TimelineSpan
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -103,6 +104,8 @@ class HeldJob:
         self.chain_file = ChainFile(self.folder)
         self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
         self.health = health_watch(self.jobs, self.folder, spec)
+        self.forked: ForkedFrom | UnsetType = UNSET
+        """What version 0 comes from, where this trainer begins with it."""
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""

@@ -2,7 +2,8 @@
 
     checkpoint ─▶ ranks ─▶ its versions are written ─▶ the chain has them ─▶ rewind, where the fence is ahead ─▶ open
         │                  (older ones first, where the window needs any)           each iteration of the window ─┘
-        └─ where Redis is older than it, the records between them go back into Redis (onbeat/loop/chain_file.py)
+        ├─ where Redis is older than it, the records between them go back into Redis (onbeat/loop/chain_file.py)
+        └─ where there is none, a forked job takes another job's (fork.py)
 
 Consumes:     the fence, the audit chain, in Redis and in the run folder, and the job's checkpoints.
 Waits for:    the ranks, to load; Redis and the disk. The lease keeper ends a trainer that is asked to end meanwhile.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consumer.model.checkpoint import latest_checkpoint, set_aside_after
+from consumer.trainer.fork import read_fork
 from consumer.trainer.held_job import HeldJob
 from onbeat.loop.chain import furthest_commit
 from onbeat.loop.chain_file import read_chain, restored
@@ -52,8 +54,10 @@ def start(held: HeldJob) -> Started:
         state = checkpoint.state
         known = restored(known, side, policy_version=state.policy_version, weights_digest=state.weights_digest)
     fence, chain, last_link = side.fence(), known.records, known.last_link
-    first = checkpoint.state.iteration + 1 if checkpoint else 0
-    held.ranks.begin(checkpoint)
+    first, fork = checkpoint.state.iteration + 1 if checkpoint else 0, None
+    if checkpoint is None:
+        fork, held.forked = read_fork(held.folder.run_root, held.spec, chain)
+    held.ranks.begin(checkpoint or fork)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
     side.renew()
     held.weights.clear_scratch()

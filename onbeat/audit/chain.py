@@ -142,6 +142,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_columns(walk, record, spec, name)
     _check_sums(walk, record, spec, name)
     _check_environment(walk, record, spec, name)
+    _check_forked(walk, record, spec, name)
     if (record.rewards or {}) != source_digests(spec.reward.components):
         walk.gaps.append(f"{name}: its rewards are of another file than the spec's")
     if record.next_weights_digest:
@@ -149,6 +150,15 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     else:
         walk.only_evaluated = record.iteration
     walk.next_iteration = record.iteration + 1
+
+
+def _check_forked(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    named = (
+        None if spec.fork is UNSET or record.iteration else (spec.fork.job, spec.fork.version, record.weights_digest)
+    )
+    forked = record.forked or None
+    if named != (forked and (forked.job_id, forked.policy_version, forked.weights_digest)):
+        walk.gaps.append(f"{name}: where its weights come from is not what the spec says")
 
 
 def _check_after_evaluation(walk: _Walk, record: AuditRecord) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from broker.fence import FenceState
 from contracts.errors import FenceViolation, InvalidInput
-from contracts.events import AuditRecord, IterationMetrics
+from contracts.events import AuditRecord, ForkedFrom, IterationMetrics
 from contracts.rewards import source_digests
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
@@ -27,9 +27,10 @@ def commit_record(
     trainer_epoch: int,
     previous: str,
     environment: str = "",
+    forked: ForkedFrom | UnsetType = UNSET,
 ) -> AuditRecord:
     """previous: digest of the record before; made, numbers: None where the iteration only evaluated. environment: its
-    version; "" in a job without one."""
+    version; "" in a job without one. forked: what the job began with; UNSET but for a forked one."""
     return AuditRecord(
         kind="commit",
         iteration=iteration.number,
@@ -49,6 +50,7 @@ def commit_record(
         environment=environment or UNSET,
         in_sums=UNSET if iteration.in_sums is None else iteration.in_sums,
         rewards=source_digests(spec.reward.components) or UNSET,
+        forked=UNSET if iteration.number else forked,
         previous=previous,
     )
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -28,6 +28,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
+    ForkedFrom,
     IterationCommitted,
     IterationMetrics,
     JobEvent,
@@ -89,6 +90,8 @@ class TrainedJob(Protocol):
     health: HealthWatch
     generators: GeneratorWatch
     stages: StageWatch
+    forked: ForkedFrom | UnsetType
+    """What its version 0 comes from; UNSET but for a forked job."""
 
     def tell(self, event: JobEvent) -> None: ...
 
@@ -173,6 +176,7 @@ def commit_iteration(
         trainer_epoch=job.side.trainer_epoch,
         previous=last_link,
         environment=job.window.environment,
+        forked=job.forked,
     )
     event = version = None
     if made is not None and metrics is not None:

@@ -53,6 +53,7 @@ export interface AuditRecord {
   environment?: string;
   rewards?: Record<string, string>;
   in_sums?: number[];
+  forked?: ForkedFrom;
   previous: string;
 }
 
@@ -217,6 +218,19 @@ export interface FileWeights {
   transport: ("file");
 }
 
+export interface ForkSpec {
+  job: string;
+  version: number;
+}
+
+export interface ForkedFrom {
+  job_id: string;
+  policy_version: number;
+  weights_digest: string;
+  state_digest: string;
+  link: string;
+}
+
 export interface FormatReward {
   type: ("format");
   weight: number;
@@ -362,6 +376,7 @@ export interface JobSpec {
   tags: string[];
   iterations: number;
   model: ModelSpec;
+  fork?: ForkSpec;
   dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset);
   reward?: RewardSpec;
   environment: (EnvironmentSpec | null);

@@ -11,10 +11,12 @@ import contextlib
 import time
 from typing import NoReturn
 
+from msgspec import UNSET, UnsetType
+
 from broker.connection.roles import TRAINER
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, InvalidInput, JobEnded, OnbeatError
-from contracts.events import JobEvent
+from contracts.events import ForkedFrom, JobEvent
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -65,6 +67,7 @@ class Tenure:
         self.recorder: Recorder
         self.health = health_watch(self.jobs, self.folder, self.spec)
         self.window: Window
+        self.forked: ForkedFrom | UnsetType = UNSET
         self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
         self._is_kept = False
 

@@ -1,0 +1,96 @@
+"""Where a forked job begins: at a version of another job, with the optimizer state of the checkpoint that has it.
+
+[fork] job, version ─▶ the other job's folder: its checkpoint, and the record of its chain that made the version
+                                    └─▶ policy and optimizer        └─▶ `forked` of this chain's iteration 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from consumer.model.checkpoint import Checkpoint, checkpoint_folders, read_checkpoint
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import decode_json
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.events import AuditRecord, ForkedFrom, record_digest
+from contracts.run_folder import CHECKPOINT, RunFolder, number_of
+from contracts.spec import ForkSpec, JobSpec
+from onbeat.loop.chain_file import ChainFile
+
+
+def read_fork(
+    run_root: Path, spec: JobSpec, chain: Sequence[AuditRecord]
+) -> tuple[Checkpoint | None, ForkedFrom | UnsetType]:
+    """Returns what a job without a checkpoint of its own begins with, and what its chain says of that.
+
+    chain: of this job, which must have begun with the same. Raises InvalidInput that names the spec's field.
+    """
+    fork = spec.fork
+    if fork is UNSET:
+        return None, UNSET
+    source = RunFolder(run_root, fork.job)
+    folder = source.checkpoint_after(fork.version - 1)
+    try:
+        checkpoint = read_checkpoint(folder)
+        state = checkpoint.state
+        link = _made_by(ChainFile(source), state.policy_version, state.weights_digest)
+        _check_optimizer(source, spec)
+        found = ForkedFrom(
+            job_id=fork.job,
+            policy_version=state.policy_version,
+            weights_digest=state.weights_digest,
+            state_digest=content_digest((folder / "state.json").read_bytes()),
+            link=link,
+        )
+    except (OnbeatError, OSError) as error:
+        raise _unusable(fork, source, str(error)) from error
+    begun = [record.forked for record in chain if record.policy_version == 0 and record.kind == "commit"]
+    if begun and begun[-1] != found:
+        raise InvalidInput(
+            f"version {fork.version} of {fork.job} is another than the one that the job began with",
+            field="fork.version",
+            cure="put that checkpoint back, or submit the job anew",
+        )
+    return checkpoint, found
+
+
+def _made_by(chain: ChainFile, version: int, weights_digest: str) -> str:
+    """The digest of the record that made a version. Raises InvalidInput where the chain has none."""
+    made = (version, weights_digest)
+    for record in reversed(chain.after("")):
+        if record.kind == "commit" and (record.policy_version + 1, record.next_weights_digest) == made:
+            return record_digest(record)
+    raise InvalidInput(f"its audit chain has no version {version} of these weights")
+
+
+def _check_optimizer(source: RunFolder, spec: JobSpec) -> None:
+    """Raises InvalidInput where the checkpoint has another kind of state than this job steps on."""
+    other = decode_json(source.spec.read_bytes(), JobSpec)
+    for name, theirs, ours in (
+        ("optimizer.type", other.optimizer.type, spec.optimizer.type),
+        ("model.dtype", other.model.dtype, spec.model.dtype),
+        ("trainer.lora", _adapters(other), _adapters(spec)),
+    ):
+        if theirs != ours:
+            raise InvalidInput(f"it has {name} = {theirs}, this job {ours}")
+
+
+def _adapters(spec: JobSpec) -> object:
+    """What decides which matrices there are, and what they mean."""
+    lora = spec.trainer.lora
+    return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)
+
+
+def _unusable(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInput:
+    versions = [number_of(folder, CHECKPOINT) for folder in checkpoint_folders(source.checkpoints)]
+    there = ", ".join(str(1 + number) for number in versions if number is not None)
+    return InvalidInput(
+        f"{fork.job} can't be gone on from at version {fork.version}: {problem}",
+        field="fork.version" if there else "fork.job",
+        cure=f"its checkpoints are of versions {there}"
+        if there
+        else "name a job of this run root that has checkpoints",
+    )
