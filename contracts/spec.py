@@ -50,7 +50,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 class ForkSpec(Record, frozen=True, kw_only=True):
     """Begins with a version of another job of this stack, and with the optimizer state of its checkpoint."""
 
-    job: Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+    job: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$")]
     """Its id. Its model, adapters and type of optimizer are this job's too; all else may be another."""
     version: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
     """The version, of which a checkpoint is there until this job has one of its own; it is this job's version 0."""

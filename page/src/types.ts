@@ -154,6 +154,8 @@ export interface EnvironmentDataset {
 
 export interface EnvironmentSpec {
   name: string;
+  file: string;
+  source: string;
   params: Record<string, (number | boolean | string)>;
   max_turns: number;
   max_tokens: number;
