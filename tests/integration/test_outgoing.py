@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -139,12 +138,3 @@ def assert_speaks_to_no_proxy(
             client(settings)
         assert caught == []
         assert asked
-
-
-def test_the_trap_catches_a_client_that_trusts_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    with listener() as (proxy, caught), listener() as (url, asked):
-        monkeypatch.setenv("HTTP_PROXY", proxy)
-        httpx.get(url)
-        assert (len(caught), asked) == (1, [])

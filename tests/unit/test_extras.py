@@ -28,8 +28,6 @@ WITH_EXTRAS = {
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/mutants/kept.py": "guards that are left out, of extras too",
     "tests/mutants/sources.py": "the same",
-    "tests/unit/docs/test_where_to_change.py": "the copy that its additions go into",
-    "tests/unit/docs/use_additions.py": "the additions of a tracker and an environment",
     "tests/unit/onbeat/weights/test_registered_store.py": "a model that is exported out of such a store",
     "tests/unit/test_extras.py": "",
     "tests/unit/test_house.py": "how small a tracker may be",

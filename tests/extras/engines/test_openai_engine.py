@@ -5,9 +5,8 @@ tests/contract/test_engines.py runs the same engine against a real server of vLL
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
 from onbeat_extras.engines.openai import OpenaiEngine
-from onbeat_extras.engines.server_requests import PAUSES_S, ServerRequests
+from onbeat_extras.engines.server_requests import PAUSES_S
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import Rig, rig_of, scaled, setup
 from tests.extras.engines.stand_in_server import StandIn, serving
-from tests.integration.test_outgoing import KEY, assert_speaks_to_no_proxy
+from tests.integration.test_outgoing import KEY
 
 PROMPTS = ([5, 6, 7], [8])
 FAILING = (500, b'{"error": "EngineDeadError"}')
@@ -211,30 +210,8 @@ def test_the_key_is_sent_and_a_wrong_one_is_named(folders: Path, tmp_path: Path,
     rig.close()
 
 
-def is_asked_at_its_start(settings: StackSettings) -> None:
-    ServerRequests(options_of(settings)).served_model()
-
-
-def is_asked(settings: StackSettings) -> None:
-    async def ask() -> None:
-        requests = ServerRequests(options_of(settings), sleep=at_once)
-        try:
-            await requests.post("/v1/completions", {}, dict[str, Any])
-        finally:
-            await requests.aclose()
-
-    asyncio.run(ask())
-
-
 def options_of(settings: StackSettings) -> OpenaiOptions:
     return OpenaiOptions(url=settings.reward_url, api_key=KEY, timeout_s=0.1)
-
-
-@pytest.mark.parametrize("client", [is_asked_at_its_start, is_asked])
-def test_it_speaks_to_no_proxy_of_its_environment(
-    client: Callable[[StackSettings], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert_speaks_to_no_proxy(client, monkeypatch, tmp_path)
 
 
 def test_a_server_that_never_answers_is_named(folders: Path, tmp_path: Path, server: StandIn) -> None:
