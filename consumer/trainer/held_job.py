@@ -27,7 +27,7 @@ from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.lease_keeper import LeaseKeeper
-from onbeat.loop.recording import Recorder
+from onbeat.loop.recording import recorder_of
 from onbeat.loop.trained_job import health_watch, watches_of
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
@@ -102,7 +102,7 @@ class HeldJob:
         stores = make_stores(self.folder.weight_root, partial(WeightChunks, broker), uncached)
         self.published = PublishedVersions(self.layout, stores)
         self.chain_file = ChainFile(self.folder)
-        self.recorder = Recorder(self.folder, spec, pieces=Pieces(policy.tokenizer))
+        self.recorder = recorder_of(self.folder, spec, lambda: Pieces(policy.tokenizer))
         self.health = health_watch(self.jobs, self.folder, spec)
         self.forked: ForkedFrom | UnsetType = UNSET
         """What version 0 comes from, where this trainer begins with it."""

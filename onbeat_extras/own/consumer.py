@@ -32,7 +32,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration
-from onbeat.loop.recording import Recorder
+from onbeat.loop.recording import recorder_of
 from onbeat.loop.trained_job import append_lines, begin_window, commit_iteration, report_evaluation, take_up
 from onbeat.loop.window import Window
 from onbeat.prompts.opening_service import EnvironmentService
@@ -124,7 +124,7 @@ class Consumer:
 
         tenure = self._tenure
         self._weights = weights
-        self._tenure.recorder = self._make_recorder()
+        self._tenure.recorder = recorder_of(self._tenure.folder, self.spec, self._pieces)
         self._tenure.window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
         self._versions = Versions(
             self.spec,
@@ -235,11 +235,10 @@ class Consumer:
         """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
         self._tenure.end(JobState.FAILED, reason=reason)
 
-    def _make_recorder(self) -> Recorder:
+    def _pieces(self) -> Pieces:
         from onbeat.weights.model_folder import load_tokenizer
 
-        tokenizer = load_tokenizer(self.model_folder) if self.spec.recording else None
-        return Recorder(self._tenure.folder, self.spec, pieces=Pieces(tokenizer) if tokenizer else None)
+        return Pieces(load_tokenizer(self.model_folder))
 
     def _plan(self) -> IterationPlan:
         from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 import consumer.trainer.trainer as trainer
-import onbeat.loop.recording as recording
+import onbeat_extras.replay.recording as recording
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.trainer.held_job import HeldJob
@@ -105,14 +105,14 @@ def test_old_iterations_go_first_and_versions_stay_as_long_as_what_they_sampled(
 def test_the_bound_in_bytes_drops_the_oldest_and_leaves_out_what_alone_is_larger(
     own: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = recording.Recorder.__init__
+    made = recording.RolloutRecorder.__init__
     bounds = [20_000]
 
-    def bounded(self: recording.Recorder, *args: object, **options: object) -> None:
+    def bounded(self: recording.RolloutRecorder, *args: object, **options: object) -> None:
         made(self, *args, **options)  # type: ignore[arg-type]
         self._policy = replace(RecordingSpec(), max_bytes=bounds[-1])
 
-    monkeypatch.setattr(recording.Recorder, "__init__", bounded)
+    monkeypatch.setattr(recording.RolloutRecorder, "__init__", bounded)
     files, _, _ = trained(own, broker, iterations=6, recording={}, evaluation__num_prompts=0)
     total = sum(map(files.num_bytes, files.iterations()))
     assert 5_000 < total <= 20_000 + 2_000, "an index may be beyond it"

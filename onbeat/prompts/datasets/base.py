@@ -15,16 +15,14 @@ from contracts.spec_tables.datasets import (
     EnvironmentDataset,
     JsonlDataset,
     PluginDataset,
-    ReasoningGymDataset,
 )
 from contracts.spec_tables.references import check_job, check_reference
 from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
 from onbeat.prompts.datasets.examples import Example, ExampleSets, Request, disjoint
 from onbeat.prompts.datasets.jsonl import load_jsonl
-from onbeat.prompts.datasets.reasoning_gym import load_reasoning_gym
 
-GROUP = "onbeat.datasets"
+GROUP, TYPES = "onbeat.datasets", "onbeat.dataset_types"
 FIELD = "dataset.entry_point"
 NUM_TERMS = 100
 """Terms of an addition are 0..99."""
@@ -111,12 +109,12 @@ def _refusal(spec: PluginDataset, problem: str) -> InvalidInput:
 
 LOADERS: dict[type[DatasetTable], Callable[[Any, Request], ExampleSets]] = {
     AdditionDataset: load_addition,
-    ReasoningGymDataset: load_reasoning_gym,
     JsonlDataset: load_jsonl,
     EnvironmentDataset: load_environment,
     PluginDataset: load_plugin,
 }
-"""A line for each member of `DatasetSpec`: (the data set's table in the spec, request) → both sets."""
+"""A line for each member of `DatasetSpec`: (the data set's table in the spec, request) → both sets; the others' are
+extras, found in the group TYPES by the type."""
 
 
 def load_dataset(
@@ -137,7 +135,8 @@ def load_dataset(
     """
     check_job(spec, components)
     request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
-    dataset = LOADERS[type(spec)](spec, request)
+    loader = LOADERS.get(type(spec)) or load_entry_point(TYPES, str(spec.__struct_config__.tag), field="dataset.type")
+    dataset: ExampleSets = loader(spec, request)
     for example in (*(() if learns_given else dataset.train), *dataset.evaluation):
         for component in components:
             try:

@@ -162,6 +162,23 @@ def test_an_answer_that_another_request_would_not_change_fails_the_item_at_once(
     assert len(server.questions) == 1
 
 
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_server_that_trickles_or_hangs_is_given_up_at_the_deadline(part: str) -> None:
+    def trickle(handler: Any) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        if part == "body":
+            handler.wfile.write(b"content-length: 1000\r\n\r\n")
+        # A byte now and then: no read of the client ever waits for long.
+        while not server.ended.wait(0.02):
+            handler.wfile.write(b"x")
+
+    with (
+        judge_server(lambda _: trickle) as server,
+        pytest.raises(BatchFailed, match=rf"no whole answer within 0\.2 s, {MAX_REQUESTS}"),
+    ):
+        ask(settings_for(server, judge_timeout_s=0.2))
+
+
 def test_a_connection_that_breaks_off_is_asked_again() -> None:
     def reset(handler: Any) -> None:
         linger = struct.pack("ii", 1, 0)

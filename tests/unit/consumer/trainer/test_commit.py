@@ -24,7 +24,7 @@ from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.chain_file import ChainFile
-from onbeat.loop.recording import Recorder
+from onbeat.loop.recording import NoRecord
 from onbeat.loop.trained_job import HealthWatch
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
@@ -106,7 +106,7 @@ class Played:
         self.window.add(manifest(0))
         self.published = Published()
         self.folder = folder
-        self.recorder = Recorder(folder, self.spec)
+        self.recorder = NoRecord()
         self.settled: WeightManifest | None = None
         self.said: list[str] = []
         self.run_files = SharedFolder()
