@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.trainer_side import Opening
@@ -108,6 +109,7 @@ class Played:
         self.folder = folder
         self.recorder = NoRecord()
         self.settled: WeightManifest | None = None
+        self.forked = UNSET
         self.said: list[str] = []
         self.run_files = SharedFolder()
         self.chain_file = Synced(folder, self.said)
