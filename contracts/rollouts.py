@@ -36,8 +36,9 @@ EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
 """What an environment counts; each name is a curve, a gauge and a column of its own."""
 MAX_ENVIRONMENT_NUMBER = 1e12
 """Largest reward of a turn, and metric, either way: sums over an iteration are far from the end of floats."""
-StopReason = Literal["done", "max_turns", "max_tokens", "failed"]
+StopReason = Literal["done", "truncated", "max_turns", "max_tokens", "failed"]
 """done         the environment said so
+truncated    the environment said so, and that it cut the trajectory before its end
 max_turns    environment.max_turns were played
 max_tokens   the last turn ended at rollout.sampling.max_new_tokens, or another one has no room in
              environment.max_tokens
@@ -197,6 +198,12 @@ class Completion(Record, frozen=True, kw_only=True):
         # A byte of 0 ends a set, and stands nowhere else.
         if self.kept_sets is not UNSET and (self.kept_sets.count(0), self.kept_sets[-1:]) != (self.num_sampled, b"\0"):
             raise ContractViolation("one kept set per token that was sampled is needed", field="kept_sets")
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it was cut before it had ended: at the longest of its (last) turn, or by its environment's word."""
+        said = self.trajectory is not UNSET and self.trajectory.stop == "truncated"
+        return said or self.finish_reason == "length"
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

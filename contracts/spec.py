@@ -280,6 +280,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
             deterministic=self.deterministic,
             resamples=self.rollout.max_resamples > 0,
         )
+        if self.stage_reward_weights and self.algorithm.on_truncated == "penalise":
+            raise ValueError(
+                'algorithm.on_truncated = "penalise" gives a completion its whole reward, to which a stage would add; '
+                'set it to "mask", or the weight of the stage to 0'
+            )
         problem = next(problems, "") or names_problem(self.reward.components, self.environment, self.stages)
         if problem:
             raise ValueError(problem)

@@ -75,8 +75,8 @@ def rows_that_teach(advantages: NDArray[np.float64], *, every_row: bool) -> NDAr
 
 
 def is_truncated(batch: RolloutBatch, row: int) -> bool:
-    """Whether the row's completion was cut before it had ended: a trajectory's in its last turn."""
-    return batch.groups[row // batch.group_size].rollouts[row % batch.group_size].completion.finish_reason == "length"
+    """Whether the row's completion was cut before it had ended."""
+    return batch.groups[row // batch.group_size].rollouts[row % batch.group_size].completion.is_truncated
 
 
 def split_rows(

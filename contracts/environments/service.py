@@ -99,8 +99,12 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
     done: bool = False
     metrics: EnvironmentNumbers = field(default_factory=dict)
     """Named numbers for people, of the whole trajectory so far."""
+    truncated: bool = False
+    """With `done`: the trajectory was cut before its end, as `algorithm.on_truncated` reads it."""
 
     def __post_init__(self) -> None:
+        if self.truncated and not self.done:
+            raise ContractViolation("only a reply that is done has cut its trajectory", field="truncated")
         check_environment_numbers(self.reward, *self.metrics.values(), field="reward")
         if any(message.role == "assistant" for message in self.messages):
             raise ContractViolation("an environment never speaks as the assistant", field="messages")

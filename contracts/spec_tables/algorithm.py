@@ -153,10 +153,14 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
     """A response of negative advantage has no surrogate where its mean of log(mu / pi) a token is above this: the
     policy has left it already. Left out: none is masked."""
-    on_truncated: Literal["score", "mask"] | UnsetType = UNSET
-    """What a completion teaches that was cut at its longest before it had ended: what its reward says (score, which is
-    meant where it is left out), or nothing (mask). A masked one has no loss of any term, and keeps its place: its
-    reward counts in its group, it and its tokens in the divisor. The reward `overlong` penalises it."""
+    on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
+    """What a completion teaches that was cut before it had ended, at its longest or by its environment: what its reward
+    says (score, which is meant where it is left out), nothing (mask), or what truncated_reward says (penalise). A
+    masked one has no loss of any term, and keeps its place: its reward counts in its group, it and its tokens in the
+    divisor. The reward `overlong` penalises what is about to be cut."""
+    truncated_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
+    """With on_truncated = "penalise", the reward of such a completion, in place of the one that it earned; left out: 0.
+    Those of evaluations keep their own."""
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
@@ -174,6 +178,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def weighs_kl(self) -> bool:
         """Whether the KL in the loss is weighed like the surrogate."""
         return self.use_bias_correction_kl is True
+
+    @property
+    def reward_of_truncated(self) -> float | None:
+        """The reward of a training completion that was cut; None where that is the one that it earned."""
+        return (self.truncated_reward or 0.0) if self.on_truncated == "penalise" else None
 
     @property
     def num_mini_batches(self) -> int:
@@ -288,6 +297,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
                 'set kl_placement = "loss"'
             )
+        if self.truncated_reward is not UNSET and self.on_truncated != "penalise":
+            yield 'truncated_reward has no effect without on_truncated = "penalise"; set that, or leave it out'
+        if self.on_truncated == "penalise" and self.advantage == "none":
+            yield 'on_truncated = "penalise" has no effect with advantage = "none", which learns from no reward'
         if self.off_policy_mask_threshold is not UNSET and self.has_late_baseline:
             yield (
                 'off_policy_mask_threshold masks by the sign of the advantage, which under advantage = "reinforce++" '

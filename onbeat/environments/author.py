@@ -68,6 +68,8 @@ class Reply:
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for people, of the whole trajectory so far."""
+    truncated: bool = False
+    """With `done`: the trajectory was cut before its end, as by a limit of steps (`algorithm.on_truncated`)."""
 
 
 class Environment:

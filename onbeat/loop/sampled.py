@@ -41,7 +41,7 @@ class SampledStats:
     """Sampled tokens."""
     longest_response_tokens: int
     num_truncated: int
-    """Completions that hit max_new_tokens."""
+    """Completions that were cut before they had ended."""
     lag: int = 0
     """Iteration - version that sampled."""
     surprise_sum: float = 0.0
@@ -71,7 +71,7 @@ class SampledStats:
             num_resamples=sum(group.num_resamples for group in batch.groups),
             num_tokens=sum(lengths),
             longest_response_tokens=max(lengths),
-            num_truncated=sum(rollout.completion.finish_reason == "length" for rollout in rollouts),
+            num_truncated=sum(rollout.completion.is_truncated for rollout in rollouts),
             lag=batch.iteration - batch.policy_version,
             # The surprise of a sampled token is -log mu: its mean estimates the entropy of the generator.
             surprise_sum=-total,

@@ -37,16 +37,18 @@ def rollout_groups(
     scored: Sequence[Scored],
     num_resamples: int = 0,
     with_texts: bool = False,
+    reward_of_truncated: float | None = None,
 ) -> list[RolloutGroup]:
     """[k·G] completions, texts and scores, prompt by prompt → [k] groups.
 
     with_texts: whether stages of the job read the prompt and its reference (`StagePlan.carries_texts`).
+    reward_of_truncated: of what was cut before it had ended; None: the one that it earned.
     """
     rollouts = [
         Rollout(
             completion=completion,
             text=text,
-            reward=_reward(completion, score),
+            reward=_reward(completion, score, reward_of_truncated),
             reward_breakdown=score.breakdown,
             unscorable=_unscorable(completion, score),
         )
@@ -66,8 +68,10 @@ def rollout_groups(
     ]
 
 
-def _reward(completion: Completion, score: Scored) -> float:
-    """What the job's scorers gave, and what an environment gave turn by turn."""
+def _reward(completion: Completion, score: Scored, of_truncated: float | None) -> float:
+    """What the job's scorers gave, and what an environment gave turn by turn; or what is stated for what was cut."""
+    if of_truncated is not None and completion.is_truncated:
+        return of_truncated
     if completion.trajectory is UNSET:
         return score.reward
     return score.reward + completion.trajectory.reward

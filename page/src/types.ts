@@ -26,7 +26,8 @@ export interface AlgorithmSpec {
   correction_low: (number | null);
   correction_high: (number | null);
   off_policy_mask_threshold?: number;
-  on_truncated?: ("mask" | "score");
+  on_truncated?: ("mask" | "penalise" | "score");
+  truncated_reward?: number;
   shuffle_rewards: boolean;
 }
 
@@ -116,7 +117,7 @@ export interface CompletionView {
   generator_logprobs: (number | null)[];
   trainer_logprobs: (number | null)[];
   turns: (TurnView[] | null);
-  stop: (("done" | "failed" | "max_tokens" | "max_turns") | null);
+  stop: (("done" | "failed" | "max_tokens" | "max_turns" | "truncated") | null);
   environment_metrics: Record<string, number>;
   columns: Record<string, (number | string | (number | null)[])>;
 }

@@ -185,7 +185,7 @@ class PlayedTrajectory:
     def _stop_reason(self) -> StopReason | None:
         """Why there is no other turn, of what is known before its observation is rendered."""
         if self._reply is not None and self._reply.done:
-            return "done"
+            return "truncated" if self._reply.truncated else "done"
         if self._turns[-1].finish_reason == "length":
             # The model had not ended its turn: what it would have said is unknown, and so is what is answered to it.
             return "max_tokens"

@@ -30,8 +30,9 @@ def reply_of(returned: Any) -> Reply:
     """Raises NoAnswer."""
     if not isinstance(returned, author.Reply):
         raise NoAnswer(f"step returned {_kind(returned)}, and no onbeat.environments.author.Reply")
-    if type(returned.done) is not bool:
-        raise NoAnswer(f"done is {_kind(returned.done)}, and no bool")
+    for name in ("done", "truncated"):
+        if type(value := getattr(returned, name)) is not bool:
+            raise NoAnswer(f"{name} is {_kind(value)}, and no bool")
     metrics = returned.metrics
     if metrics:
         if not isinstance(metrics, Mapping):
@@ -43,6 +44,7 @@ def reply_of(returned: Any) -> Reply:
             reward=_number(returned.reward, "reward"),
             done=returned.done,
             metrics=dict(metrics),
+            truncated=returned.truncated,
         )
     except OnbeatError as error:
         raise NoAnswer(str(error)) from error

@@ -21,7 +21,13 @@ ITERATIONS = 4
 LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3}
 VARIANTS: dict[str, dict[str, object]] = {
     "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
-    "mini-batches": {"algorithm__mini_batches": 4, "algorithm__kl_coefficient": 0.01},
+    "mini-batches": {
+        "algorithm__mini_batches": 4,
+        "algorithm__kl_coefficient": 0.01,
+        "rollout__sampling__max_new_tokens": 3,
+        "algorithm__on_truncated": "penalise",
+        "algorithm__truncated_reward": -1.0,
+    },
     "SFT in mini-batches": {
         "algorithm": {"loss": "sft", "advantage": "none", "mini_batches": 2},
         "rollout__group_size": 1,
@@ -143,6 +149,14 @@ def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     for job_id in (merged, by_redis):
         assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])
         assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_what_was_cut_earns_the_stated_reward(pipeline: Pipeline, oracles: dict[str, str]) -> None:
+    """A sum of three digits may be right, and cut before its end: its score stays in sight."""
+    for metrics in metrics_of(pipeline, oracles["mini-batches"]):
+        cut = metrics.truncated_share
+        assert 0.0 < cut < 1.0
+        assert -cut <= metrics.reward_mean <= metrics.reward_components["exact"] - cut + 1e-9
 
 
 def test_given_completions_are_learnt_and_nothing_is_sampled(pipeline: Pipeline, oracles: dict[str, str]) -> None:

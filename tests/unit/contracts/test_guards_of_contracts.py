@@ -243,3 +243,23 @@ def test_a_key_that_is_refused_is_named_by_its_table() -> None:
 def test_what_is_not_there_is_refused_by_the_name_of_what_it_would_be() -> None:
     with pytest.raises(ContractViolation, match="Rollout: is not there"):
         decode(None, Rollout)
+
+
+def test_only_a_reply_that_is_done_has_cut_its_trajectory() -> None:
+    assert Reply(done=True, truncated=True).truncated
+    assert encode(Reply(truncated=False)) == encode(Reply())
+    with pytest.raises(ContractViolation, match="only a reply that is done"):
+        Reply(truncated=True)
+
+
+def test_a_given_completion_is_answered_as_it_is_given() -> None:
+    asked = prompt_batch([[5, 6]])
+    (prompt,) = asked.prompts
+    given = replace(prompt, given=pack_int32([3, 1]))
+
+    def answer(*token_ids: int) -> Completion:
+        return rollout(token_ids, 0.0).completion
+
+    assert completion_problem(answer(3, 1), given, asked) == ""
+    assert completion_problem(answer(3, 2), given, asked) == "is not the one that the data set gives"
+    assert completion_problem(answer(3, 2), prompt, asked) == ""

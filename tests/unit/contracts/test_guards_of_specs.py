@@ -26,6 +26,14 @@ GIVEN: dict[str, Any] = {
     "algorithm__advantage": "none",
     "rollout__group_size": 1,
 }
+CUT: dict[str, Any] = {"algorithm__on_truncated": "penalise"}
+REWARDING: dict[str, Any] = {
+    "type": "external",
+    "name": "variety",
+    "inputs": ["text"],
+    "outputs": [{"name": "variety", "type": "float32"}],
+    "reward_column": "variety",
+}
 LONG: dict[str, Any] = {
     "rollout__max_prompt_tokens": 2**20,
     "rollout__prompts_per_batch": 32,
@@ -82,6 +90,9 @@ def refused(**fields: Any) -> str:
         (rewarded(type="overlong", max_tokens=4, buffer_tokens=5), "buffer_tokens must be max_tokens or less"),
         (rewarded(type="overlong", max_tokens=9, buffer_tokens=4), "overlong begins above 5 tokens"),
         ({"schedule": "weekly"}, "periodic"),
+        ({"algorithm__truncated_reward": -1.0}, 'no effect without on_truncated = "penalise"'),
+        (CUT | TAUGHT | {"algorithm__advantage": "none"}, "which learns from no reward"),
+        (CUT | {"stages": [REWARDING]}, "to which a stage would add"),
         (GIVEN | {"algorithm__advantage": "grpo"}, "whatever its reward"),
         (GIVEN | {"algorithm__kl_coefficient": 0.1}, "kl_coefficient has no effect"),
         (GIVEN | {"algorithm__correction": "tis"}, "correction has no effect"),

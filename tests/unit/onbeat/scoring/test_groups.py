@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from contracts.rewards import Scored
 from contracts.rollouts import RolloutGroup
@@ -10,7 +13,7 @@ from onbeat.scoring.groups import rollout_groups
 from tests.builders import completion, prompt_batch
 
 
-def groups(**options: bool) -> list[RolloutGroup]:
+def groups(**options: Any) -> list[RolloutGroup]:
     return rollout_groups(
         prompt_batch([[5, 6], [7]]),
         completions=[completion([number]) for number in range(3, 7)],
@@ -24,6 +27,20 @@ def test_the_samples_of_a_prompt_stand_side_by_side_with_their_rewards() -> None
     first, second = groups()
     assert [[one.text for one in group.rollouts] for group in (first, second)] == [["a", "b"], ["c", "d"]]
     assert [one.reward for one in second.rollouts] == [2.0, 3.0]
+
+
+def test_what_was_cut_has_the_stated_reward_and_keeps_its_scores_in_sight() -> None:
+    cut, whole = replace(completion([3]), finish_reason="length"), completion([4])
+    (group,) = rollout_groups(
+        prompt_batch([[5, 6]]),
+        completions=[cut, whole],
+        texts=["a", "b"],
+        scored=[Scored(reward=1.0, breakdown={"exact": 1.0})] * 2,
+        reward_of_truncated=-0.5,
+    )
+    assert [one.reward for one in group.rollouts] == [-0.5, 1.0]
+    assert [one.reward_breakdown for one in group.rollouts] == [{"exact": 1.0}] * 2
+    assert not group.has_equal_rewards
 
 
 def test_prompt_and_reference_travel_as_texts_only_where_they_are_read() -> None:

@@ -65,6 +65,7 @@ class Echo:
         self.renewed: list[str] = []
         self.opening = OPENING
         self.is_away = False
+        self.cuts = False
 
     async def open(
         self,
@@ -100,7 +101,8 @@ class Echo:
         assert self.open_sessions[step.session_id] == step.turn
         self.open_sessions[step.session_id] += 1
         said = Message(role="user", content=f"<{step.message.content}>")
-        return Turned(reply=Reply(messages=(said,), reward=1.0, done=step.turn + 1 == self.num_turns))
+        is_last = step.turn + 1 == self.num_turns
+        return Turned(reply=Reply(messages=(said,), reward=1.0, done=is_last, truncated=is_last and self.cuts))
 
 
 class Engine:
@@ -281,6 +283,17 @@ def test_a_trajectory_ends_by_counts(
         assert completion.num_tokens <= changes.get("max_tokens", 64)
         assert completion.finish_reason == finish_reason
     assert len(service.steps) == 4 * num_turns
+
+
+def test_an_environment_may_say_that_it_cut_a_trajectory() -> None:
+    service = Echo(num_turns=2)
+    service.cuts = True
+    rows = [one for of_prompt in play(service, Engine()) for one in of_prompt]
+    assert {(row.trajectory.stop, row.finish_reason, row.is_truncated) for row in rows} == {("truncated", "stop", True)}
+    whole = [one for of_prompt in play(Echo(num_turns=2), Engine()) for one in of_prompt]
+    assert {(row.trajectory.stop, row.is_truncated) for row in whole} == {("done", False)}
+    assert [row.trajectory.reward for row in rows] == [2.0] * 4
+    assert [turn.reply_digest for turn in rows[0].trajectory.turns[:1]] == [whole[0].trajectory.turns[0].reply_digest]
 
 
 @pytest.mark.parametrize("reason", ["timeout", "crashed", "raised", "lost"])
