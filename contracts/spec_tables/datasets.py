@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import FilePath, FilePathOrNone, Line, Record, Text
 from contracts.sampling import SamplingParams
@@ -20,6 +20,8 @@ class ChatSpec(Record, frozen=True, kw_only=True):
 
     system_prompt: Text = ""
     """"" leaves the system turn out (the template may have a default of its own)."""
+    chat_template_kwargs: TaskParams | UnsetType = UNSET
+    """Variables of the model's chat template, as `enable_thinking`; one that the template doesn't read is refused."""
 
 
 class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import random
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +28,11 @@ from onbeat.rendering.text import first_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
 TOKENIZED_AT_ONCE = 1024
+TOO_LONG = ("rollout.max_prompt_tokens", "rollout.sampling.max_new_tokens")
+"""The limits that an example may be left out for; the second one also stands for the model's context."""
 
 
 class PromptSource:
@@ -56,7 +61,11 @@ class PromptSource:
         self.environment = ""
         """Package and version of the job's environment, as its service names them; "" in a job without one."""
         if spec.environment is None:
-            self._train = self._tokenize(dataset.train, gives=spec.algorithm.learns_given)
+            self._train = self._tokenize(
+                dataset.train,
+                gives=spec.algorithm.learns_given,
+                filters=spec.rollout.filter_overlong_prompts is True,
+            )
             self._evaluation = self._tokenize(dataset.evaluation)
         else:
             opened = OpenedPrompts(
@@ -106,9 +115,9 @@ class PromptSource:
         positions = range(iteration * num_prompts, (iteration + 1) * num_prompts)
         return [pass_order(size, self._spec.seed, position // size)[position % size] for position in positions]
 
-    def _tokenize(self, examples: Sequence[Example], *, gives: bool = False) -> list[Prompt]:
-        """gives: whether the examples' completions are learnt."""
-        prompts = []
+    def _tokenize(self, examples: Sequence[Example], *, gives: bool = False, filters: bool = False) -> list[Prompt]:
+        """gives: whether the examples' completions are learnt. filters: whether what is too long is left out."""
+        prompts, num_left_out = [], 0
         # What the tokenizer itself puts before plain text; a chat template writes its own.
         prefix = [] if self._chat is not None else first_ids(self._tokenizer)
         for start in range(0, len(examples), TOKENIZED_AT_ONCE):
@@ -120,8 +129,14 @@ class PromptSource:
             token_rows = self._tokenizer(texts, add_special_tokens=False).input_ids
             for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
                 whole = [*prefix, *token_ids]
-                self._check_length(example, len(whole))
-                given = pack_int32(self._given(example, text)) if gives else UNSET
+                try:
+                    self._check_length(example, len(whole))
+                    given = pack_int32(self._given(example, text)) if gives else UNSET
+                except InvalidInput as error:
+                    if not filters or error.field not in TOO_LONG:
+                        raise
+                    num_left_out += 1
+                    continue
                 prompts.append(
                     Prompt(
                         prompt_id=example.example_id,
@@ -133,6 +148,10 @@ class PromptSource:
                         given=given,
                     )
                 )
+        if num_left_out:
+            log.warning("%d of %d training prompts are too long, and left out", num_left_out, len(examples))
+        if filters and not prompts:
+            raise InvalidInput("every training prompt is too long", field=TOO_LONG[0], cure="raise the limit")
         return prompts
 
     def _given(self, example: Example, prompt: str) -> list[int]:
@@ -237,8 +256,16 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpe
     system = [{"role": "system", "content": chat.system_prompt}] if chat.system_prompt else []
     answered = [{"role": "assistant", "content": answer}] if answer else []
     messages = [*system, {"role": "user", "content": question}, *answered]
+    variables = chat.chat_template_kwargs or {}
     try:
-        return chat_template.write(tokenizer, messages, opens_turn=not answer)
+        for name in variables:
+            if not chat_template.reads(tokenizer, name):
+                raise InvalidInput(
+                    f"the model's chat template doesn't read `{name}`",
+                    field="dataset.chat.chat_template_kwargs",
+                    cure="leave it out, or take its name from the template",
+                )
+        return chat_template.write(tokenizer, messages, opens_turn=not answer, variables=variables)
     except chat_template.REFUSALS as error:
         raise InvalidInput(
             f"the model's chat template refuses the messages: {error}", field="model.path", cure="use another template"

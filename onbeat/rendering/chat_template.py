@@ -11,14 +11,15 @@ interrupts the power of two large numbers, so a template that has `**` is refuse
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment, TemplateError, meta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,18 +42,31 @@ def write(
     *,
     tools: Sequence[Any] | None = None,
     opens_turn: bool,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """The conversation as text. Raises one of REFUSALS."""
+    """The conversation as text. variables: of the template, beside the conversation. Raises one of REFUSALS."""
     template: Any = tokenizer.chat_template
     for one in template.values() if isinstance(template, dict) else [template]:
         _check_operators(one)
     with _within(LONGEST_S):
         written = tokenizer.apply_chat_template(
-            list(rows), tools=None if tools is None else list(tools), tokenize=False, add_generation_prompt=opens_turn
+            list(rows),
+            tools=None if tools is None else list(tools),
+            tokenize=False,
+            add_generation_prompt=opens_turn,
+            **variables,
         )
     if not isinstance(written, str):
         raise TypeError(f"the chat template rendered {type(written).__name__}, not text")
     return written
+
+
+def reads(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
+    """Whether the template has a variable of this name that is none of what the library itself gives it."""
+    template: Any = tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [template]
+    own = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters, *tokenizer.special_tokens_map}
+    return name not in own and any(name in meta.find_undeclared_variables(Environment().parse(one)) for one in texts)
 
 
 @functools.lru_cache(maxsize=64)

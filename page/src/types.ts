@@ -88,6 +88,7 @@ export interface BatchTimings {
 
 export interface ChatSpec {
   system_prompt: string;
+  chat_template_kwargs?: Record<string, (number | boolean | string)>;
 }
 
 export interface CheckpointWritten {
@@ -719,6 +720,7 @@ export interface RolloutSpec {
   group_size: number;
   sampling?: SamplingParams;
   max_prompt_tokens: number;
+  filter_overlong_prompts?: boolean;
   max_resamples: number;
   max_attempts: number;
   on_failed_batch: ("abandon" | "fail");

@@ -96,3 +96,51 @@ def test_the_addition_task_gives_its_answers(tmp_path: Path) -> None:
         sft(dataset={"type": "addition"}), root=SpecRoot(tmp_path), tokenizer=char_tokenizer(), context_tokens=64
     )
     assert all(prompt.given == pack_int32([*ids(prompt.reference), EOS]) for prompt in source.training_prompts(0))
+
+
+def test_examples_that_are_too_long_are_filtered_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"prompt": "1+2=", "completion": "3"},
+        {"prompt": "1+2+3+4=", "completion": "10"},
+        {"prompt": "1+3=", "completion": "123456789"},
+    ]
+    changes = {"rollout__filter_overlong_prompts": True, "rollout__max_prompt_tokens": 4}
+    prompts = prompts_of(tmp_path, *rows, **changes)
+    assert {prompt.prompt_id for prompt in prompts} == {"train/1"}
+    assert "2 of 3 training prompts are too long, and left out" in caplog.text
+    with pytest.raises(InvalidInput, match="every training prompt is too long"):
+        prompts_of(tmp_path, *rows[1:], **changes)
+    with pytest.raises(InvalidInput, match="train/2 has 8 tokens, the limit is 4"):
+        prompts_of(tmp_path, *rows[:2], rollout__max_prompt_tokens=4)
+
+
+def test_a_held_out_prompt_that_is_too_long_is_not_filtered(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="train/2 has 4 tokens, the limit is 3"):
+        prompts_of(
+            tmp_path,
+            {"prompt": "1=", "completion": "1"},
+            rollout__filter_overlong_prompts=True,
+            rollout__max_prompt_tokens=3,
+        )
+
+
+def test_variables_of_a_chat_template_are_written_and_unknown_ones_refused(tmp_path: Path) -> None:
+    row = {"prompt": "1+2=", "completion": "3"}
+    template = TURNS.replace("%}a:{%", "%}a:{% if not think %}-{% endif %}{%")
+
+    def dataset(**variables: Any) -> dict[str, Any]:
+        chat = {"chat_template_kwargs": variables} if variables else {}
+        return {"type": "jsonl", "train_path": "train.jsonl", "chat": chat}
+
+    def text(**variables: Any) -> str:
+        rows = ({"prompt": "1+2=", "reference": "3"},)
+        rollout = {"rollout__group_size": 2, "algorithm": {}}
+        (prompt,) = prompts_of(tmp_path, *rows, template=template, dataset=dataset(**variables), **rollout)
+        return prompt.text
+
+    assert text(think=True).endswith("a:")
+    assert text(think=False) == text() == "u:1+2=<eos>\na:-"
+    for unknown in ("thinks", "tokenize", "messages"):
+        with pytest.raises(InvalidInput, match=f"doesn't read `{unknown}`") as refusal:
+            prompts_of(tmp_path, row, template=TURNS, dataset=dataset(**{unknown: True}))
+        assert refusal.value.field == "dataset.chat.chat_template_kwargs"
