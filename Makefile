@@ -110,8 +110,8 @@ mutants: $(STAMP)
 # Every fault test with its long variants, then random kills and pauses on a real stack: about an hour.
 # `onbeat chaos --spec FILE` does the second with a job of your own.
 chaos: $(STAMP)
-	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos tests/e2e/test_same_weights_lagging.py \
-		tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py
+	OMP_NUM_THREADS=1 CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos tests/hosts \
+		tests/e2e/test_same_weights_lagging.py tests/e2e/test_same_weights_variants.py tests/e2e/test_examples.py
 	$(BIN)/onbeat chaos --rounds 100
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 1 --correction tis
 	$(BIN)/onbeat chaos --rounds 50 --schedule delayed --max-policy-lag 2 --correction tis --generators 3

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
 from broker.connection.client import Broker
 from broker.keys import OpenKeys
 from contracts.encoding.wire import Record, decode
 from contracts.errors import NotFound
 
 Joined = Literal["joined", "none", "late", "full", "other_code", "other_torch", "other_device", "other_cpu"]
+
+REFUSALS = {
+    "full": "there are hosts enough",
+    "late": "the others have begun",
+    "other_code": "it runs another Onbeat",
+    "other_torch": "it has another torch",
+    "other_device": "its ranks compute on another device, or with other threads",
+    "other_cpu": "it has another kind of CPU, whose bits may differ",
+}
+"""Why a host's offer is refused, in words."""
+MOST_NAMED = 8
+"""Hosts that are named in one line."""
 
 
 class HostKind(Record, frozen=True, kw_only=True):
@@ -64,6 +78,27 @@ class HostGroup(Record, frozen=True, kw_only=True):
     """HOST PORT where its leader listens."""
     key: str = ""
     """In hex; orders and answers of its ranks are signed by one that is made of it."""
+
+    @property
+    def in_words(self) -> str:
+        """Which hosts have offered their ranks, and which were refused and why."""
+        offered = ", ".join(one.host for one in self.members[:MOST_NAMED])
+        refused = ", ".join(f"{one.host}: {REFUSALS.get(one.why, one.why)}" for one in self.refused[-MOST_NAMED:])
+        return f"offered: {offered or 'none'}; refused: {refused or 'none'}"
+
+
+def hosts_waited_for(broker: Broker, job_id: str, *, least: int, now_s: float) -> str:
+    """What a job of several hosts waits for while no trainer holds it, in words."""
+    with broker.call():
+        packed: bytes | None = broker.redis.get(broker.job_keys(job_id).hosts)  # type: ignore[assignment]
+    if packed is None:
+        return f"{least} hosts, and none offers its ranks: start consumers with ONBEAT_NETWORK"
+    group = decode(packed, HostGroup)
+    if any(one.until_ms <= 1000 * now_s for one in group.members):
+        group = replace(group, members=(), sealed=0)  # as the script has it in its next call
+    if group.sealed:
+        return f"the ranks of {len(group.members)} hosts"
+    return f"{least} hosts, {len(group.members)} are there ({group.in_words})"
 
 
 class HostsSide:

@@ -13,6 +13,7 @@ from redis import exceptions
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
+from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, ids_among, read_of, readable
@@ -83,13 +84,16 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     unserved = {}
     if state is JobState.RUNNING:
         unserved = stages.missed(job_id, spec.stages) | stages.unserved(job_id, spec.stages)
+    trainer = "an external trainer" if spec.trainer.external else "a trainer"
+    if (hosts := spec.trainer.over_hosts) is not None:
+        trainer = hosts_waited_for(broker, job_id, least=hosts.least, now_s=_seconds(clock))
     reason = values["reason"].decode() or _waits_for(
         state,
         fence,
         generators=_generators_waited_for(job_id, generators),
         now_s=_seconds(clock),
         is_full=_is_full(memory),
-        trainer="an external trainer" if spec.trainer.external else "a trainer",
+        trainer=trainer,
         unserved=list(unserved.values()),
     )
     return JobStatus(

@@ -32,11 +32,11 @@ from contracts.encoding.wire import Record, decode, decode_json, encode, encode_
 from contracts.errors import OnbeatError, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from onbeat.process.crash_points import reach
+from onbeat.process.launcher import SEAT_FD
 
 ORDERS = "orders"
 ANSWERS = "answers"
-SEAT_FD = "TRAINER_SEAT_FD"
-"""Environment variable: the descriptor from which a rank of several hosts reads its `Seat`."""
 SIGNATURE_BYTES = 32
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class Seat(Record, frozen=True, kw_only=True):
     """The number of its group (broker/hosts_side.py)."""
     key: str
     """In hex: signs the group's orders and answers."""
+    environment: dict[str, str]
+    """Which rank it is, and where the others meet, as torch's launcher says it."""
 
     def signed(self, queue: str, payload: bytes) -> bytes:
         return self._signature(queue, payload) + payload
@@ -285,6 +287,7 @@ def join(spec: JobSpec | None, *, device: str) -> Membership:
             world_size=world_size,
             timeout=timedelta(seconds=spec.timeouts.ranks_s),
         )
+    reach("hosts.loading")
     return Membership(
         place=Place(rank=rank, world_size=world_size, local_rank=int(os.environ.get("LOCAL_RANK", rank))),
         exchange=Exchange(store, seat),

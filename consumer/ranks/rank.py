@@ -143,13 +143,12 @@ class Rank:
 
     def _save(self, folder: str) -> None:
         place, state = self._learner.place, (self._learner.policy, self._learner.optimizer)
-        if folder or place.rank == 0:
-            self._learner.save(Path(folder) if folder else self.folder)
-        else:
+        if not folder and place.rank != 0:
             send_state(*state)
-        if not folder and place.rank == 0:
-            for rank in range(1, place.world_size):
-                save_state_of(rank, self.folder, *state, num_ranks=place.world_size)
+            return
+        self._learner.save(Path(folder) if folder else self.folder)
+        for rank in range(1, place.world_size if not folder else 0):
+            save_state_of(rank, self.folder, *state, num_ranks=place.world_size)
 
     def _train_again(self, mini_batch: int) -> None:
         # The lease needs no check here: rank 0's main thread looks after it meanwhile.

@@ -2,7 +2,8 @@
 
     ONBEAT_CRASH_AT=consumer.after_step:3 python -m consumer JOB_ID
 
-kills the process with SIGKILL the third time that it gets there. Unset, `reach` compares two strings and does nothing.
+kills the process with SIGKILL the third time that it gets there; `:3:group` kills its process group, as the ranks and
+the launcher of a host that is lost. Unset, `reach` compares two strings and does nothing.
 docs/promises.md says what each death leaves behind and how it heals.
 """
 
@@ -30,6 +31,9 @@ CRASH_POINTS = {
     "consumer.putting_aside": "an audit chain is in its run folder under another name than the one that is looked for",
     "consumer.reducing_files": "a part of what a job's result doesn't need is gone",
     "consumer.removing_files": "a removed job's folder has its hidden name, and is whole",
+    "hosts.forming": "a group of hosts that others may have joined, and whose leader is gone",
+    "hosts.sealed": "a group that is sealed, no rank is started on this host",
+    "hosts.loading": "ranks that have met, and load the model",
     "producer.after_claim": "a leased batch that nobody works on",
     "producer.loading_weights": "a leased batch, its weights half loaded",
     "producer.receiving_weights": "a batch that is sampled, and beside it a version half received",
@@ -50,11 +54,15 @@ CRASH_POINTS = {
 
 _armed = ""
 _hits_left = 0
+_kills_group = False
 
 
 def arm(crash_at: str) -> None:
-    """Arms `NAME`, or `NAME:N` for the Nth time; "" arms nothing. Raises InvalidInput for an unknown name."""
-    global _armed, _hits_left
+    """Arms `NAME`, or `NAME:N` for the Nth time, or `NAME:N:group`; "" arms nothing. Raises InvalidInput for an unknown
+    name."""
+    global _armed, _hits_left, _kills_group
+    _kills_group = crash_at.endswith(":group")
+    crash_at = crash_at.removesuffix(":group")
     name, _, count = crash_at.partition(":")
     if not crash_at:
         _armed = ""
@@ -73,4 +81,4 @@ def reach(name: str) -> None:
         return
     _hits_left -= 1
     if _hits_left <= 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(-os.getpgrp() if _kills_group else os.getpid(), signal.SIGKILL)

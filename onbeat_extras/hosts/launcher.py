@@ -17,8 +17,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -28,18 +26,18 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from broker.connection.client import Broker
 from broker.connection.deadlines import within
-from broker.hosts_side import HostGroup, HostKind, HostsSide
+from broker.hosts_side import REFUSALS, HostGroup, HostKind, HostsSide
 from broker.job_store import JobStore
-from consumer.ranks.orders import SEAT_FD, Seat
-from contracts.encoding.wire import encode
 from contracts.errors import NotFound, Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.process.launcher import HOME, LAUNCHER_PID, end_with_launcher
+from onbeat.process.crash_points import reach
+from onbeat.process.launcher import HOME
 from onbeat.process.own_packages import PACKAGES
 from onbeat.processors import cpu_kind, gpu_kind
-from onbeat_extras.hosts.network import OwnAddress, answers, listening_on, own_address
+from onbeat_extras.hosts.local_ranks import LocalRanks, WaitingRanks
+from onbeat_extras.hosts.network import answers, listening_on, own_address
 
 LOOK_S = 0.05
 ASK_S = 0.25
@@ -48,19 +46,12 @@ SETTLE_S = 3.0
 """A leader with hosts enough waits so long for a further one: an idle consumer looks for jobs every two seconds."""
 EXPECTED_S = 20.0
 """The same for one that is known: it was of the last generation, or waited for this one, and starts a launcher now."""
-REFUSALS = {
-    "full": "there are hosts enough",
-    "late": "the others have begun",
-    "other_code": "it runs another Onbeat",
-    "other_torch": "it has another torch",
-    "other_device": "its ranks compute on another device, or with other threads",
-    "other_cpu": "it has another kind of CPU, whose bits may differ",
-}
-"""Why a host's offer is refused, in words."""
 WAITS_S = 10.0
 """A host that was too late is taken to wait still for so long."""
-STOP_GRACE_S = 12.0
-"""For rank 0 to save, when this process is asked to end; below the grace that a consumer gives its trainer."""
+WAITING_AFTER_S = 10.0
+"""Ranks of the next generation are started once those of this one have had the processor for so long."""
+
+CLOCKS_APART_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +68,15 @@ def kind_of_host(settings: StackSettings) -> HostKind:
         device=gpu_kind() if is_gpu else f"cpu, {settings.threads} threads",
         cpu=cpu_kind(),
     )
+
+
+def clocks_apart(ahead_s: float) -> str:
+    """Says that this host's clock is off, by seconds before the server's; "" where it isn't."""
+    if abs(ahead_s) < CLOCKS_APART_S:
+        return ""
+    way = "ahead of" if ahead_s > 0 else "behind"
+    off = f"this host's clock is {abs(ahead_s):.1f} s {way} Redis'"
+    return f"{off}: leases go by Redis', but timelines and logs are off by as much; set it"
 
 
 class Gone(Exception):
@@ -159,68 +159,6 @@ class Membership:
                     return
 
 
-class LocalRanks:
-    """The processes of this host's ranks. The main thread starts them: they end with it."""
-
-    def __init__(self, job_id: str, membership: Membership, own: OwnAddress) -> None:
-        group, place = membership.group, membership.place
-        seat = encode(Seat(sealed=group.sealed, key=group.key))
-        first = sum(one.ranks for one in group.members[:place])
-        host, _, port = group.address.rpartition(" ")
-        environment = os.environ | {
-            "WORLD_SIZE": str(sum(one.ranks for one in group.members)),
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-            # As torch's own launcher says it: the store is there, and no rank serves it.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "GLOO_SOCKET_IFNAME": own.interface,
-            "NCCL_SOCKET_IFNAME": own.interface,
-            LAUNCHER_PID: str(os.getpid()),
-        }
-        self.is_first = place == 0
-        self._processes: list[subprocess.Popen[bytes]] = []
-        for local_rank in range(group.members[place].ranks):
-            own_ranks = {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank)}
-            self._processes.append(self._started(job_id, environment | own_ranks, seat))
-
-    @staticmethod
-    def _started(job_id: str, environment: dict[str, str], seat: bytes) -> subprocess.Popen[bytes]:
-        reader, writer = os.pipe()
-        try:
-            return subprocess.Popen(
-                [sys.executable, "-m", "consumer", job_id],
-                env=environment | {SEAT_FD: str(reader)},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(reader,),
-                preexec_fn=end_with_launcher(),
-            )
-        finally:
-            os.close(reader)
-            with open(writer, "wb") as pipe, contextlib.suppress(BrokenPipeError):
-                pipe.write(seat)
-
-    def ended(self) -> int | None:
-        """The exit code of one that has ended, the first one's before the others'; None while all run."""
-        codes = [code for one in self._processes if (code := one.poll()) is not None]
-        return codes[0] if codes else None
-
-    def stop(self) -> int:
-        """Has rank 0 save and end, where it is here, and kills the others; returns rank 0's code, or that of a kill."""
-        if self.is_first:
-            self._processes[0].terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._processes[0].wait(STOP_GRACE_S)
-        self.kill()
-        return self._processes[0].returncode
-
-    def kill(self) -> None:
-        for one in self._processes:
-            one.kill()
-        for one in self._processes:
-            one.wait()
-
-
 class HostLauncher:
     """Offers this host to one job, generation after generation, until the job is over or other hosts have it."""
 
@@ -235,6 +173,8 @@ class HostLauncher:
         self._host = settings.process_id(socket.gethostname())
         self._side = HostsSide(broker, job_id, host=self._host, ranks=hosts.ranks)
         self._kind = kind_of_host(settings)
+        self._now_s = broker.now_s
+        self._waiting = WaitingRanks(job_id, hosts.ranks)
         self._is_asked_to_end = False
         self._num_expected = 0
         """Hosts that are likely to come, by what this one knows of the last generation; 0: it knows nothing."""
@@ -243,10 +183,14 @@ class HostLauncher:
         """Returns the exit code, of rank 0 where that was here. Raises Unavailable where Redis stays away."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        while True:
-            code = self._generation()
-            if code is not None:
-                return code
+        if warning := clocks_apart(time.time() - self._now_s()):
+            log.warning("%s", warning)
+        with contextlib.closing(self._waiting):
+            # They import while hosts come together.
+            self._waiting.fill()
+            while (code := self._generation()) is None:
+                pass
+            return code
 
     def _on_signal(self, *_: object) -> None:
         self._is_asked_to_end = True
@@ -326,6 +270,7 @@ class HostLauncher:
         )
         open_sockets.callback(lambda: store)  # it serves until then
         log.info("this host, %s, leads the ranks of %s at %s", self._host, self._job_id, about.address)
+        reach("hosts.forming")
         return Membership(self._side, group, host=self._host)
 
     def _wait_for_seal(self, membership: Membership) -> None:
@@ -350,23 +295,22 @@ class HostLauncher:
             time.sleep(LOOK_S)
 
     def _too_few(self, group: HostGroup) -> str:
-        offered = ", ".join(one.host for one in group.members)
-        refused = ", ".join(f"{one.host}: {REFUSALS.get(one.why, one.why)}" for one in group.refused)
-        return (
-            f"{len(group.members)} of {self._hosts.least} hosts within {self._hosts.wait_s:g} s "
-            f"(trainer.hosts.wait_s); offered: {offered}; refused: {refused or 'none'}"
-        )
+        found = f"{len(group.members)} of {self._hosts.least} hosts within {self._hosts.wait_s:g} s"
+        return f"{found} (trainer.hosts.wait_s); {group.in_words}"
 
     def _run_ranks(self, membership: Membership) -> tuple[int, str]:
         """(exit code, why they ended). Raises Gone."""
         log.info("hosts of the ranks: %d, ranks here: %d", len(membership.group.members), self._hosts.ranks)
-        ranks = LocalRanks(self._job_id, membership, self._own)
+        reach("hosts.sealed")
+        ranks = LocalRanks(self._waiting, membership.group, membership.place, self._own)
         began_s = time.monotonic()
         try:
             while (code := ranks.ended()) is None:
                 membership.check()
                 if self._is_asked_to_end:
                     return ranks.stop(), "it was asked to end"
+                if time.monotonic() - began_s > WAITING_AFTER_S:
+                    self._waiting.fill()
                 if membership.is_leader and self._may_grow(membership, began_s):
                     self._num_expected += 1
                     ranks.stop()

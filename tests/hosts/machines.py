@@ -1,7 +1,7 @@
 """A stack whose hosts share nothing but a network: each has an address, a name, and a disk that goes with it.
 
 services   Redis, reward service          store   moto
-sampler    generators       viewer   gateway       first, second, third   trainers
+sampler    generators       viewer   gateway       first to fourth   trainers
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.hosts.network import Network
 from tests.pipeline import Pipeline, until_ready
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8000
-NAMES = ("services", "store", "sampler", "viewer", "first", "second", "third")
+NAMES = ("services", "store", "sampler", "viewer", "first", "second", "third", "fourth")
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 HOST = """\
 set -e

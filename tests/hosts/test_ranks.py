@@ -4,102 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.hosts_side import HostsSide
 from contracts.jobs import JobState, TrainerExit
-from contracts.spec import JobSpec
-from onbeat.process.child_process import ChildProcess
-from tests.chaos.short_job import (
-    LAG,
-    assert_undisturbed,
-    committed,
-    long_variant,
-    sequential_digest,
-    short_job,
-    until,
-)
+from tests.chaos.short_job import LAG, committed, long_variant, until
 from tests.hosts.machines import Machines
+from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, ends_well, finished, job, offer
 from tests.pipeline import wait_for_exit
 
-HOSTS = ("first", "second")
-ITERATIONS = 60
 LORA = {"rank": 4}
-
-
-@pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    with Machines(tmp_path, monkeypatch) as machines:
-        machines.start_at("sampler", "producer-1")
-        yield machines
-
-
-def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
-    hosts = {"least": least, "most": 2, "ranks": ranks, "regroup_s": 1.0} | changes.pop("hosts", {})
-    fields: dict[str, Any] = {
-        "iterations": ITERATIONS,
-        "weights": {"transport": "object"},
-        "trainer__hosts": hosts,
-        "timeouts__trainer_lease_s": 2.0,
-    }
-    return short_job(**(fields | changes))
-
-
-def network_of(machines: Machines) -> str:
-    """The range of all hosts' addresses."""
-    return f"{machines.hosts['first'].address}/24"
-
-
-def offer(machines: Machines, where: str, job_id: str) -> ChildProcess:
-    """A host, as its consumer offers it."""
-    return machines.start_at(where, f"consumer-{where}-{len(machines.children)}", job_id, network=network_of(machines))
-
-
-def consume(machines: Machines, where: str) -> ChildProcess:
-    """A consumer, which offers its host to every job that asks for hosts."""
-    name = f"consumer.supervisor-{where}-{len(machines.children)}"
-    return machines.start_at(where, name, network=network_of(machines))
-
-
-def finished(machines: Machines, job_id: str, spec: JobSpec, folder: Path) -> None:
-    """Asserts the end of an undisturbed job, by what its hosts have left in the store."""
-    machines.bring(job_id)
-    assert_undisturbed(machines, job_id, sequential_digest(machines, spec, folder))
-
-
-def ends_well(machines: Machines, job_id: str, *launchers: ChildProcess) -> None:
-    for one in launchers:
-        assert wait_for_exit(one) == TrainerExit.DONE, one.tail(40)
-    assert machines.jobs.state(job_id).is_final
-
-
-def both_training(machines: Machines, job_id: str, *, leader: str = HOSTS[0]) -> dict[str, ChildProcess]:
-    """Host → its launcher, of two hosts whose ranks commit together; one that comes too late is offered again."""
-    launchers = {leader: offer(machines, leader, job_id)}
-    until(lambda: "leads the ranks" in launchers[leader].tail(40), "a leader")
-    other = HOSTS[1 - HOSTS.index(leader)]
-    launchers[other] = comes_in(machines, other, job_id)
-    until(committed(machines, job_id, len(machines.jobs.audit(job_id)) + 3), "three commits")
-    return launchers
-
-
-def comes_in(machines: Machines, where: str, job_id: str, *, num_hosts: int = 2) -> ChildProcess:
-    """The launcher of a host that trains with the others; one that comes too late is offered again."""
-    launcher = offer(machines, where, job_id)
-
-    def is_in() -> bool:
-        nonlocal launcher
-        if launcher.exit_code is not None:
-            HostsSide(machines.broker, job_id, host=where, ranks=0).look(waits=True)
-            launcher = offer(machines, where, job_id)
-        return f"hosts of the ranks: {num_hosts}" in launcher.tail(400)
-
-    until(is_in, f"{num_hosts} hosts")
-    return launcher
 
 
 def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines: Machines, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 50_505, "files": 420, "packages": 7, "arrows": 15}
+BUDGET = {"lines": 50_568, "files": 420, "packages": 7, "arrows": 15}
 """What a single owner has to hold. The aims are 34,000 lines and 320 files."""
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
@@ -337,7 +337,7 @@ def test_the_key_table_names_each_key_once_and_every_key_of_a_job() -> None:
 
 def test_every_crash_point_is_explained() -> None:
     page = (ROOT / "docs" / "promises.md").read_text()
-    explained = re.findall(r"^`((?:consumer|producer|environment|stage)\.\w+)` \|", page, re.MULTILINE)
+    explained = re.findall(r"^`((?:consumer|hosts|producer|environment|stage)\.\w+)` \|", page, re.MULTILINE)
     assert set(explained) == set(CRASH_POINTS)
 
 

@@ -13,7 +13,7 @@ from consumer.ranks.orders import ANSWERS, ORDERS, Done, Exchange, Rest, Seat
 from contracts.encoding.wire import encode
 from contracts.errors import Unavailable
 
-SEAT = Seat(sealed=7, key="ab" * 32)
+SEAT = Seat(sealed=7, key="ab" * 32, environment={})
 DEADLINE_S = 30.0
 
 
