@@ -92,6 +92,11 @@ def test_a_job_keeps_what_the_file_of_its_reward_said_when_it_was_submitted(root
     assert with_sources(other, root) == other
 
 
+def test_what_an_installed_package_offers_has_no_source_and_stays_as_it_is(root: StackSettings) -> None:
+    offered = job_spec(reward__components=(PluginReward(entry_point="signed"),), environment={"name": "signed"})
+    assert with_sources(offered, root) == offered
+
+
 def test_a_job_keeps_what_the_file_of_its_environment_said_and_a_name_that_is_not_in_it_is_refused(
     root: StackSettings,
 ) -> None:

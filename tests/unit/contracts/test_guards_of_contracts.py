@@ -156,6 +156,14 @@ def test_kept_sets_stand_in_a_completion_exactly_where_its_sampling_is_truncated
     assert "which tokens top_k = 2 kept" in problem(completion, truncated)
 
 
+def test_a_completion_of_a_prompt_that_has_one_given_is_that_one() -> None:
+    asked = prompt_batch([[5]])
+    prompt = replace(asked.prompts[0], given=pack_int32([7, 8]))
+    assert completion_problem(rollout([7, 8], 0.0).completion, prompt, asked) == ""
+    sampled = rollout([7, 9], 0.0).completion
+    assert completion_problem(sampled, prompt, asked) == "is not the one that the data set gives"
+
+
 @pytest.mark.parametrize("number", [math.nan, -math.inf, 1.7e308])
 def test_what_an_environment_counts_and_gives_is_a_number_that_can_be_summed(number: float) -> None:
     trajectory = played([[7]]).completion.trajectory

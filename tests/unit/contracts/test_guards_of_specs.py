@@ -46,6 +46,9 @@ TAUGHT: dict[str, Any] = {
 }
 
 
+FORK: dict[str, Any] = {"fork": {"job": "another", "version": 3}}
+
+
 def rewarded(**component: Any) -> dict[str, Any]:
     return {"reward__components": [component]}
 
@@ -65,6 +68,8 @@ def refused(**fields: Any) -> str:
             ADAPTERS | {"weights": {"transport": "object", "snapshot_every_versions": 2}},
             "leaves deltas nothing to save",
         ),
+        (FORK | {"trainer__external": True}, "fork is not possible with trainer.external = true"),
+        (FORK | {"stages": [{"type": "reference"}]}, 'fork is not possible with a stage of type "reference"'),
         ({"rollout__sampling__temperature": 0.0}, "temperature must be above 0"),
         ({"trackers": ["wandb", "wandb"]}, "trackers names one twice"),
         ({"tags": ["seeds", "seeds"]}, "tags names one twice"),
