@@ -149,7 +149,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
     "broker/scripts/create_job.lua": ("tests/integration/test_deletion.py", *FENCE),
     "broker/scripts/hosts.lua": HOSTS,
-    "broker/scripts/prelude.lua": (*HOSTS, *FENCE, "tests/integration/test_broker_full.py"),
+    "broker/scripts/prelude.lua": (
+        *HOSTS,
+        *FENCE,
+        "tests/integration/test_broker_full.py",
+        "tests/integration/test_memory_by_age.py",
+    ),
     **{
         f"broker/scripts/{name}.lua": ("tests/integration/test_memory_by_age.py", *FENCE)
         for name in ("publish_batch", "put_chunk")
