@@ -87,8 +87,6 @@ class LeasedSide(ABC, Generic[C]):
 
     def renew(self, claims: Sequence[C]) -> Renewal[C]:
         """Begins the leases anew; answers those that are no longer this worker's (I5)."""
-        if not claims:
-            return Renewal()
         _, *states = self._run("renew", leases=[self._lease_of(claim) for claim in claims])
         return Renewal(
             lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
