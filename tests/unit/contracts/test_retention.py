@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings, settings_from
-from contracts.spec_tables.retention import KeptFor, RetentionSpec, check_retention, kept_for
+from contracts.spec_tables.retention import KeptFor, RecordingSpec, RetentionSpec, check_retention, kept_for
 from tests.builders import job_spec
 
 LONG = 36500.0
@@ -51,6 +51,13 @@ def test_an_age_that_would_not_hold_is_refused_by_its_name(asked: RetentionSpec,
 def test_ages_that_hold_are_taken() -> None:
     check_retention(UNSET, StackSettings())
     check_retention(RetentionSpec(keys_days=1.0, files_days=1.0, result_days=1.0), StackSettings())
+
+
+@pytest.mark.parametrize("evaluations", [True, False])
+def test_an_evaluation_is_recorded_by_its_own_setting_whatever_the_share_of_training(evaluations: bool) -> None:
+    recording = RecordingSpec(share=1e-9 if evaluations else 1.0, evaluations=evaluations)
+    assert recording.takes("3/evaluate/0", purpose="evaluate", seed=0) is evaluations
+    assert recording.takes("3/train/0", purpose="train", seed=0) is not evaluations
 
 
 @pytest.mark.parametrize("days", [0.0, 0.99, -1.0, 36501.0, float("nan"), float("inf")])
