@@ -134,7 +134,7 @@ def batch_of(case: Case, number: int) -> RolloutBatch:
     return replace(rollout_batch(1), groups=groups, group_size=case.group_size, batch_id=f"0/train/{number}")
 
 
-def learner_of(case: Case, path: Path) -> Learner:
+def learner_of(case: Case, path: Path, **of_trainer: Any) -> Learner:
     spec = {
         "name": "bench",
         "iterations": 1,
@@ -148,6 +148,7 @@ def learner_of(case: Case, path: Path) -> Learner:
             "sampling": {"max_new_tokens": case.response_tokens[1]},
         },
         "optimizer": {"learning_rate": LEARNING_RATE},
+        "trainer": of_trainer,
     }
     return make_learner(StackSettings(model_root=str(path), threads=1), convert(spec, JobSpec))
 

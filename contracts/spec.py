@@ -123,6 +123,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
                 'deterministic needs trainer.accumulation = "exact"; set deterministic = false for float sums'
             )
         self._check_sharding()
+        self._check_packing()
         lora = self.trainer.lora
         if lora is not None and lora.publish == "adapter" and has_deltas(self.weights):
             raise ValueError(
@@ -288,6 +289,21 @@ class JobSpec(Record, frozen=True, kw_only=True):
         problem = next(problems, "") or names_problem(self.reward.components, self.environment, self.stages)
         if problem:
             raise ValueError(problem)
+
+    def _check_packing(self) -> None:
+        """Whether log-probs can have the generators' bits, where the trainer is to have them."""
+        if self.trainer.packing != "as_sampled":
+            return
+        needs = {
+            'model.dtype = "float32"': self.model.dtype == "float32",
+            "deterministic = true": self.deterministic,
+            "no trainer.lora": self.trainer.lora is None,
+            'trainer.sharding = "none"': self.trainer.sharding == "none",
+            "no environment": self.environment is None,
+            "completions that are sampled": not self.algorithm.learns_given,
+        }
+        if missing := " and ".join(what for what, is_so in needs.items() if not is_so):
+            raise ValueError(f'trainer.packing = "as_sampled" needs {missing}; or set packing = "shared_prompt"')
 
     def _check_sharding(self) -> None:
         if self.trainer.sharding == "none":

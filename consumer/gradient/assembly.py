@@ -21,7 +21,7 @@ from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.sharded_sums import ShardedAccumulator
 from consumer.model.policy import LoadModel, Policy, load_model, load_policy, load_whole
 from consumer.model.sharded_loading import load_sharded
-from consumer.model.shared_prompt.trial import share_prompts
+from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -78,19 +78,25 @@ def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
     set_up_torch(settings, spec)
     device = device_of(settings)
     frozen = load_policy(replace(spec.model, path=path), model_root=settings.spec_root, gradient_checkpointing=False)
-    if spec.trainer.packing == "shared_prompt":
-        share_prompts(frozen.model)
+    _share_prompts(frozen.model, spec, device)
     network = cast(nn.Module, frozen.model)
     network.requires_grad_(False)
     network.to(device)
     return frozen
 
 
+def _share_prompts(model: PreTrainedModel, spec: JobSpec, device: torch.device) -> None:
+    if spec.trainer.packing == "padded":
+        return
+    share_prompts(model)
+    if spec.trainer.packing == "as_sampled":
+        check_as_sampled(model, device)
+
+
 def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:
     """This rank has all of the policy and its reference."""
     policy = _policy(settings, spec, load_whole)
-    if spec.trainer.packing == "shared_prompt":
-        share_prompts(policy.model)
+    _share_prompts(policy.model, spec, device)
     # No checkpoint is restored yet: the reference is the model as the job found it.
     reference = policy.reference() if spec.loads_reference else None
     for model in (policy.model, reference):
@@ -118,8 +124,8 @@ def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, dev
             reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
             reference.requires_grad_(False)
     for model in (policy.model, reference):
-        if model is not None and spec.trainer.packing == "shared_prompt":
-            share_prompts(model)
+        if model is not None and spec.trainer.packing != "padded":
+            _share_prompts(model, spec, device)
             # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
             cast(FSDPModule, model).reshard()
     return policy, reference

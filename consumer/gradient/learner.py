@@ -206,7 +206,7 @@ class Learner:
             self._shape,
             batch,
             rows=np.array(stats.trained_rows, dtype=np.int64),
-            shares_prompts=self.spec.trainer.packing == "shared_prompt",
+            shares_prompts=self.spec.trainer.packing != "padded",
             with_reference=with_reference,
             is_trained=is_trained,
         )

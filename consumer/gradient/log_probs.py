@@ -12,11 +12,13 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.micro_batch import MicroBatch, make_micro_batch, split_rows
 from consumer.model.inputs import PackedInputs
 from consumer.model.language_head import (
+    FirstTokens,
     base_causal_lm,
     chosen_values,
     has_plain_head,
     last_states,
     project,
+    project_prompts,
     takes_logits_to_keep,
     upcast,
     vocabulary_size,
@@ -99,10 +101,21 @@ def _values(
         states,
         micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
         kept=micro_batch.kept,
+        first=_first_tokens(model, micro_batch),
         vocabulary_size=vocabulary_size(model),
         temperature=temperature,
         entropy=entropy,
     )
+
+
+def _first_tokens(model: PreTrainedModel, micro_batch: MicroBatch) -> FirstTokens | None:
+    """Returns each response's first token; None where log-probs needn't have the generator's bits."""
+    inputs = micro_batch.inputs
+    if not isinstance(inputs, PackedInputs) or inputs.prefill is None:
+        return None
+    first = torch.zeros_like(micro_batch.loss_mask)
+    first[:, 0] = True
+    return FirstTokens(is_first=first[micro_batch.loss_mask], logits_of=functools.partial(project_prompts, model))
 
 
 def _predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inputs, padded_inputs
+from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
-Packing = Literal["shared_prompt", "padded"]
+Packing = Literal["shared_prompt", "as_sampled", "padded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def split_rows(
     pass is not split, so that its prompt goes through once.
     """
     lengths = [row_tokens(batch, row) for row in rows.tolist()]
-    parts = _packed_parts if packing == "shared_prompt" else _padded_parts
+    parts = _padded_parts if packing == "padded" else _packed_parts
     ends = list(parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens))
     return np.split(rows, ends)
 
@@ -111,9 +112,11 @@ def make_micro_batch(
     responses = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
     logprobs = [np.frombuffer(completion.generator_logprobs, dtype="<f4") for completion in completions]
     inputs = (
-        packed_inputs(prompts, responses, group_index)
-        if packing == "shared_prompt"
-        else padded_inputs(prompts, responses)
+        padded_inputs(prompts, responses)
+        if packing == "padded"
+        else packed_inputs(
+            prompts, responses, group_index, prefill=_prefill(batch) if packing == "as_sampled" else None
+        )
     )
     sampled = responses
     if any(completion.trajectory is not UNSET for completion in completions):
@@ -134,6 +137,11 @@ def make_micro_batch(
         teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen),
         kept=_kept_sets(completions, sampled),
     )
+
+
+def _prefill(batch: RolloutBatch) -> Prefill:
+    lengths = {len(group.prompt_token_ids) // ITEM_BYTES for group in batch.groups}
+    return Prefill(width=max(lengths), is_padded=len(lengths) > 1)
 
 
 def _token_column(batch: RolloutBatch, name: str, rows: Sequence[int]) -> Tensor | None:

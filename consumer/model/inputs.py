@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from consumer.model.shared_prompt.attention import attention_arguments
-from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
+from consumer.model.shared_prompt.layout import GroupLengths, Prefill, SharedPromptLayout
 from contracts.errors import ContractViolation
 from onbeat.kept_sets import unpack_kept_sets
+from onbeat.sampled_values import FEWEST_ROWS
 
 Tokens = NDArray[np.int32]
 
@@ -74,13 +75,15 @@ class PackedInputs:
     groups: tuple[GroupLengths, ...]
     predicting: Tensor
     """int64 [R, T_max], as in PaddedInputs."""
+    prefill: Prefill | None = None
+    """As in SharedPromptLayout."""
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
         """Arguments of the model's forward; `layout` reaches `shared_prompt_attention`."""
         return {
             "input_ids": self.input_ids.to(device),
             "position_ids": self.position_ids.to(device),
-            **attention_arguments(SharedPromptLayout(groups=self.groups, device=device)),
+            **attention_arguments(SharedPromptLayout(groups=self.groups, device=device, prefill=self.prefill)),
         }
 
 
@@ -157,7 +160,13 @@ def padded_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> Pad
     )
 
 
-def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_index: Sequence[int]) -> PackedInputs:
+def packed_inputs(
+    prompts: Sequence[Tokens],
+    responses: Sequence[Tokens],
+    group_index: Sequence[int],
+    *,
+    prefill: Prefill | None = None,
+) -> PackedInputs:
     """Packs rows one after another, as in `padded_inputs`; those of a group stand together and have the same prompt."""
     predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
     pieces: list[Tokens] = []
@@ -181,9 +190,16 @@ def packed_inputs(prompts: Sequence[Tokens], responses: Sequence[Tokens], group_
             predicting[row, 0] = last_of_prompt
             predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
             end += response.size
+    if prefill is not None and end % FEWEST_ROWS:
+        # One more response, which predicts nothing: no product has rows that are left over.
+        rest = np.zeros(-end % FEWEST_ROWS, dtype=np.int32)
+        pieces.append(rest)
+        positions.append(rest.astype(np.int64))
+        groups[-1] = replace(groups[-1], response_tokens=(*groups[-1].response_tokens, rest.size))
     return PackedInputs(
         input_ids=torch.from_numpy(np.concatenate(pieces).astype(np.int64)[None]),
         position_ids=torch.from_numpy(np.concatenate(positions).astype(np.int64)[None]),
         groups=tuple(groups),
         predicting=torch.from_numpy(predicting),
+        prefill=prefill,
     )

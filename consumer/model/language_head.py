@@ -11,16 +11,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
+from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, normalised, scaled
 
 CHUNK_LOGITS = 1 << 25
 """Logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
@@ -94,9 +99,9 @@ def output_head(model: PreTrainedModel) -> Any:
     return base_causal_lm(model).get_output_embeddings()
 
 
-def project(model: PreTrainedModel, states: Tensor) -> Tensor:
+def project(model: PreTrainedModel, states: Tensor, *, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Logits [..., V] of last hidden states [..., h], float32 (float64 for a float64 model), as the model has them."""
-    logits = upcast(output_head(model)(states))
+    logits = upcast((head or output_head(model))(states))
     config = base_causal_lm(model).config.get_text_config()
     if (scale := getattr(config, "logit_scale", None)) is not None:
         logits = logits * scale
@@ -112,12 +117,51 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return output_head(model).weight.shape[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstTokens:
+    """The tokens that a prompt's last one predicts, whose logits a generator's prefill makes."""
+
+    is_first: Tensor
+    """bool [N]"""
+    logits_of: Callable[[Tensor], Tensor]
+    """Returns logits [k, V] of prompts' last states [k, h], with the prefill's bits."""
+
+    def split(self, size: int) -> list[FirstTokens]:
+        """Cuts after each `size` tokens."""
+        return [replace(self, is_first=part) for part in self.is_first.split(size)]
+
+    def put_into(self, logits: Tensor, states: Tensor) -> Tensor:
+        """Returns logits [N, V] with those of first tokens; states: [N, h]."""
+        logits = logits.detach().clone()
+        if bool(self.is_first.any()):
+            prompts, prompt_of = states.detach()[self.is_first].unique(dim=0, return_inverse=True)
+            logits[self.is_first] = self.logits_of(prompts)[prompt_of]
+        return logits
+
+
+def project_prompts(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """Logits [k, V] of prompts' last states [k, h] by the kernels of a generator's prefill.
+
+    It gives the head the prompts' last column, which isn't contiguous. Torch makes a product for each prompt there,
+    unless the weight has a gradient, or there is one prompt alone. The weight is copied, since that product's bits
+    depend on where it lies in memory, which is anywhere for one that was mapped from a file.
+    """
+    columns = torch.stack((states, states), dim=1)[:, -1:]
+    if len(states) == 1:
+        columns = columns.expand(2, -1, -1)
+    head = output_head(model)
+    weight = head.weight.detach().clone()
+    logits = project(model, columns, head=lambda rows: functional.linear(rows, weight, head.bias))
+    return logits[: len(states), 0]
+
+
 def chosen_values(
     logits_of: Callable[[Tensor], Tensor],
     states: Tensor,
     chosen: Tensor,
     *,
     kept: KeptSets | None = None,
+    first: FirstTokens | None = None,
     vocabulary_size: int,
     temperature: float,
     entropy: bool,
@@ -126,17 +170,21 @@ def chosen_values(
     where `entropy` asks for them, else [0].
 
     kept: what log-probs are normalised over, where that isn't the whole vocabulary; an entropy is of the whole one.
+    first: where log-probs are to have the generator's bits.
     """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
+    if first is not None:
+        chunk = max(FEWEST_ROWS, chunk // FEWEST_ROWS * FEWEST_ROWS)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)
     if chosen.numel() <= chunk:
-        return values(states, chosen, kept)
+        return values(states, chosen, kept, first)
     chosen_parts = chosen.split(chunk)
     kept_parts = [None] * len(chosen_parts) if kept is None else kept.split(chunk)
+    first_parts = [None] * len(chosen_parts) if first is None else first.split(chunk)
     # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
     parts = [
         checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(states.split(chunk), chosen_parts, kept_parts, strict=True)
+        for part in zip(states.split(chunk), chosen_parts, kept_parts, first_parts, strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -147,12 +195,14 @@ def _chunk_values(
     states: Tensor,
     chosen: Tensor,
     kept: KeptSets | None,
+    first: FirstTokens | None,
     *,
     temperature: float,
     entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     # [chunk, V]
-    logits = logits_of(states)
+    logits = logits_of(states) if first is None else logits_of(_enough_rows(states))[: len(states)]
+    as_computed = logits
     if temperature != 1.0:
         logits = logits / temperature
     if kept is None:
@@ -162,4 +212,41 @@ def _chunk_values(
         left_out = kept.left_out(logits.shape[-1], logits.device)
         distribution = logits.masked_fill(left_out, -torch.inf).log_softmax(dim=-1)
     logprobs = distribution.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    if first is not None:
+        with torch.no_grad():
+            as_computed = first.put_into(as_computed, states)
+            values = _sampled_logprobs(as_computed.numpy(), chosen.numpy(), kept, temperature=temperature)
+        logprobs = cast(Tensor, _Valued.apply(logprobs, values))
     return logprobs, -(whole.exp() * whole).sum(dim=-1) if entropy else logprobs.new_empty(0)
+
+
+class _Valued(torch.autograd.Function):
+    """Other values, to float32 the same, with the gradient of log-probs."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs: Tensor, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], None
+
+
+def _enough_rows(states: Tensor) -> Tensor:
+    return torch.cat((states, states.new_zeros(-len(states) % FEWEST_ROWS, states.shape[1])))
+
+
+def _sampled_logprobs(
+    logits: NDArray[np.float32], chosen: NDArray[np.int64], kept: KeptSets | None, *, temperature: float
+) -> Tensor:
+    """Returns float32 [N], rounded from float64 as a generator's are."""
+    left_out = None if kept is None else kept.left_out(logits.shape[1], torch.device("cpu")).numpy()
+    found = np.empty(len(chosen))
+    block = max(1, BLOCK_ITEMS // logits.shape[1])
+    for start in range(0, len(chosen), block):
+        rows = slice(start, start + block)
+        values = scaled(logits[rows], temperature)
+        if left_out is not None:
+            values[left_out[rows]] = -np.inf
+        found[rows] = normalised(values)[np.arange(len(values)), chosen[rows]]
+    return torch.from_numpy(found.astype(np.float32))

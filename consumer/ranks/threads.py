@@ -235,7 +235,7 @@ class ThreadedRank(Ranks):
 def input_tokens(batch: RolloutBatch, *, packing: str) -> int:
     """Returns how many tokens, padding included, all rows of a batch are at most."""
     rows = [row_tokens(batch, row) for row in range(batch.num_completions)]
-    if packing == "shared_prompt":
+    if packing != "padded":
         first_of_each = rows[:: batch.group_size]
         return sum(prompt for prompt, _ in first_of_each) + sum(response for _, response in rows)
     return len(rows) * (max(prompt for prompt, _ in rows) + max(response for _, response in rows))

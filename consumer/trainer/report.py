@@ -121,17 +121,19 @@ def sampled_scores(folder: RunFolder) -> dict[int, float]:
 
 
 def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
-    """None up to the threshold of the mean K3 a token; stats: of every training batch before the iteration's step.
+    """None up to the threshold of the mean K3 a token, where 0.0 stands for no difference at all.
 
-    The alarm is about the engines, so it counts the batches alone that the trained version sampled: of an older version
-    log-probs differ because the policy has moved. None, too, where there is no such batch.
+    stats: of every training batch before the iteration's step. The alarm is about the engines, so it counts the batches
+    alone that the trained version sampled: of an older version log-probs differ because the policy has moved. None,
+    too, where there is no such batch.
     """
     own = [of_batch.mismatch for of_batch in stats if of_batch.lag == 0]
     if not own:
         return None
     gap = joined(own)
-    # Written so that a K3 that overflowed to NaN is above every threshold: NaN <= x is False.
-    if gap.k3 <= threshold:
+    # Written so that a K3 that overflowed to NaN is above every threshold: NaN <= x is False. The K3 of a gap below
+    # 1e-8 is lost in rounding, so a threshold of 0 looks at the gap itself.
+    if (gap.k3 if threshold else gap.largest) <= threshold:
         return None
     return MismatchAlarm(
         at_s=time.time(),

@@ -122,9 +122,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
-    packing: Literal["shared_prompt", "padded"] = "shared_prompt"
-    """shared_prompt: a prompt goes through the model once for all of its completions; padded: once for each, as every
-    architecture takes it."""
+    packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
+    """shared_prompt: a prompt goes through the model once for all of its completions; as_sampled: likewise, and a
+    log-prob has the very bits of the generator's, so that any difference is an alarm (docs/job.md); padded: once for
+    each completion, as every architecture takes it."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
     """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
     batch with more goes through in several passes; a prompt with one completion always goes whole."""

@@ -169,7 +169,7 @@ def _training_batch(spec: JobSpec, rates: Rates, draw: Random) -> BatchCost:
     rollout, trainer = spec.rollout, spec.trainer
     size = rollout.prompts_per_batch * rollout.group_size
     sampled = [draw_length(rates.lengths, draw, longest=spec.max_sampled_tokens) for _ in range(size)]
-    num_prompts = rollout.prompts_per_batch if trainer.packing == "shared_prompt" else size
+    num_prompts = rollout.prompts_per_batch if trainer.packing != "padded" else size
     trained = sum(sampled) + num_prompts * rates.lengths.prompt_tokens + size * rates.lengths.observation_tokens
     # A batch of a later mini-batch goes forward once more, for the log-probs of before the first step.
     passes = spec.algorithm.updates_per_iteration + FORWARD_SHARE * (1.0 - 1.0 / spec.algorithm.num_mini_batches)

@@ -881,7 +881,7 @@ export interface TrainerSpec {
   accumulation: ("exact" | "float");
   checkpoint_every_iterations: number;
   keep_checkpoints: number;
-  packing: ("padded" | "shared_prompt");
+  packing: ("as_sampled" | "padded" | "shared_prompt");
   max_tokens_per_micro_batch: number;
   measure_entropy: boolean;
   mismatch_alarm: number;

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.sampling import SamplingParams
+from onbeat.sampled_values import BLOCK_ITEMS, normalised, scaled
 
 Floats = NDArray[np.float64]
-
-BLOCK_ITEMS = 65_536
-"""Log-probs that are worked on at a time, half a megabyte: in the core's cache they are several times as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +57,10 @@ def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> 
     Temperature first, then top-k, then top-p over what is left, then min-p. At temperature 0 (greedy) the log-probs are
     those of temperature 1. Raises BatchFailed for logits that are not finite.
     """
-    values = logits.astype(np.float64)
-    top = values.max(axis=-1, keepdims=True)
-    if not np.isfinite(top).all():
+    if not np.isfinite(logits.max(axis=-1)).all():
         raise BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
-    # softmax(x) = softmax(x - max x), whose exponentials lie in [0, 1] and can't overflow. The arg-max is 0 now, and
-    # no filter below removes it: the sum is 1 or more, and its logarithm finite.
-    values -= top
-    if sampling.temperature not in (0.0, 1.0):
-        values /= sampling.temperature
+    # No filter below removes the arg-max, which is 0.
+    values = scaled(logits, sampling.temperature)
     if 0 < sampling.top_k < values.shape[-1]:
         _keep_top_k(values, sampling.top_k)
     if sampling.top_p < 1.0:
@@ -75,9 +68,7 @@ def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> 
     if sampling.min_p is not UNSET:
         # The most likely token stands at 0: its probability times min_p is at log(min_p).
         values[values < np.log(sampling.min_p)] = -np.inf
-    # log p = x - log sum exp x, over what is left: exp(-inf) = 0 adds nothing, and -inf stays -inf.
-    values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    return values
+    return normalised(values)
 
 
 def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:

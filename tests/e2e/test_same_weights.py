@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from broker.fence import read_fence
 from broker.presence import WRONG_ENGINE, Presence
+from contracts.encoding.wire import decode_json
+from contracts.events import IterationMetrics
 from contracts.jobs import JobState
+from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
 from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
-from tests.chaos.short_job import long_variant
+from tests.chaos.short_job import long_variant, sequential_digest
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
 
 
@@ -64,6 +68,22 @@ def test_periodic_gives_the_weights_of_synchronous_with_one_generator_and_with_t
     for job_id in (with_one, with_two):
         assert pipeline.final_digest(job_id) == oracle
         assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_as_sampled_a_trainer_has_the_log_probs_of_its_generators_and_a_killed_one_the_same_weights(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    asked = spec(schedule="periodic", trainer__packing="as_sampled", trainer__on_mismatch="fail")
+    job_id, _ = pipeline.jobs.create(asked)
+    first = pipeline.start(f"consumer-{job_id}-first", job_id)
+    until_committed(pipeline, job_id, 3)
+    first.kill()
+    pipeline.train_to_the_end(job_id)
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    metrics = [decode_json(line, IterationMetrics) for line in folder.metrics.read_bytes().splitlines()]
+    # A replayed iteration has a line for each time it was trained.
+    assert {one.iteration: one.mismatch_max for one in metrics} == dict.fromkeys(range(asked.iterations), 0.0)
+    assert pipeline.final_digest(job_id) == sequential_digest(pipeline, asked, tmp_path)
 
 
 def test_another_seed_gives_other_weights(pipeline: Pipeline, oracle: str) -> None:

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from consumer.model.shared_prompt.as_sampled import attention_as_sampled
 from consumer.model.shared_prompt.layout import SharedPromptLayout
 from contracts.errors import InvalidInput
 
@@ -71,7 +72,10 @@ def shared_prompt_attention(
             kernel_options={"BACKEND": "TRITON"},
         )
         return attended.transpose(1, 2).contiguous(), None
-    return _split_attention(query, key, value, layout, scaling=scaling, window=sliding_window), None
+    split = functools.partial(_split_attention, layout=layout, scaling=scaling, window=sliding_window)
+    if layout.prefill is not None:
+        return attention_as_sampled(query, key, value, layout, scaling=scaling, blocked=split), None
+    return split(query, key, value), None
 
 
 AttentionInterface.register(SHARED_PROMPT, shared_prompt_attention)
@@ -138,35 +142,6 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-class _Taken(torch.autograd.Function):
-    """Rows of tokens [L, n] by `places`. Each token stands in one place beside padding, whose gradient is 0: the
-    gradient is taken from there, where torch would add up over all places."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, places: Tensor, source: Tensor) -> Tensor:
-        ctx.save_for_backward(source)
-        return tokens.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
-
-
-class _PutBack(torch.autograd.Function):
-    """Tokens [L, n] of rows by `places`; the gradient of padding is 0."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, source: Tensor) -> Tensor:
-        ctx.save_for_backward(source)
-        ctx.num_rows = len(rows)
-        return rows.index_select(0, source)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows = gradients[0].new_zeros(ctx.num_rows, gradients[0].shape[1])
-        return rows.index_copy_(0, *ctx.saved_tensors, gradients[0]), None
-
-
 class _WideBackward(torch.autograd.Function):
     """SDPA on a CPU whose backward pass is computed in float32, and rounded once to the inputs' bfloat16.
 
@@ -209,19 +184,15 @@ def _split_attention(
         window = None
     grouped = query.shape[1] != key.shape[1]
 
-    def rows(heads: Tensor) -> tuple[Tensor, Tensor]:
-        """[1, H, L, D] → [g, H, P, D] of the prompts and [r, H, R, D] of the responses."""
+    def rows(heads: Tensor, index: Tensor) -> Tensor:
+        """[1, H, L, D] → [rows, H, width, D] of the tokens in index [rows, width]."""
         # [L, H * D] by token, then [rows, width, H, D]: shape[1::2] is (H, D).
-        taken: Tensor = _Taken.apply(heads[0].transpose(0, 1).flatten(1), layout.places, layout.source)
-        of_prompts, of_responses = taken.tensor_split((layout.prompt_tokens.numel(),))
-        return (
-            of_prompts.view(*layout.prompt_tokens.shape, *heads.shape[1::2]).transpose(1, 2),
-            of_responses.view(*layout.response_tokens.shape, *heads.shape[1::2]).transpose(1, 2),
-        )
+        tokens = heads[0].transpose(0, 1).flatten(1).index_select(0, index.reshape(-1))
+        return tokens.view(*index.shape, *heads.shape[1::2]).transpose(1, 2)
 
-    (prompt_queries, queries), (prompt_keys, keys), (prompt_values, values) = map(rows, (query, key, value))
+    prompt_keys, prompt_values = (rows(heads, layout.prompt_tokens) for heads in (key, value))
     prompts = _attend(
-        prompt_queries,
+        rows(query, layout.prompt_tokens),
         prompt_keys,
         prompt_values,
         attn_mask=None if window is None else layout.prompt_mask(window),
@@ -229,19 +200,19 @@ def _split_attention(
         scale=scaling,
         enable_gqa=grouped,
     )
-    # [g * P, H * D], as `layout.places` has them; the responses' [r * R, H * D] follow.
+    # [g * P, H * D], as `layout.source` counts; the responses' [r * R, H * D] follow.
     parts = [prompts.transpose(1, 2).flatten(2).flatten(0, 1)]
     if layout.response_tokens.numel():
         owner = layout.prompt_of_response
         responses = _attend(
-            queries,
-            torch.cat((prompt_keys.index_select(0, owner), keys), dim=2),
-            torch.cat((prompt_values.index_select(0, owner), values), dim=2),
+            rows(query, layout.response_tokens),
+            torch.cat((prompt_keys.index_select(0, owner), rows(key, layout.response_tokens)), dim=2),
+            torch.cat((prompt_values.index_select(0, owner), rows(value, layout.response_tokens)), dim=2),
             attn_mask=layout.response_mask(window),
             scale=scaling,
             enable_gqa=grouped,
         )
         parts.append(responses.transpose(1, 2).flatten(2).flatten(0, 1))
     # [L, H * D] in the order of the sequence; shape[2:0:-1] is (L, H).
-    tokens: Tensor = _PutBack.apply(torch.cat(parts), layout.source)
+    tokens = torch.cat(parts).index_select(0, layout.source)
     return tokens.view(1, *query.shape[2:0:-1], query.shape[3])

@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from onbeat.sampled_values import COLUMNS
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLengths:
@@ -41,12 +43,24 @@ class GroupLengths:
         return self.prompt_tokens + sum(self.response_tokens)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """How a generator took the prompts of a rollout batch through the model: together, padded on the left."""
+
+    width: int
+    """Tokens of the longest one."""
+    is_padded: bool
+    """Whether they differ in length."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedPromptLayout:
     """The groups of one packed sequence, in order; it travels to every attention layer beside the hidden states."""
 
     groups: tuple[GroupLengths, ...]
     device: torch.device
+    prefill: Prefill | None = None
+    """The prefill of the groups' batch, where attention goes as a generator's steps do; None: all at once."""
     windows_seen: list[int | None] = field(default_factory=list)
     """The window of each attention layer that was called, in the order of calls: a trial reads it."""
     response_masks: dict[int | None, Tensor] = field(default_factory=dict)
@@ -69,8 +83,8 @@ class SharedPromptLayout:
     def prompt_range(self) -> tuple[Tensor, Tensor]:
         """int32 [L], [L]: first token of a token's prompt, and the one behind its last."""
         lengths = [group.num_tokens for group in self.groups]
-        starts = np.array([start for start, _ in self._starts()])
-        ends = starts + [group.prompt_tokens for group in self.groups]
+        starts = np.array([start for start, _ in self._starts()], dtype=np.int64)
+        ends = starts + np.array([group.prompt_tokens for group in self.groups], dtype=np.int64)
         return self._tensor(np.repeat(starts, lengths)).int(), self._tensor(np.repeat(ends, lengths)).int()
 
     @functools.cached_property
@@ -98,13 +112,8 @@ class SharedPromptLayout:
         return self._tensor([number for number, _, _ in self._responses()])
 
     @functools.cached_property
-    def places(self) -> Tensor:
-        """int64 [g * P + r * R]: `prompt_tokens` flattened, then `response_tokens` flattened."""
-        return torch.cat((self.prompt_tokens.flatten(), self.response_tokens.flatten()))
-
-    @functools.cached_property
     def source(self) -> Tensor:
-        """int64 [L]: where a token stands in `places`."""
+        """int64 [L]: where a token stands in `prompt_tokens` flattened, followed by `response_tokens` flattened."""
         source = np.zeros(self.num_tokens, dtype=np.int64)
         width = max(group.prompt_tokens for group in self.groups)
         for number, (start, group) in enumerate(self._starts()):
@@ -113,6 +122,44 @@ class SharedPromptLayout:
         width, offset = max((length for _, _, length in responses), default=0), len(self.groups) * width
         for number, (_, start, length) in enumerate(responses):
             source[start : start + length] = offset + number * width + np.arange(length)
+        return self._tensor(source)
+
+    @functools.cached_property
+    def prompt_lengths(self) -> Tensor:
+        """int64 [g]"""
+        return self._tensor([group.prompt_tokens for group in self.groups])
+
+    @functools.cached_property
+    def left_padded_prompts(self) -> Tensor:
+        """int64 [g, W]: sequence indices of each prompt as `prefill` has it, padded on the left with 0."""
+        width = 0 if self.prefill is None else self.prefill.width
+        index = np.zeros((len(self.groups), width), dtype=np.int64)
+        for row, (start, group) in zip(index, self._starts(), strict=True):
+            row[width - group.prompt_tokens :] = start + np.arange(group.prompt_tokens)
+        return self._tensor(index)
+
+    @functools.cached_property
+    def row_columns(self) -> Tensor:
+        """int64 [r, C]: sequence indices of each row, its prompt and its response; C is a multiple of COLUMNS, and what
+        no token has is 0."""
+        starts, responses = self._starts(), self._responses()
+        longest = max(self.groups[number].prompt_tokens + length for number, _, length in responses)
+        columns = np.zeros((len(responses), -(-longest // COLUMNS) * COLUMNS), dtype=np.int64)
+        for row, (number, at, length) in zip(columns, responses, strict=True):
+            start, group = starts[number]
+            end = group.prompt_tokens + length
+            row[:end] = np.concatenate((start + np.arange(group.prompt_tokens), at + np.arange(length)))
+        return self._tensor(columns)
+
+    @functools.cached_property
+    def sampled_source(self) -> Tensor:
+        """int64 [L]: where a token stands in `left_padded_prompts` flattened, followed by `response_tokens`."""
+        source = self.source.cpu().numpy().copy()
+        longest, width = self.prompt_tokens.shape[1], self.left_padded_prompts.shape[1]
+        for number, (start, group) in enumerate(self._starts()):
+            source[start : start + group.num_tokens] += len(self.groups) * (width - longest)
+            ends = (number + 1) * width
+            source[start : start + group.prompt_tokens] = np.arange(ends - group.prompt_tokens, ends)
         return self._tensor(source)
 
     def prompt_mask(self, window: int) -> Tensor:
@@ -126,7 +173,7 @@ class SharedPromptLayout:
         if window in self.response_masks:
             return self.response_masks[window]
         width, length = self.prompt_tokens.shape[1], self.response_tokens.shape[1]
-        prompt_length = self._tensor([group.prompt_tokens for group in self.groups])[self.prompt_of_response]
+        prompt_length = self.prompt_lengths[self.prompt_of_response]
         prompt_index = torch.arange(width, device=self.device)
         index = torch.arange(length, device=self.device)
         mask = torch.empty(len(prompt_length), length, width + length, dtype=torch.bool, device=self.device)

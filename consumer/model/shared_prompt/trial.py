@@ -16,6 +16,7 @@ from consumer.model.shared_prompt.attention import SHARED_PROMPT, attention_argu
 from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
 from contracts.errors import InvalidInput
 
+FIELD = "trainer.packing"
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 TRIAL_PROMPT, TRIAL_RESPONSES = [3, 1, 4], [[1, 5, 2], [6, 5]]
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -41,6 +42,17 @@ def share_prompts(model: PreTrainedModel) -> None:
     except InvalidInput:
         causal_lm.set_attn_implementation(before or "eager")
         raise
+
+
+def check_as_sampled(model: PreTrainedModel, device: torch.device) -> None:
+    """Raises InvalidInput where passes can't have the bits of a generator's steps."""
+    cure = 'set trainer.packing = "shared_prompt"'
+    if device.type != "cpu":
+        raise InvalidInput(f"as_sampled is of passes on a CPU, and these are on {device}", field=FIELD, cure=cure)
+    causal_lm = base_causal_lm(model)
+    if _num_sliding_layers(causal_lm.config.get_text_config()):
+        problem = f"{type(causal_lm).__name__} has sliding windows, which generators sample in another order"
+        raise InvalidInput(problem, field=FIELD, cure=cure)
 
 
 def packed_arguments(tokens: Tensor, layout: SharedPromptLayout) -> dict[str, Any]:
@@ -100,6 +112,4 @@ def _tokens(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 
 def _refusal(causal_lm: PreTrainedModel, problem: str) -> InvalidInput:
-    return InvalidInput(
-        f"{type(causal_lm).__name__} {problem}", field="trainer.packing", cure='set trainer.packing = "padded"'
-    )
+    return InvalidInput(f"{type(causal_lm).__name__} {problem}", field=FIELD, cure='set trainer.packing = "padded"')

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from onbeat.sampled_values import FEWEST_ROWS
 from producer.engine.fingerprint import block_rows
 
-FEWEST_ROWS = 16
-"""Products of fewer rows take other kernels, whose last bits depend on how many they are."""
 ROWS = 8
 """A step has a multiple of so many rows: few numbers of rows, so that all of them can be compared."""
 MOST_ROWS = 64

@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-COLUMNS = 16
-"""Attention adds up a row's columns by vectors of so many numbers: a part of a vector would be added up otherwise."""
+from onbeat.sampled_values import COLUMNS
 
 MOST_IDLE = 4
 """A cache that is so many times as large as needed is made anew."""

@@ -16,6 +16,7 @@ from tests.builders import job_spec
 from tests.trajectories import ENVIRONMENT
 
 ADAPTERS: dict[str, Any] = {"trainer__lora": {"publish": "adapter"}}
+AS_SAMPLED = {"trainer__packing": "as_sampled"}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp", "trainer__world_size": 2}
 KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
 FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
@@ -90,6 +91,12 @@ def refused(**fields: Any) -> str:
         (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),
         (FSDP | {"algorithm__advantage": "reinforce++"}, 'needs trainer.sharding = "none"'),
+        (AS_SAMPLED | {"model__dtype": "bfloat16"}, 'packing = "as_sampled" needs model.dtype = "float32"'),
+        (AS_SAMPLED | {"deterministic": False}, "needs deterministic = true"),
+        (AS_SAMPLED | {"trainer__lora": {}}, "needs no trainer.lora"),
+        (AS_SAMPLED | FSDP, 'needs trainer.sharding = "none"'),
+        (AS_SAMPLED | {"environment": ENVIRONMENT}, "needs no environment"),
+        (AS_SAMPLED | GIVEN, "needs completions that are sampled"),
         ({"trainer__lora": {"target_modules": ["all-linear", "lm_head"]}}, 'names "all-linear" and others'),
         (rewarded(type="length", target_chars=5, max_chars=5), "max_chars must be above target_chars"),
         (rewarded(type="overlong", max_tokens=4, buffer_tokens=5), "buffer_tokens must be max_tokens or less"),

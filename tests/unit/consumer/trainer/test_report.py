@@ -112,6 +112,11 @@ def test_above_it_the_alarm_has_the_numbers() -> None:
     )
 
 
+def test_a_threshold_of_zero_is_an_alarm_at_any_difference_also_of_one_whose_k3_is_lost_in_rounding() -> None:
+    assert mismatch_alarm([stats(0.0, largest=0.0)], iteration=0, threshold=0.0) is None
+    assert mismatch_alarm([stats(0.0, largest=1e-9)], iteration=0, threshold=0.0) is not None
+
+
 @pytest.mark.parametrize("k3_sum", [math.inf, math.nan])
 def test_a_gap_that_overflows_is_an_alarm(k3_sum: float) -> None:
     assert mismatch_alarm([stats(k3_sum)], iteration=0, threshold=1e9) is not None
