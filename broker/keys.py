@@ -38,6 +38,7 @@ exists only for a job with stages.
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
+| onbeat:journal | stream, who changed which job | gateway | gateway | newest 10,000 |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
@@ -62,6 +63,7 @@ ACTIVE = "onbeat:active"
 REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
 CHANGES = "onbeat:changes"
+JOURNAL = "onbeat:journal"
 GENERATORS, STAGE_WORKERS = "generators", "stage_workers"
 """What `sealed_name` is asked for."""
 TRAINER_GROUP = "trainers"

@@ -120,6 +120,26 @@ class DeadLetters(Record, frozen=True, kw_only=True):
     letters: tuple[DeadLetter, ...]
 
 
+class JournalLine(Record, frozen=True, kw_only=True):
+    """A change of a job that a gateway has made."""
+
+    at_s: float
+    """Unix time by the server's clock."""
+    who: str
+    """The name of the key."""
+    action: str
+    """submit, cancel, resume, retry or delete."""
+    job_id: str
+    address: str
+    """Where the request came from."""
+
+
+class JournalLines(Record, frozen=True, kw_only=True):
+    """Newest first."""
+
+    lines: tuple[JournalLine, ...]
+
+
 MEDIA_TYPE = "application/problem+json"
 
 

@@ -20,6 +20,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from prometheus_client import generate_latest
@@ -40,7 +41,7 @@ from onbeat.http_service.process_routes import process_routes
 from onbeat.process.entry_points import OURS, all_of
 
 VERSION = "0.1.0"
-EXTRAS = "onbeat.routes"
+EXTRAS, NOTES = "onbeat.routes", "onbeat.notes"
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ def create_app(services: Services) -> FastAPI:
     answer_with_problems(app, (*ROUTERS, page), service="the gateway")
     describe_contracts(app)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=4)
-    app.add_middleware(Access, rules)
+    notes = [partial(note, services) for note in all_of(NOTES, distribution=OURS).values()]
+    app.add_middleware(Access, rules, notes=notes)
     app.add_middleware(Measure, services.metrics)  # the last one added is the first that a request meets
     return app
 

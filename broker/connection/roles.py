@@ -83,13 +83,13 @@ S = f"onbeat:{SEAL_MARK}"
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info", ""),
-        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
+        (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:journal %R~{S}:*"),
         ("+set +get +del", "~onbeat:idempotency:*"),
         # remove_job looks first whether the job has ended.
         ("+unlink", f"~onbeat:{{*}}:* ~{S}:{{*}}:*"),
         ("+set", "~onbeat:{*}:spec ~onbeat:persisted"),
         ("+hset +hsetnx +hdel", "~onbeat:{*}:job"),
-        ("+xadd", "~onbeat:{*}:events ~onbeat:changes"),
+        ("+xadd", "~onbeat:{*}:events ~onbeat:changes ~onbeat:journal"),
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
         ("+get +incrby +decrby", "~onbeat:spec_bytes"),

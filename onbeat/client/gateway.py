@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
-from contracts.answers import AuditVerdict, DeadLetter, DeadLetters, LogPart, StackState
+from contracts.answers import AuditVerdict, DeadLetter, DeadLetters, JournalLine, JournalLines, LogPart, StackState
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
@@ -117,6 +117,10 @@ class GatewayClient:
         """The newest dead batches, newest first."""
         body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/dead", params={"limit": limit})
         return convert(body, DeadLetters).letters
+
+    def journal(self, job_id: str = "", *, limit: int = 100) -> tuple[JournalLine, ...]:
+        """Who changed the job, or any, newest first; needs a key with the scope admin."""
+        return convert(self._ask("GET", "/v1/journal", params={"limit": limit, "job_id": job_id}), JournalLines).lines
 
     def retry_dead(self, job_id: str, entry_id: str) -> JobStatus:
         """Queues the job of a dead batch again; may be repeated while it is queued."""

@@ -17,6 +17,7 @@ import ipaddress
 import logging
 import os
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -31,6 +32,7 @@ from onbeat.telemetry.correlation import HEADER, about_request
 from onbeat.telemetry.logs import shown
 
 METRICS_PATH = "/metrics"
+JOURNAL_PATH = "/v1/journal"
 METRICS_KEY = "ONBEAT_METRICS_KEY"
 API_KEY = "ONBEAT_API_KEY"
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -44,8 +46,11 @@ PAGE_PARTS = "/assets/"
 
 
 SCOPES = ("read", "submit", "admin")
-"""What a key may do: look; also submit, cancel, resume and verify; also delete. Each has those before it."""
+"""What a key may do: look; also submit, cancel, resume and verify; also delete, and read the journal."""
 KEY_LINE = re.compile(rf"([\w.-]{{1,64}}) ({'|'.join(SCOPES)}) ([0-9a-f]{{64}})", re.ASCII)
+
+Note = Callable[[str, Scope, str], Awaitable[None]]
+"""Called with who changed something, the request as its route has it, and the path of what was made, or ""."""
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +127,11 @@ class AccessRules:
 class Access:
     """ASGI: the app behind Host, origin and key."""
 
-    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules, notes: Sequence[Note] = ()) -> None:
+        """notes: are told of each change, before its answer."""
         self._app = app
         self._rules = rules
+        self._notes = notes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
@@ -132,7 +139,7 @@ class Access:
             try:
                 who = self._check(scope["method"], scope["path"], Headers(scope=scope))
                 if scope["method"] not in LOOKS:
-                    send = _logged(send, who, f"{scope['method']} {scope['path']}")
+                    send = _logged(send, who, scope, self._notes)
             except Problem as refused:
                 answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
                 if refused.status is HTTPStatus.UNAUTHORIZED:
@@ -174,7 +181,8 @@ class Access:
             return "the operator"
         if scheme.lower() == "bearer" and (found := self._rules.keys.find(sent)):
             name, scope = found
-            needed = "read" if method in LOOKS else "admin" if method == "DELETE" else "submit"
+            is_of_admin = method == "DELETE" or path.startswith(JOURNAL_PATH)
+            needed = "admin" if is_of_admin else "read" if method in LOOKS else "submit"
             if SCOPES.index(scope) < SCOPES.index(needed):
                 problem = f"the key of {name} has the scope {scope}"
                 raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
@@ -183,14 +191,17 @@ class Access:
         raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
 
 
-def _logged(send: Send, who: str, what: str) -> Send:
+def _logged(send: Send, who: str, scope: Scope, notes: Sequence[Note]) -> Send:
     """Has the log say who changed what, and how it was answered; a submission with its job."""
+    what = f"{scope['method']} {scope['path']}"
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             made = Headers(raw=message["headers"]).get("location", "")
             facts = {"who": who, "what": what, "status": message["status"], "made": made}
             log.info("%s: %s %d %s", who, shown(what), message["status"], made, extra={"facts": facts})
+            for note in notes if message["status"] < HTTPStatus.MULTIPLE_CHOICES else ():
+                await note(who, scope, made)
         await send(message)
 
     return sending

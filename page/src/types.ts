@@ -444,6 +444,18 @@ export interface JobStory {
   columns: Record<string, (number | null)[]>;
 }
 
+export interface JournalLine {
+  at_s: number;
+  who: string;
+  action: string;
+  job_id: string;
+  address: string;
+}
+
+export interface JournalLines {
+  lines: JournalLine[];
+}
+
 export interface JsonlDataset {
   type: ("jsonl");
   train_path: string;
