@@ -227,6 +227,15 @@ class BatchDead(Event, tag="batch_dead", frozen=True, kw_only=True):
     reason: str
 
 
+class GeneratorsChanged(Event, tag="generators_changed", frozen=True, kw_only=True):
+    """Generators of the stack came or went, by their ids: one that is started again has another id. One that was killed
+    is missed after ten seconds."""
+
+    came: tuple[str, ...]
+    gone: tuple[str, ...]
+    num_live: int
+
+
 class Rewound(Event, tag="rewound", frozen=True, kw_only=True):
     """A trainer resumed from before the fence: what came after is done again, to the same weights in a deterministic
     job. It follows the `trainer_started` of that trainer."""
@@ -270,6 +279,7 @@ JobEvent = (
     | EvaluationFinished
     | CheckpointWritten
     | BatchDead
+    | GeneratorsChanged
     | HealthChanged
     | MismatchAlarm
     | Rewound

@@ -74,7 +74,10 @@ class Gathering:
 
         Raises what `mend` does, DeadlineExceeded, and FenceViolation where a commit or an opening is gone.
         """
-        if refused := self._job.generators.check():
+        refused = self._job.generators.check()
+        for change in self._job.generators.take_changes():
+            self._job.tell(change)
+        if refused:
             self._mend(refused)
         self._job.stages.check(self._iteration.number)
         if time.monotonic() - self._reconciled_s >= RECONCILE_EVERY_S:

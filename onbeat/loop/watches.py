@@ -19,6 +19,7 @@ from broker.presence import (
     StagePresence,
     missed_by_all,
 )
+from contracts.events import GeneratorsChanged
 from contracts.run_folder import VERSION, number_of
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, StageSpec
@@ -26,6 +27,8 @@ from onbeat.process.dependency import REWARD_SERVICE
 from onbeat.process.waiting import Waiting
 
 LOOK_EVERY_S = 2.0
+MOST_NAMED = 32
+"""Ids of one event."""
 LONGEST_PAUSE_S = 64.0
 """Between two looks at the files of a version that a generator goes on refusing."""
 TURN_PATIENCE_S = 5.0
@@ -77,6 +80,8 @@ class GeneratorWatch:
         self._services = services
         self._dependency_s = dependency_s
         self._missing: Waiting | None = None
+        self._live: frozenset[str] | None = None
+        self._changes: list[GeneratorsChanged] = []
         self._told: dict[str, tuple[float, float]] = {}
         """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
 
@@ -135,6 +140,7 @@ class GeneratorWatch:
             return frozenset()
         self._looked_s = self._clock()
         live = self._presence.live()
+        self._note(frozenset(one.generator_id for one in live))
         able = [one for one in live if self._is_able(one)]
         if able:
             self._waiting = None
@@ -144,6 +150,17 @@ class GeneratorWatch:
             self._waiting.poke(self._awaited(live))
         self._check_services(able)
         return self._refused(live)
+
+    def take_changes(self) -> list[GeneratorsChanged]:
+        """Those that `check` has seen since the last call. The generators of its first look are no change."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _note(self, live: frozenset[str]) -> None:
+        if self._live is not None and live != self._live:
+            came, gone = (tuple(sorted(ids)[:MOST_NAMED]) for ids in (live - self._live, self._live - live))
+            self._changes.append(GeneratorsChanged(at_s=time.time(), came=came, gone=gone, num_live=len(live)))
+        self._live = live
 
     def _check_services(self, able: list[GeneratorInfo]) -> None:
         missed = missed_by_all(able, self._services)

@@ -263,6 +263,9 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
         if event.committed >= event.iteration:
             again = f"{plural(event.committed - event.iteration + 1, 'committed iteration')} to be done again"
         return f"rewound to iteration {event.iteration}: {again} (epoch {event.trainer_epoch})"
+    if isinstance(event, events.GeneratorsChanged):
+        said = [f"{what}: {', '.join(ids)}" for what, ids in (("came", event.came), ("gone", event.gone)) if ids]
+        return f"generators {'; '.join(said)} ({event.num_live} live)"
     assert isinstance(event, events.BatchDead)
     return f"batch {event.batch_id} was given up: {event.reason}"
 

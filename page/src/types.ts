@@ -265,6 +265,14 @@ export interface GeneratorSeen {
   info: Record<string, string>;
 }
 
+export interface GeneratorsChanged {
+  type: ("generators_changed");
+  at_s: number;
+  came: string[];
+  gone: string[];
+  num_live: number;
+}
+
 export interface GroupView {
   prompt_id: string;
   prompt_index: number;
@@ -883,7 +891,7 @@ export interface TimeoutSpec {
 
 export interface ToldEvent {
   id: string;
-  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | HealthChanged | MismatchAlarm | Rewound);
+  event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | GeneratorsChanged | HealthChanged | MismatchAlarm | Rewound);
 }
 
 export interface TrainerSpec {

@@ -56,6 +56,7 @@ export function Events({ events, numReclaimed }: { events: Told[]; numReclaimed:
 function toneOf(event: Told): string {
   if (event.type === "state_changed" && event.state === "failed") return "bad";
   if (event.type === "health_changed") return (event.problems as HealthProblem[]).length ? "warn" : "";
+  if (event.type === "generators_changed") return (event.gone as string[]).length ? "warn" : "";
   return ALARMS[event.type] ?? "";
 }
 
@@ -77,6 +78,11 @@ function told(event: Told, isLater: boolean): string {
     case "health_changed": {
       const problems = (event.problems as HealthProblem[]).map((one) => `${spoken(one.rule)}: ${one.problem}`);
       return problems.join("; ") || `well again after iteration ${text("iteration")}`;
+    }
+    case "generators_changed": {
+      const [came, gone] = [event.came as string[], event.gone as string[]];
+      const parts = [came.length && `came: ${came.join(", ")}`, gone.length && `gone: ${gone.join(", ")}`].filter(Boolean);
+      return `${parts.join("; ")} (${text("num_live")} live)`;
     }
     case "checkpoint_written":
       return `after iteration ${text("iteration")}`;

@@ -20,7 +20,7 @@ from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, DeadlineExceeded, FenceViolation, Unavailable
-from contracts.events import BatchDead
+from contracts.events import BatchDead, GeneratorsChanged
 from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
@@ -67,6 +67,7 @@ class Played:
         self.recorder = NoRecord()
         self.window = Ahead()
         self.committed = -1
+        self.changes: list[GeneratorsChanged] = []
         self.side = self.ranks = self.keeper = self.generators = self
         self.said: list[str] = []
         self.told: list[object] = []
@@ -144,6 +145,10 @@ class Played:
 
     def check(self) -> frozenset[str]:
         return frozenset({self._rejected})
+
+    def take_changes(self) -> list[GeneratorsChanged]:
+        changes, self.changes = self.changes, []
+        return changes
 
     def wait_for_turn(self, job_id: str, check: object) -> None:
         assert job_id == self.folder.job_id
@@ -371,3 +376,11 @@ def test_a_trainer_whose_last_commit_a_restart_has_lost_ends(
     held.committed = committed
     with pytest.raises(FenceViolation, match=f"has lost the commits since {committed}"):
         gathered(held)
+
+
+def test_generators_that_came_or_went_are_told_to_those_who_watch_the_job(folder: RunFolder) -> None:
+    held = Played(folder, *IDS)
+    change = GeneratorsChanged(at_s=1.0, came=("generator-2",), gone=("generator-1",), num_live=1)
+    held.changes = [change]
+    gathered(held)
+    assert [event for event in held.told if isinstance(event, GeneratorsChanged)] == [change]

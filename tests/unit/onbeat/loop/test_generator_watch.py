@@ -19,7 +19,7 @@ from broker.presence import (
     Presence,
 )
 from contracts.errors import DeadlineExceeded, FencedOff
-from onbeat.loop.watches import LOADS_FOR_S, LOOK_EVERY_S, TURN_PATIENCE_S, GeneratorWatch
+from onbeat.loop.watches import LOADS_FOR_S, LOOK_EVERY_S, MOST_NAMED, TURN_PATIENCE_S, GeneratorWatch
 from onbeat.process.dependency import REWARD_SERVICE
 
 
@@ -225,3 +225,36 @@ def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
     board.infos = [{REJECTED_WEIGHTS: "v"}]
     now_s += LOOK_EVERY_S
     assert watch.check() == {"v"}, "another refusal of it is told at once"
+
+
+def test_generators_that_come_and_go_are_told_once_but_for_those_of_the_first_look() -> None:
+    now_s = 0.0
+    board = Board({}, {})
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s)
+    watch.check()
+    assert watch.take_changes() == []
+    for infos, came, gone in (([{}], (), ("g1",)), ([{}], (), ()), ([{}, {}, {}], ("g1", "g2"), ()), ([], (), 3)):
+        now_s += LOOK_EVERY_S
+        board.infos = infos
+        watch.check()
+        changes = watch.take_changes()
+        assert watch.take_changes() == []
+        if came or gone:
+            (change,) = changes
+            assert change.came == came
+            assert change.gone == (("g0", "g1", "g2") if gone == 3 else gone)
+            assert change.num_live == len(infos)
+        else:
+            assert changes == []
+
+
+def test_an_event_names_a_bounded_number_of_generators() -> None:
+    now_s = 0.0
+    board = Board(*[{} for _ in range(2 * MOST_NAMED)])
+    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s)
+    watch.check()
+    now_s += LOOK_EVERY_S
+    board.infos = []
+    watch.check()
+    (change,) = watch.take_changes()
+    assert (len(change.gone), change.num_live) == (MOST_NAMED, 0)

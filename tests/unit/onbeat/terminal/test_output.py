@@ -14,7 +14,7 @@ import pytest
 
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
-from contracts.events import BatchDead, HealthChanged, StateChanged
+from contracts.events import BatchDead, GeneratorsChanged, HealthChanged, StateChanged
 from contracts.jobs import HealthProblem, JobState, JobStatus
 from onbeat.audit.chain import Verdict
 from onbeat.audit.folder import as_record
@@ -59,6 +59,7 @@ def show_events(console: TextConsole) -> None:
     view, progress = PlainView(console), JobProgress(STATUS)
     view.event(BatchDead(at_s=0.0, batch_id="3/train/0", reason=HOSTILE), progress)
     view.event(HealthChanged(at_s=0.0, iteration=7, problems=STATUS.health), progress)
+    view.event(GeneratorsChanged(at_s=0.0, came=(HOSTILE,), gone=(HOSTILE,), num_live=1), progress)
     view.event(StateChanged(at_s=0.0, state=JobState.FAILED, reason=HOSTILE), progress)
 
 
