@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -47,12 +48,12 @@ def services(settings: StackSettings, keys: Path) -> Iterator[Services]:
 def ask(services: Services) -> Ask:
     app = create_app(services)
 
-    def ask(key: str, method: str, path: str, **body: object) -> httpx.Response:
+    def ask(key: str, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         async def exchange() -> httpx.Response:
             transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("192.0.2.7", 40_000))
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-                return await client.request(method, path, headers=headers, **body)  # pyright: ignore[reportArgumentType]
+                return await client.request(method, path, headers=headers, content=content)
 
         return asyncio.run(exchange())
 
@@ -89,7 +90,7 @@ def test_each_change_of_a_job_has_a_line_with_its_key_job_and_address(ask: Ask, 
     assert lines(ask(boss, "GET", "/v1/journal?limit=1")) == told[:1]
     assert lines(ask(boss, "GET", f"/v1/journal?job_id={job_id}&limit=2")) == told[:2]
     assert lines(ask(boss, "GET", "/v1/journal?job_id=job-other")) == []
-    assert lines_of(JournalLines(lines=told[:1]))[0].endswith(f"Z  delete   {job_id:20}  boss from 192.0.2.7")
+    assert lines_of(JournalLines(lines=tuple(told[:1])))[0].endswith(f"Z  delete   {job_id:20}  boss from 192.0.2.7")
 
 
 @pytest.mark.parametrize("path", ["/v1/journal", "/v1/journal/", "/v1/journal?limit=1"])
@@ -102,7 +103,8 @@ def test_the_journal_is_read_with_the_scope_admin_alone(ask: Ask, keys: Path, pa
 def test_the_journal_keeps_the_newest_lines(services: Services) -> None:
     broker = services.broker
     journal = Journal(broker)
-    with broker.redis.pipeline() as pipeline:
+    redis: Any = broker.redis
+    with redis.pipeline() as pipeline:
         for number in range(MAX_LINES + 200):
             pipeline.xadd(JOURNAL, dict.fromkeys(FIELDS, str(number)))
         pipeline.execute()
