@@ -35,7 +35,8 @@ METRICS_PATH = "/metrics"
 JOURNAL_PATH = "/v1/journal"
 METRICS_KEY = "ONBEAT_METRICS_KEY"
 API_KEY = "ONBEAT_API_KEY"
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+HEALTH_PATH = "/healthz"
+OPEN_PATHS = frozenset({HEALTH_PATH, "/readyz"})
 LOOPBACK_NAMES = frozenset({"localhost"})
 SAME_SITE = ("same-origin", "none")
 """`none`: the user typed the address."""

@@ -26,7 +26,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from onbeat.http_service.access import METRICS_KEY, METRICS_PATH, Access, AccessRules
+from onbeat.http_service.access import HEALTH_PATH, METRICS_KEY, METRICS_PATH, Access, AccessRules
+from onbeat.http_service.bodies import json_answer
 from onbeat.http_service.problems import problem_response
 from onbeat.http_service.server import ServerLimits, listen, server_config
 
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class MetricsApp:
-    """ASGI: one path, one method."""
+    """ASGI: the metrics, and HEALTH_PATH without a key; one method."""
 
     def __init__(self, exposition: Callable[[], bytes]) -> None:
         self._exposition = exposition
@@ -46,11 +47,13 @@ class MetricsApp:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
-        if request.url.path != METRICS_PATH:
-            answer = problem_response(HTTPStatus.NOT_FOUND, f"there is {METRICS_PATH} alone")
+        if request.url.path not in (METRICS_PATH, HEALTH_PATH):
+            answer = problem_response(HTTPStatus.NOT_FOUND, f"there are {METRICS_PATH} and {HEALTH_PATH} alone")
         elif request.method not in ("GET", "HEAD"):
             answer = problem_response(HTTPStatus.METHOD_NOT_ALLOWED, "GET it")
             answer.headers["Allow"] = "GET, HEAD"
+        elif request.url.path == HEALTH_PATH:
+            answer = json_answer({"status": "ok"})
         else:
             answer = Response(await run_in_threadpool(self._exposition), media_type=CONTENT_TYPE_LATEST)
         await answer(scope, receive, send)

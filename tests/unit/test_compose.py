@@ -109,6 +109,19 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"
 
 
+def test_cages_share_no_network_with_redis_and_each_process_is_asked_whether_it_lives() -> None:
+    networks = {name: set(service["networks"]) for name, service in COMPOSE["services"].items()}
+    assert set(COMPOSE["networks"]) == set.union(*networks.values())
+    assert not networks["redis"] & networks["reward_service"]
+    for name in ("gateway", "consumer", "producer"):
+        assert networks[name] == networks["redis"] | networks["reward_service"]
+    assert networks["prometheus"] == set(COMPOSE["networks"]), "it scrapes all"
+    for name, service in OURS.items():
+        (url,) = re.findall(r"http://127\.0\.0\.1:(\d+/\w+)", service["healthcheck"]["test"][-1])
+        port = interpolated(service["environment"].get(f"{PREFIX}METRICS_PORT", "0"))
+        assert url == (f"{port}/healthz" if port != "0" else {"gateway": "8000/readyz"}.get(name, "8100/readyz"))
+
+
 def test_prometheus_finds_the_key_where_its_start_puts_it(tmp_path: Path) -> None:
     configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     (scrape,) = configured["scrape_configs"]

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import onbeat
+from consumer.gradient.losses.base import PolicyLoss
 from contracts.environments.messages import Message, ToolCall
 from contracts.environments.service import EnvironmentTable, table_of
 from contracts.rewards import PluginReward
@@ -129,3 +130,56 @@ def test_each_key_that_a_page_of_names_gives_as_ours_is_one(page: str) -> None:
         for name in re.findall(r"`([a-z_.]+)`", row[1]):
             parts = name.split(".")
             assert parts[-1] in known, f"{page}: {name}"
+
+
+def test_start_loads_the_exported_model_and_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my-model").symlink_to(DOCS.parent / "configs" / "models" / "two-digit-addition")
+    monkeypatch.chdir(tmp_path)
+    run_block(blocks("start.md", "python", "from_pretrained"))
+    assert re.match(r"12\+34=\d", capsys.readouterr().out)
+
+
+def test_the_plug_ins_of_extend_are_taken_as_they_stand() -> None:
+    brevity = run_block(blocks("extend.md", "python", "def brevity"))["brevity"]
+    assert (brevity("short"), brevity("long " * 20)) == (1.0, 0.0)
+    assert isinstance(run_block(blocks("extend.md", "python", "def reinforce"))["MINE"], PolicyLoss)
+    train, held_out = run_block(blocks("extend.md", "python", "def riddles"))["riddles"](
+        params={"count": 5}, num_evaluation=2, seed=0
+    )
+    assert [example.question for example in held_out] == ["0+0=", "1+1="]
+    assert [example.reference for example in train] == ["4", "6", "8"]
+
+
+RUN = {
+    "environments.md": ("class GuessTheNumber", "class Capitals"),
+    "extend.md": ("def brevity", "def reinforce", "def riddles"),
+    "from-trl.md": ("# Onbeat\nrun =", "def right(completions"),
+    "start.md": ("from_pretrained", "reward=brief", "tools=[look_up"),
+}
+"""Page → what tells its Python blocks apart that this module runs; tests/extras/runs/test_train_process.py runs
+README's."""
+PARTS = {
+    "environments.md": {"episode.base_url": "tests/extras/environments/test_agents.py"},
+    "extend.md": {
+        'Stage("job-1", "variety", redis_url': "tests/integration/test_client.py",
+        "as stage:\n    for rows in stage:": "examples/stage.py",
+        "producer.make_model()": "examples/generator.py",
+        "consumer.begin(model)": "examples/trainer.py",
+    },
+    "from-trl.md": {"# TRL\ntrainer =": "tests/contract/test_trl_job.py"},
+}
+"""Blocks that leave out what a whole program has → the program that does the same, which a test runs, or that test."""
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+def test_each_python_block_is_run_or_is_a_part_of_what_is_run(page: str) -> None:
+    """docs/life-of-a-batch.md has excerpts, which tests/unit/docs/test_life_of_a_batch.py compares with the code."""
+    found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    marks = [*RUN.get(page, ()), *PARTS.get(page, ())]
+    assert all((DOCS.parent / path).is_file() for path in PARTS.get(page, {}).values())
+    for block in found if page != "life-of-a-batch.md" else ():
+        compile(block.replace("…", "..."), page, "exec")
+        assert sum(mark in block for mark in marks) == 1, block
+    assert all(sum(mark in block for block in found) == 1 for mark in marks)

@@ -49,6 +49,15 @@ def test_without_a_key_loopback_alone_is_served_and_no_web_page_reads_it() -> No
     assert refused.value.field == "ONBEAT_METRICS_KEY"
 
 
+@pytest.mark.parametrize("settings", [{}, {"metrics_key": "the-metrics-key", "host": "0.0.0.0"}])
+def test_that_the_process_lives_is_told_without_a_key_but_to_no_web_page(settings: dict[str, str]) -> None:
+    url = f"{serving(**settings)}/healthz"
+    assert httpx.get(url).json() == {"status": "ok"}
+    assert httpx.get(url, headers={"Host": "rebound.example"}).status_code == 421
+    assert httpx.get(url, headers={"Origin": "https://page.example"}).status_code == 403
+    assert httpx.post(url).status_code == 405
+
+
 def test_no_port_serves_nothing_and_a_taken_one_is_named() -> None:
     assert serve_metrics(StackSettings(), TrainerMetrics().exposition) is None
     taken = int(serving().rpartition(":")[2])
