@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock sbom page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -31,6 +31,13 @@ sbom:
 	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0)
 	mkdir -p build
 	.venv-sbom/bin/cyclonedx-py requirements requirements/core.txt -o build/sbom.json
+
+# README and docs/ as a site that needs no network, in build/site; a link that leads nowhere fails it.
+site: $(STAMP)
+	test -x .venv-site/bin/mkdocs || ($(PYTHON) -m venv .venv-site && .venv-site/bin/python -m pip install -q mkdocs==1.6.1 mkdocs-material==9.8.2)
+	rm -rf build/pages
+	$(BIN)/python -m docs.make_site build/pages
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
 
 # The page of the gateway, from page/ into gateway/page/static/; needs Node 20 or newer. The types of what the gateway
 # answers come from contracts/.
