@@ -77,7 +77,7 @@ def test_each_change_of_a_job_has_a_line_with_its_key_job_and_address(ask: Ask, 
     assert ask("test-key", "POST", f"/v1/jobs/{job_id}/resume").status_code == 200
     assert ask("test-key", "POST", f"/v1/jobs/{job_id}/cancel").status_code == 200
     assert ask(boss, "DELETE", f"/v1/jobs/{job_id}").status_code == 204
-    told = lines(ask(boss, "GET", "/v1/journal"))
+    told = lines(ask(boss, "GET", f"/v1/journal?job_id={job_id}"))
     assert [(line.who, line.action) for line in told] == [
         ("boss", "delete"),
         ("the operator", "cancel"),
