@@ -117,7 +117,7 @@ class Model:
     @property
     def _groups(self) -> list[list[str]]:
         masters = {name: TensorLayout(dtype=torch.float32, shape=tuple(t.shape)) for name, t in self.tensors.items()}
-        return [list(group) for group in split_into_shards(masters, shard_bytes=GROUP_BYTES)]
+        return [list(group) for group in split_into_shards(masters, shard_bytes=GROUP_BYTES["cpu"])]
 
     def _change(self, tensor: Tensor) -> None:
         """Gives a hundredth of the values, at random places, another bit pattern: the next bfloat16 up or down."""
