@@ -29,8 +29,9 @@ from broker.retention import DueJob, due_jobs, is_all_of
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
-from gateway.services import Services
+from gateway.services import BRING_S, Services
 from onbeat.audit.folder import read_audit_file
+from onbeat.run_files import run_files
 
 MAX_LISTED = 1000
 FORGET_EVERY_S = 60.0
@@ -60,13 +61,12 @@ def remove_for_good(services: Services, job_id: str) -> None:
 
     Repeating it changes nothing while the note stands. Raises NotFound, and Conflict for a job that has not ended.
     """
-    folder = RunFolder(services.settings.run_root_path, job_id)
     try:
         services.jobs.remove(job_id)
     except NotFound:
         removals = Removals(services.broker)
         # An ended job that Redis has forgotten left its audit chain among its files.
-        is_left = MADE_HERE.fullmatch(job_id) is not None and folder.audit.is_file()
+        is_left = MADE_HERE.fullmatch(job_id) and services.run_folder(job_id, below="audit.json").audit.is_file()
         if not is_left and not removals.is_pending(job_id):
             raise
         removals.note(job_id, Removal(files="removed", at_s=time.time()))
@@ -115,6 +115,7 @@ def _stands_alone(services: Services, folder: RunFolder, due: DueJob) -> bool:
     """
     if due.num_records == 0 and not folder.path.exists():
         return True
+    run_files(services.settings, folder, deadline_s=BRING_S).bring(below=folder.audit_aside.name)
     try:
         stored = read_audit_file(folder.audit_aside)
     except (NotFound, InvalidInput):

@@ -121,18 +121,22 @@ class Sweeper:
     def _put_aside(self, due: DueJob) -> None:
         if put_aside(self._broker, self._folder_of(due.job_id), due):
             log.info("the audit chain of %s is in its run folder: Redis may forget the job", due.job_id)
+        self._files_of(due.job_id).record(is_forgotten=False)
 
     def _see_to_note(self, job_id: str, removal: Removal) -> None:
+        folder, files = self._folder_of(job_id), self._files_of(job_id)
         if removal.files == "kept":
-            name_it(self._folder_of(job_id))
+            name_it(folder)
+            files.record(is_forgotten=True)
         else:
             removed = [remove_tree(root / job_id) for root in self._roots]
-            self._files_of(job_id).remove()
+            files.remove()
             if any(removed):
                 log.info("the files of %s are removed", job_id)
-            if time.time() - removal.at_s < LATE_S:
-                return
-        self._removals.done(job_id)
+        # Where hosts share no folder, another one may have to name it.
+        is_done = removal.files == "kept" and (folder.audit.exists() or not self._settings.objects)
+        if is_done or time.time() - removal.at_s >= LATE_S:
+            self._removals.done(job_id)
 
     def _forgotten(self) -> list[str]:
         """Run folders of no job that Redis knows."""

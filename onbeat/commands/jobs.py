@@ -16,12 +16,14 @@ from contracts.answers import AuditVerdict
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
+from contracts.settings import settings_from
 from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
 from onbeat.audit.folder import as_record, read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.commands.options import Job
+from onbeat.run_files import bring_missing
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
 from onbeat.terminal.job_view import health_lines, show_jobs, view_for
@@ -141,6 +143,8 @@ def verify(
     run folder isn't on this machine, the gateway verifies what it sees.
     """
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
+    if gateway is None and run_dir is not None:
+        bring_missing(settings_from(os.environ), offline)
     if gateway is None and (offline.path / AUDIT_FILE).exists():
         verdict = as_record(job, verify_folder(offline, *read_audit(offline)))
     else:

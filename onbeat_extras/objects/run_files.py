@@ -41,8 +41,6 @@ PIECE_BYTES = 256 * 1024
 MOST_PIECE_BYTES = 16 * 1024 * 1024
 AT_ONCE = 8
 """Objects that are put or fetched side by side."""
-REDUCED = "-reduced"
-"""The end of the pointer to what is left of an ended job's files: it is the newest, and given once."""
 UNUSED_S = 3600.0
 """Age from which an object goes that is in no list: a list may be on its way that names it."""
 
@@ -181,15 +179,20 @@ class ObjectFiles:
             side.confirm(iteration)
             self._blobs.sweep(_named(at, files), older_than_s=UNUSED_S)
 
+    def record(self, *, is_forgotten: bool) -> None:
+        aside, named = self._folder.audit_aside, self._folder.audit
+
+        def with_chain(files: Mapping[str, tuple[Piece, ...]]) -> dict[str, tuple[Piece, ...]]:
+            here = next((path for path in (aside, named) if path.is_file()), None)
+            pieces = files.get(aside.name) if here is None else (_piece(*self._blobs.put_file(here)),)
+            rest = {name: one for name, one in files.items() if name != aside.name}
+            return rest | ({(named if is_forgotten else aside).name: pieces} if pieces else {})
+
+        self._relist(with_chain)
+
     def forget(self, paths: Collection[Path]) -> None:
-        names = self._blobs.pointers()
-        for newest in _read(self._blobs.get_pointer(names[-1])) if names else ():
-            gone = [path.relative_to(self._folder.path) for path in paths]
-            listed = self._list_at(newest)
-            files = {name: one for name, one in listed.files.items() if not _is_in(name, gone)}
-            at = self._put_list(replace(listed, files=files))
-            self._blobs.put_pointer(names[-1].removesuffix(REDUCED) + REDUCED, encode(replace(newest, at=at)))
-            self._blobs.sweep(_named(at, files), older_than_s=0.0)
+        gone = [path.relative_to(self._folder.path) for path in paths]
+        self._relist(lambda files: {name: one for name, one in files.items() if not _is_in(name, gone)}, sweeps=True)
         bucket = self._blobs.bucket
         areas = [f"{self._folder.job_id}/{area}" for area in ("versions", "weights")]
         bucket.delete([stored.key for area in areas for stored in bucket.objects(area)])
@@ -198,6 +201,26 @@ class ObjectFiles:
         bucket = self._blobs.bucket
         # Its versions are among them, where its trainer's end could not see to them.
         bucket.delete([stored.key for stored in bucket.objects(self._folder.job_id)])
+
+    def _relist(
+        self,
+        change: Callable[[Mapping[str, tuple[Piece, ...]]], dict[str, tuple[Piece, ...]]],
+        *,
+        sweeps: bool = False,
+    ) -> None:
+        """Puts another list of an ended job's files in the place of the newest one, which may be changed at once."""
+        names = self._blobs.pointers()
+        for newest in _read(self._blobs.get_pointer(names[-1])) if names else ():
+            listed = self._list_at(newest)
+            at, files = newest.at, change(listed.files)
+            if files != listed.files:
+                at = self._put_list(replace(listed, files=files))
+                stem, _, number = names[-1].partition(".")
+                # Of two that follow the same one, one alone is given its name; the other's caller comes again.
+                if not self._blobs.put_pointer(f"{stem}.{int(number or 0) + 1:04d}", encode(replace(newest, at=at))):
+                    return
+            if sweeps:
+                self._blobs.sweep(_named(at, files), older_than_s=0.0)
 
     def _put_whole(self, part: Path | None) -> dict[str, tuple[Piece, ...]]:
         """Copies the files that aren't appended to, where they are new; all of them, or those in one part alone.

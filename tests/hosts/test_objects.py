@@ -171,6 +171,19 @@ def test_a_store_that_fails_in_every_way_and_caches_that_are_full_or_damaged_cha
     assert "has other bytes than its name says, and is deleted" in generator.log_path.read_text()
 
 
+@long_variant
+def test_a_trainer_behind_a_slow_link_that_loses_frames_ends_with_the_same_weights(
+    machines: Machines, tmp_path: Path
+) -> None:
+    spec = short_job(iterations=6, weights=ObjectWeights(), recording={}, timeouts__trainer_lease_s=4.0)
+    machines.start_at("sampler", "producer-1")
+    job_id, _ = machines.jobs.create(spec)
+    with machines.network.slow_down(machines.hosts["first"].address, delay_s=0.02, loss=0.01) as cable:
+        succeed(machines.start_at("first", f"consumer-{job_id}", job_id))
+    assert cable.num_lost > 0
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
 class Faults:
     """Each seventh request gets a 503; each other body breaks off in its middle, or has a wrong byte, by turns."""
 

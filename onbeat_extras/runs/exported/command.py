@@ -71,6 +71,8 @@ def _run_of(
     settings = settings_from(os.environ)
     weight_root = settings.weight_root_path if settings.weight_root else None
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job, weight_root=weight_root)
+    if gateway is None and run_dir is not None:
+        bring_missing(settings, offline)
     if gateway is None and (offline.path / AUDIT_FILE).exists():
         return offline, [entry.record for entry in read_audit(offline)[1]]
     try:

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from broker.fence import read_fence
+from broker.monitor import job_status
+from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.weights import ObjectWeights
 from onbeat_extras.objects.blobs import reading
 from onbeat_extras.objects.bucket import Bucket
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequential_digest, short_job, until
-from tests.extras.objects.s3_server import BUCKET, S3Server, environment
+from tests.extras.objects.s3_server import BUCKET, FaultyProxy, S3Server, environment
 from tests.pipeline import Pipeline, wait_for_exit
 
 ITERATIONS = 3
@@ -71,6 +74,21 @@ def test_a_killed_generator_and_a_killed_trainer_leave_the_weights_of_the_undist
     assert_undisturbed(pipeline, job_id, sequential_digest(pipeline, spec, tmp_path / "oracle"))
     assert_nothing_is_left(pipeline, job_id)
 
+
+def test_a_bucket_that_may_not_be_written_fails_the_job_in_one_line_and_nothing_is_begun(
+    pipeline: ApartPipeline, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultyProxy(s3_server.port) as proxy:
+        proxy.refuse = lambda method, path: 403 if method == "PUT" else 0
+        for name, value in environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        job_id, _ = pipeline.jobs.create(short_job(weights=ObjectWeights()))
+        assert wait_for_exit(pipeline.start(f"consumer-{job_id}", job_id)) == 2
+        assert bucket(pipeline).objects(job_id) == []
+    status = job_status(pipeline.broker, job_id, generators=())
+    assert status.state is JobState.FAILED
+    assert (status.reason or "").startswith("ONBEAT_OBJECTS: the store refuses to take"), status.reason
+    assert read_fence(pipeline.broker, pipeline.broker.job_keys(job_id)).state == ""
 
 @long_variant
 def test_a_store_that_hangs_in_the_middle_of_a_lagging_job_is_waited_for(
