@@ -39,8 +39,6 @@ REFRESHED_S = 1800.0
 """Age from which bytes that are put again are written again: a sweep by age takes them for left behind otherwise."""
 MOST_READS = 3
 """Reads of bytes that come as others each time; those that come twice alike are stored so."""
-MOST_ASKED = 16
-"""Digests that are asked for one by one: more of them are looked up in a listing."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +93,7 @@ class Blobs:
 
         Raises ContractViolation for a file that changes meanwhile; nothing is stored of it.
         """
-        num_bytes, digest = path.stat().st_size, _digest_of(path)
+        num_bytes, digest = path.stat().st_size, digest_of(path)
         if self._is_fresh(digest, num_bytes):
             return digest, num_bytes
         sent = blake3()
@@ -115,28 +113,31 @@ class Blobs:
 
     def get(self, digest: str, *, num_bytes: int) -> bytes:
         """Reads bytes; they are those of the digest, from whichever layer they come."""
-        check_name(digest, DIGEST)
-        if self.cache is None:
-            return self._read(digest, num_bytes)
-        if (data := self.cache.get(digest)) is None:
-            with self.cache.turn(digest, wait_s=self.deadline_s):
-                if (data := self.cache.get(digest)) is None:
-                    data = self._read(digest, num_bytes)
-                    self.cache.put(digest, data)
-        return data
+        data = bytearray()
+
+        def begin() -> Callable[[memoryview], object]:
+            data.clear()
+            return data.extend
+
+        self._read(digest, num_bytes, begin, lambda cache: cache.put(digest, data))
+        return bytes(data)
 
     def fetch(self, digest: str, path: Path, *, num_bytes: int) -> None:
         """Reads bytes into a file, which is there whole and durable, or not at all. Raises OSError."""
-        check_name(digest, DIGEST)
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
         try:
-            if self.cache is None:
-                self._download(digest, part, num_bytes)
-            elif not self._copied(digest, part):
-                with self.cache.turn(digest, wait_s=self.deadline_s):
-                    if not self._copied(digest, part):
-                        self._download(digest, part, num_bytes)
-                        self.cache.put_file(digest, part)
+            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+
+                def begin() -> Callable[[memoryview], object]:
+                    file.seek(0)
+                    file.truncate()
+                    return file.write
+
+                def keep(cache: HostCache) -> None:
+                    file.flush()
+                    cache.put_file(digest, part)
+
+                self._read(digest, num_bytes, begin, keep)
             _sync(part)
             part.rename(path)
             _sync(path.parent)
@@ -145,8 +146,6 @@ class Blobs:
 
     def has(self, digests: Collection[str]) -> set[str]:
         """Those of them that the store has."""
-        if len(digests) <= MOST_ASKED:
-            return {digest for digest in digests if self.bucket.has(self._key(digest))}
         return set(digests) & {one.key.rpartition("/")[2] for one in self.bucket.objects(self._folder)}
 
     def drop(self, digests: Collection[str]) -> None:
@@ -201,53 +200,48 @@ class Blobs:
         # The clocks of store and host may differ by some minutes.
         return there == num_bytes and time.time() - written_at.timestamp() < REFRESHED_S
 
-    def _copied(self, digest: str, part: Path) -> bool:
-        if self.cache is not None and self.cache.copy(digest, part):
-            return True
-        part.unlink(missing_ok=True)
-        return False
+    def _read(
+        self,
+        digest: str,
+        num_bytes: int,
+        begin: Callable[[], Callable[[memoryview], object]],
+        keep: Callable[[HostCache], None],
+    ) -> None:
+        """begin: takes all anew. keep: gives the cache what came from another layer."""
+        check_name(digest, DIGEST)
+        if self.cache is None:
+            self._verified(digest, num_bytes, begin)
+        elif not self.cache.read(digest, begin()):
+            with self.cache.turn(digest, wait_s=self.deadline_s):
+                if not self.cache.read(digest, begin()):
+                    self._verified(digest, num_bytes, begin)
+                    keep(self.cache)
 
-    def _read(self, digest: str, num_bytes: int) -> bytes:
-        data = bytearray()
-
-        def attempt(source: Source) -> str:
-            data.clear()
-            came = source.stream(self._key(digest), data.extend, most_bytes=num_bytes)
-            return content_digest(memoryview(data)) if came <= num_bytes else ""
-
-        self._verified(digest, attempt)
-        return bytes(data)
-
-    def _download(self, digest: str, part: Path, num_bytes: int) -> None:
-        def attempt(source: Source) -> str:
-            hasher = blake3()
-            with open(part, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-
-                def take(piece: memoryview) -> None:
-                    hasher.update(piece)
-                    file.write(piece)
-
-                came = source.stream(self._key(digest), take, most_bytes=num_bytes)
-            return hasher.hexdigest() if came <= num_bytes else ""
-
-        self._verified(digest, attempt)
-
-    def _verified(self, digest: str, attempt: Callable[[Source], str]) -> None:
+    def _verified(self, digest: str, num_bytes: int, begin: Callable[[], Callable[[memoryview], object]]) -> None:
         """Reads until the bytes are those of the digest, from other hosts, then from the store. What comes wrong
-        from there twice alike is stored so, and is deleted; what differs was spoilt on its way.
+        from there twice alike is stored so, and is deleted; what differs was spoilt on its way. What is more than was
+        asked for stays: the caller may be wrong, and who puts it again sees that its size is another."""
 
-        attempt: answers the digest of what came, "" where that was more than was asked for. Then it stays: the caller
-        may be wrong, and who puts it again sees that its size is another.
-        """
+        def came(source: Source) -> str:
+            """The digest of what came, "" for more."""
+            hasher, take = blake3(), begin()
+
+            def take_hashed(piece: memoryview) -> None:
+                hasher.update(piece)
+                take(piece)
+
+            num_came = source.stream(self._key(digest), take_hashed, most_bytes=num_bytes)
+            return hasher.hexdigest() if num_came <= num_bytes else ""
+
         for host in self.hosts or ():
             with contextlib.suppress(NotFound):
-                if attempt(host) == digest:
+                if came(host) == digest:
                     self.counts.num_from_hosts += 1
                     return
                 self.counts.num_wrong += 1
         wrong: set[str] = set()
         for _ in range(MOST_READS):
-            found = attempt(self.bucket)
+            found = came(self.bucket)
             if found == digest:
                 return
             self.counts.num_wrong += 1
@@ -311,10 +305,9 @@ def reading(
     return Blobs(bucket=bucket, cache=cache, hosts=hosts, job_id=check_job_id(job_id), area=area, deadline_s=deadline_s)
 
 
-def _digest_of(path: Path) -> str:
-    hasher = blake3(max_threads=blake3.AUTO)
-    hasher.update_mmap(path)
-    return hasher.hexdigest()
+def digest_of(path: Path) -> str:
+    """Of a file's bytes. Raises OSError."""
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _sync(path: Path) -> None:

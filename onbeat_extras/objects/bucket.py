@@ -82,7 +82,10 @@ class Bucket:
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Writes an object whole, over one of that name."""
-        self.put_parts(key, lambda part_bytes: _parts_of(memoryview(data), part_bytes), num_bytes=len(data))
+        view = memoryview(data)
+        self.put_parts(
+            key, lambda size: (view[at : at + size] for at in range(0, len(view), size)), num_bytes=len(view)
+        )
 
     def put_parts(self, key: str, parts: Callable[[int], Iterator[bytes | memoryview]], *, num_bytes: int) -> None:
         """Writes an object of several pieces, whole or not at all. parts: the bytes of each → all of them, anew."""
@@ -168,13 +171,6 @@ class Bucket:
 
         meta = self._ask("say what it has", key, lambda _: obstore.head(self._store, key))
         return meta["size"], meta["last_modified"]
-
-    def has(self, key: str) -> bool:
-        try:
-            self.size_and_age(key)
-        except NotFound:
-            return False
-        return True
 
     def objects(self, prefix: str) -> list[StoredObject]:
         """The objects below a prefix, which ends where a name does."""
@@ -292,11 +288,6 @@ def check_name(name: str, form: str) -> str:
     if not re.fullmatch(form, name):
         raise ContractViolation(f"`{name[:80]!a}` is no name of an object", field="name")
     return name
-
-
-def _parts_of(data: memoryview, part_bytes: int) -> Iterator[memoryview]:
-    for start in range(0, len(data), part_bytes):
-        yield data[start : start + part_bytes]
 
 
 def _words(error: BaseException) -> str:

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from onbeat.process.folders import make_private
@@ -56,10 +55,8 @@ class Owner(Record, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class CacheCounts:
-    """What became of reads and writes."""
+    """What went wrong."""
 
-    num_hits: int = 0
-    num_misses: int = 0
     num_damaged: int = 0
     """Files that were deleted, because they hold other bytes than their name says."""
     num_not_taken: int = 0
@@ -77,42 +74,31 @@ class HostCache:
         for made in (self._blobs, self._locks):
             make_private(made)
 
-    def get(self, digest: str) -> bytes | None:
-        """The bytes; None where they are not at hand, or not what their name says."""
+    def read(self, digest: str, take: Callable[[memoryview], object]) -> bool:
+        """Hands on the bytes, and answers whether they were at hand and what their name says; else what came counts for
+        nothing. Also False where `take` raises OSError."""
         path = self._blobs / digest
+        hasher = blake3()
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                while piece := file.read(PIECE_BYTES):
+                    hasher.update(piece)
+                    take(memoryview(piece))
+            if hasher.hexdigest() == digest:
+                os.utime(path)
+                return True
+            self.counts.num_damaged += 1
+            log.warning("%s in the cache has other bytes than its name says, and is deleted", path)
+            path.unlink()
+        except FileNotFoundError:
+            pass
         except OSError as error:
-            self._missed(error)
-            return None
-        return data if self._is_whole(path, content_digest(data)) else None
+            log.warning("the cache is passed over: %s", error)
+        return False
 
     def whole_file(self, digest: str) -> Path | None:
-        """The file of the bytes, as they were a moment ago; None as for `get`."""
-        path = self._blobs / digest
-        hasher = blake3()
-        try:
-            with path.open("rb") as source:
-                while piece := source.read(PIECE_BYTES):
-                    hasher.update(piece)
-        except OSError as error:
-            self._missed(error)
-            return None
-        return path if self._is_whole(path, hasher.hexdigest()) else None
-
-    def copy(self, digest: str, target: Path) -> bool:
-        """Copies the bytes into a new file, and answers whether it did; else what is there of the target is to go."""
-        path = self._blobs / digest
-        hasher = blake3()
-        try:
-            with path.open("rb") as source, open(target, "xb", opener=_private) as copied:
-                while piece := source.read(PIECE_BYTES):
-                    hasher.update(piece)
-                    copied.write(piece)
-        except OSError as error:
-            self._missed(error)
-            return False
-        return self._is_whole(path, hasher.hexdigest())
+        """The file of the bytes, as they were a moment ago; None as `read` answers False."""
+        return self._blobs / digest if self.read(digest, lambda _: None) else None
 
     def put(self, digest: str, data: bytes | memoryview) -> None:
         """Keeps bytes whose digest this is, if there is room."""
@@ -127,28 +113,9 @@ class HostCache:
         """Keeps a copy of a file whose digest this is, if there is room."""
         self._put(digest, source.stat().st_size, lambda part: shutil.copyfile(source, part))
 
-    @contextlib.contextmanager
-    def turn(self, digest: str, *, wait_s: float) -> Iterator[None]:
+    def turn(self, digest: str, *, wait_s: float) -> contextlib.AbstractContextManager[None]:
         """Inside it no other process of this host fetches the bytes; past wait_s without the lock, one might."""
-        with self._locked(digest[:2], wait_s=wait_s):
-            yield
-
-    def _missed(self, error: OSError) -> None:
-        self.counts.num_misses += 1
-        if not isinstance(error, FileNotFoundError):
-            log.warning("the cache is passed over: %s", error)
-
-    def _is_whole(self, path: Path, found: str) -> bool:
-        if found == path.name:
-            self.counts.num_hits += 1
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            return True
-        self.counts.num_damaged += 1
-        log.warning("%s in the cache has other bytes than its name says, and is deleted", path)
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return False
+        return self._locked(digest[:2], wait_s=wait_s)
 
     def _put(self, digest: str, num_bytes: int, write: Callable[[Path], object]) -> None:
         part = self._blobs / f".{digest}.{uuid.uuid4().hex}{PART}"

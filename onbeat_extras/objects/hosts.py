@@ -40,11 +40,7 @@ class CacheHost:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidInput(f"`{url[:200]}` is no URL: {error}", field="ONBEAT_CACHE_HOSTS") from error
-        self._asked_from_s = 0.0
-
-    @property
-    def is_aside(self) -> bool:
-        return time.monotonic() < self._asked_from_s
+        self.asked_from_s = 0.0
 
     def stream(self, key: str, take: Callable[[memoryview], None], *, most_bytes: int) -> int:
         """As `Bucket.stream`. Raises NotFound also for a host that is away, or too slow."""
@@ -63,7 +59,7 @@ class CacheHost:
                     take(memoryview(piece))
                     num_taken += len(piece)
         except httpx.HTTPError as error:
-            self._asked_from_s = time.monotonic() + ASIDE_S
+            self.asked_from_s = time.monotonic() + ASIDE_S
             log.warning("%s is passed over for %.0f s: %s", self._client.base_url, ASIDE_S, error)
             raise NotFound("did not come from that host", field=key) from error
         return num_taken
@@ -86,5 +82,5 @@ class CacheHosts:
 
     def __iter__(self) -> Iterator[CacheHost]:
         for host in random.sample(self._hosts, len(self._hosts)):
-            if not host.is_aside:
+            if time.monotonic() >= host.asked_from_s:
                 yield host

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import NamedTemporaryFile
 
-from blake3 import blake3
 from msgspec.structs import replace
 
 from broker.trainer_side import TrainerSide
@@ -32,7 +31,7 @@ from contracts.settings import StackSettings
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_private
 from onbeat.weights.files.tensor_folder import ASIDE
-from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
+from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs, reading
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +51,17 @@ class Piece(Record, frozen=True, kw_only=True):
     num_bytes: int
 
 
+Files = Mapping[str, tuple[Piece, ...]]
+"""Path below the run folder → what a file consists of, in order."""
+
+
 class FileList(Record, frozen=True, kw_only=True):
     """A run folder after one commit."""
 
     job_id: str
     trainer_epoch: int
     iteration: int
-    files: Mapping[str, tuple[Piece, ...]]
-    """Path below the run folder → what it consists of, in order."""
+    files: Files
 
 
 class Listed(Record, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ class ObjectFiles:
 
     def begin(self, listed: bytes | None) -> None:
         self._blobs = self._open()
-        files: Mapping[str, tuple[Piece, ...]] = {}
+        files: Files = {}
         for newest in sorted([*_read(listed), *_read(self._newest_pointer())], key=lambda one: one.age, reverse=True):
             try:
                 files = self._list_at(newest).files
@@ -182,7 +184,7 @@ class ObjectFiles:
     def record(self, *, is_forgotten: bool) -> None:
         aside, named = self._folder.audit_aside, self._folder.audit
 
-        def with_chain(files: Mapping[str, tuple[Piece, ...]]) -> dict[str, tuple[Piece, ...]]:
+        def with_chain(files: Files) -> Files:
             here = next((path for path in (aside, named) if path.is_file()), None)
             pieces = files.get(aside.name) if here is None else (_piece(*self._blobs.put_file(here)),)
             rest = {name: one for name, one in files.items() if name != aside.name}
@@ -202,12 +204,7 @@ class ObjectFiles:
         # Its versions are among them, where its trainer's end could not see to them.
         bucket.delete([stored.key for stored in bucket.objects(self._folder.job_id)])
 
-    def _relist(
-        self,
-        change: Callable[[Mapping[str, tuple[Piece, ...]]], dict[str, tuple[Piece, ...]]],
-        *,
-        sweeps: bool = False,
-    ) -> None:
+    def _relist(self, change: Callable[[Files], Files], *, sweeps: bool = False) -> None:
         """Puts another list of an ended job's files in the place of the newest one, which may be changed at once."""
         names = self._blobs.pointers()
         for newest in _read(self._blobs.get_pointer(names[-1])) if names else ():
@@ -268,7 +265,7 @@ class ObjectFiles:
             raise ContractViolation(f"the list of its files is of {found.job_id}", field=self._folder.job_id)
         return found
 
-    def _bring(self, files: Mapping[str, tuple[Piece, ...]]) -> None:
+    def _bring(self, files: Files) -> None:
         """A file that has lost a piece is left out, and said: of checkpoints the one before is gone on with."""
 
         def bring(name: str) -> None:
@@ -320,7 +317,7 @@ class ObjectFiles:
         return self._folder.path / path
 
 
-def _named(at: Piece, files: Mapping[str, tuple[Piece, ...]]) -> set[str]:
+def _named(at: Piece, files: Files) -> set[str]:
     """The digests of a list, and of all that it names."""
     return {at.digest, *(piece.digest for pieces in files.values() for piece in pieces)}
 
@@ -341,12 +338,9 @@ def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:
 
 def _is_all_of(path: Path, pieces: tuple[Piece, ...]) -> bool:
     """Whether a file here is the one that was copied, hashed again where its size is the same."""
-    if len(pieces) != 1 or _size(path) != pieces[0].num_bytes:
-        return False
-    try:
-        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest() == pieces[0].digest
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return len(pieces) == 1 and _size(path) == pieces[0].num_bytes and digest_of(path) == pieces[0].digest
+    return False
 
 
 def _part(path: Path, start: int, num_bytes: int) -> bytes:

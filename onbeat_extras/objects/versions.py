@@ -28,7 +28,7 @@ from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore, version_files
 from onbeat.weights.transports import ChunksOf, Store, StoreNeeds
-from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
+from onbeat_extras.objects.blobs import open_blobs, reading
 from onbeat_extras.objects.bucket import Bucket
 
 ABANDONED_S = 3600.0
@@ -215,7 +215,9 @@ class ObjectFiles(CopiedFiles):
 
     def __init__(self, settings: StackSettings) -> None:
         super().__init__("the object store", self._bytes_of, bases=self)
-        self._blobs_of = lru_cache(maxsize=8)(lambda job_id: _reader(settings, job_id))
+        self._blobs_of = lru_cache(maxsize=8)(
+            lambda job_id: reading(settings, job_id, "weights", deadline_s=RECEIVER_S)
+        )
 
     def whole(self, step: WeightStep) -> list[VersionFile]:
         """The files of the list that was written last: the version's digest says whether they are it."""
@@ -267,10 +269,6 @@ def digest_in(name: str) -> str:
     if (found := NAME.fullmatch(name)) is None:
         raise ContractViolation("has no digest in its name", field=name)
     return found["digest"]
-
-
-def _reader(settings: StackSettings, job_id: str) -> Blobs:
-    return reading(settings, job_id, "weights", deadline_s=RECEIVER_S)
 
 
 def _receiver(root: Path, chunks: ChunksOf | None, settings: StackSettings) -> VersionFiles:

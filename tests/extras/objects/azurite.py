@@ -63,7 +63,7 @@ class Azurite:
 
     def _makes_container(self) -> bool:
         heads = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
-        # Azure's shared key: the method, eleven headers that are empty here, those of its own, the path with the account twice.
+        # What is signed: the method, eleven headers that are empty here, its own, and the path with the account twice.
         own = "\n".join(f"{name}:{value}" for name, value in heads.items())
         signed = f"PUT{12 * chr(10)}{own}\n/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
         mark = hmac.new(base64.b64decode(KEY), signed.encode(), hashlib.sha256).digest()

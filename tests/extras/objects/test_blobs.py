@@ -64,7 +64,7 @@ def test_a_file_is_put_in_parts_and_only_as_it_was_hashed(
     path.write_bytes(LARGE)
     assert blobs.put_file(path) == (content_digest(LARGE), len(LARGE))
     assert blobs.get(content_digest(LARGE), num_bytes=len(LARGE)) == LARGE
-    monkeypatch.setattr(blobs_module, "_digest_of", lambda _: ABSENT)
+    monkeypatch.setattr(blobs_module, "digest_of", lambda _: ABSENT)
     with pytest.raises(ContractViolation, match="changed while it was stored"):
         blobs.put_file(path)
     assert blobs.has([ABSENT]) == set()

@@ -90,6 +90,7 @@ def test_a_bucket_that_may_not_be_written_fails_the_job_in_one_line_and_nothing_
     assert (status.reason or "").startswith("ONBEAT_OBJECTS: the store refuses to take"), status.reason
     assert read_fence(pipeline.broker, pipeline.broker.job_keys(job_id)).state == ""
 
+
 @long_variant
 def test_a_store_that_hangs_in_the_middle_of_a_lagging_job_is_waited_for(
     pipeline: ApartPipeline, s3_server: S3Server, tmp_path: Path
