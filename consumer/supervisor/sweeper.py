@@ -46,7 +46,7 @@ from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
-from onbeat.process.folders import remove_tree
+from onbeat.process.folders import remove_tree, sync
 from onbeat.run_files import RunFiles, run_files
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def name_it(folder: RunFolder) -> None:
     """Gives what was put aside its name, once Redis has forgotten the job. Raises OnbeatError."""
     with _errors(folder.audit), contextlib.suppress(FileNotFoundError):  # another consumer was faster, or no folder
         folder.audit_aside.rename(folder.audit)
-        _sync(folder.path)
+        sync(folder.path)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -212,15 +212,7 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     reach("consumer.putting_aside")
     scratch.rename(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 @contextlib.contextmanager

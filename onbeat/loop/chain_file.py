@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from contracts.events import AuditRecord, record_digest, versions_of
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.loop.chain import first_version
+from onbeat.process.folders import sync
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,7 @@ class ChainFile:
         """Returns when all of it is on disk, its name too. Raises OnbeatError."""
         try:
             for path in (self._path, self._path.parent):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                sync(path)
         except FileNotFoundError:
             return  # no record yet
         except OSError as error:

@@ -43,6 +43,15 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
+def sync(path: Path) -> None:
+    """Returns when a file, or the names in a folder, are on disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_missing(folder: Path) -> None:
     """Makes the folder and each missing one above it for its owner alone; `mkdir(parents=True)` leaves those open.
 

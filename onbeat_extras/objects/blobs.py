@@ -29,6 +29,7 @@ from contracts.encoding.digests import content_digest
 from contracts.encoding.names import SEGMENT, check_job_id
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
+from onbeat.process.folders import sync
 from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
 from onbeat_extras.objects.cache import HostCache, open_cache
 from onbeat_extras.objects.hosts import CacheHosts
@@ -138,9 +139,9 @@ class Blobs:
                     cache.put_file(digest, part)
 
                 self._read(digest, num_bytes, begin, keep)
-            _sync(part)
+            sync(part)
             part.rename(path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             part.unlink(missing_ok=True)
 
@@ -306,13 +307,5 @@ def reading(
 
 
 def digest_of(path: Path) -> str:
-    """Of a file's bytes. Raises OSError."""
+    """The digest of a file's bytes. Raises OSError."""
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

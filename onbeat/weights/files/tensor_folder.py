@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import shutil
 import uuid
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from contracts.errors import OnbeatError
 from contracts.versions import WeightFile
-from onbeat.process.folders import make_missing
+from onbeat.process.folders import make_missing, sync
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +64,14 @@ class ScratchFolder:
                 self._sync_content()
             _replace(self.target, self.path)
             if durable:
-                _sync(self.target.parent)
+                sync(self.target.parent)
 
     def put_in_empty_place(self) -> None:
         """Gives the folder its name, durably, where there is nothing or an empty folder: no file is ever replaced."""
         with self.errors():
             self._sync_content()
             self.path.rename(self.target)
-            _sync(self.target.parent)
+            sync(self.target.parent)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -80,7 +79,7 @@ class ScratchFolder:
     def _sync_content(self) -> None:
         # The files first, then the folder that names them: after a power cut each name has its bytes.
         for path in [*sorted(self.path.iterdir()), self.path]:
-            _sync(path)
+            sync(path)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -220,11 +219,3 @@ def _replace(target: Path, scratch: Path) -> None:
         aside.rename(target)
         raise
     shutil.rmtree(aside)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
