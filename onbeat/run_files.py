@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
@@ -24,7 +24,7 @@ BRING_S = 60.0
 """Longest that a person's program waits for copies without a byte of them."""
 
 
-class RunFiles(Protocol):
+class RunFiles:
     """One job's. Each method raises Unavailable where the copies can't be reached within the deadline."""
 
     def begin(self, listed: bytes | None) -> None:

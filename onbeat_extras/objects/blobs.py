@@ -120,7 +120,7 @@ class Blobs:
             data.clear()
             return data.extend
 
-        self._read(digest, num_bytes, begin, lambda cache: cache.put(digest, data))
+        self._read(digest, num_bytes, begin, lambda cache: cache.put(digest, memoryview(data)))
         return bytes(data)
 
     def fetch(self, digest: str, path: Path, *, num_bytes: int) -> None:

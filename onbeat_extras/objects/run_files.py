@@ -30,6 +30,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_private
+from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
 from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs, reading
 
@@ -116,7 +117,7 @@ class GrowingFile:
         return self._pieces
 
 
-class ObjectFiles:
+class ObjectFiles(RunFiles):
     """The RunFiles of one job."""
 
     def __init__(
