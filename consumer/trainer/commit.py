@@ -28,14 +28,14 @@ from consumer.model.checkpoint import keep_newest_and_best, write_checkpoint
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
 from consumer.trainer.report import RunLog, log_iteration, sampled_scores
-from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.errors import Unavailable, WeightsRejected
 from contracts.events import CheckpointWritten, TimelineSpan
 from contracts.timeline import TRAINER
 from contracts.versions import WeightManifest
+from onbeat.loop.chain import furthest_commit
 from onbeat.loop.lease_keeper import Cancelled, Stopped
-from onbeat.loop.trained_job import commit_iteration, report_evaluation
+from onbeat.loop.trained_job import Succession
 from onbeat.process.crash_points import reach
 
 log = logging.getLogger(__name__)
@@ -44,31 +44,27 @@ log = logging.getLogger(__name__)
 class Commits:
     """The commits of one trainer: each record of the audit chain names the one before it."""
 
-    def __init__(self, held: HeldJob, run_log: RunLog, started: Started) -> None:
+    def __init__(self, held: HeldJob, run_log: RunLog, succession: Succession) -> None:
         self._held = held
         self._run_log = run_log
-        self._last_link = started.last_link
-        self._furthest = started.furthest
+        self.succession = succession
+        self._furthest = furthest_commit(succession.records)
 
-    def commit(self, iteration: Iteration, stepped: Stepped | None) -> tuple[int | None, Boundary]:
-        """(the next iteration, None after the last one; the times between the two). stepped: None for an evaluation."""
+    def commit(self, iteration: Iteration, stepped: Stepped | None) -> Boundary:
+        """The times between this iteration and the next one. stepped: None for an evaluation."""
         held = self._held
         opening_started_s = time.time()
-        self._report(iteration, stepped)
-        opening = following = None
+        # Numbers precede the commit: a watcher that sees an iteration committed finds them. A replay repeats them.
         if stepped is not None:
-            held.window.add(stepped.made)
-            opening = held.window.opened_by(iteration.number)
-            # An iteration that only evaluates is the last one.
-            following = iteration.number + 1 if iteration.number < held.spec.last_iteration else None
+            self._run_log.metrics(stepped.metrics)
+        self._run_log.timeline(iteration.spans)
         takes_turns = held.schedule.takes_turns
-        self._last_link = commit_iteration(
-            held,
+        opening = self.succession.commit(
             iteration,
             made=stepped.made if stepped else None,
             metrics=stepped.metrics if stepped else None,
-            opening=None if takes_turns else opening,
-            last_link=self._last_link,
+            write_score=self._run_log.evaluation,
+            opens=not takes_turns,
         )
         if stepped is not None:
             log_iteration(stepped.metrics, held.spec.iterations)
@@ -79,8 +75,8 @@ class Commits:
         if reported:
             self._run_log.timeline(reported)
         held.trace((*iteration.spans, *reported))
-        if following is not None and held.schedule.lags:
-            self._dispatch_evaluation(following)
+        if held.schedule.lags:
+            self._dispatch_evaluation(self.succession.next)
         # After the commit, so that no generator waits for it; before a checkpoint, after which nothing is replayed.
         if stepped is None:
             held.recorder.commit(iteration.number)
@@ -100,21 +96,13 @@ class Commits:
         has_checkpoint = stepped is not None and held.spec.checkpoints_after(iteration.number)
         held.run_files.keep(iteration.number, held.side, has_checkpoint=has_checkpoint)
         held.health.check()
-        return following, boundary
+        return boundary
 
-    def _dispatch_evaluation(self, iteration: int) -> None:
+    def _dispatch_evaluation(self, iteration: int | None) -> None:
         """Sends what evaluates the version that was just made. A trainer that dies before it leaves no checkpoint of
         its commit: the successor rewinds, and opens the iteration with it."""
-        if batches := self._held.window.evaluation(iteration):
+        if iteration is not None and (batches := self._held.window.evaluation(iteration)):
             self._held.side.dispatch(iteration, batches)
-
-    def _report(self, iteration: Iteration, stepped: Stepped | None) -> None:
-        """Precedes the commit: a watcher that sees an iteration committed finds its numbers. A replay repeats it."""
-        held = self._held
-        if stepped is not None:
-            self._run_log.metrics(stepped.metrics)
-        self._run_log.timeline(iteration.spans)
-        report_evaluation(held, iteration, self._run_log.evaluation)
 
     def _end_turn(self, made: WeightManifest, opening: Opening | None) -> None:
         """Leaves nothing to do, and no memory that a generator could use, before the generators have their turn."""
@@ -138,16 +126,11 @@ class Commits:
             # The lease comes before the files once more: a checkpoint takes long enough to sleep past it.
             held.side.renew()
             self._record_checkpoint(iteration, started_s=started_s)
-        # What the iteration was sampled with, generators were asked for until this commit. An older version is read by
-        # a generator that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store
-        # if the version went away under it.
-        oldest = held.window.oldest_version(iteration)
-        in_use = held.generators.loading(before=oldest) | held.recorder.kept_versions
-        held.weights.remove_before(oldest, in_use=in_use)
+        held.remove_older(iteration)
         if iteration > self._furthest:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration
-            held.jobs.reset_trainer_starts(held.folder.job_id)
+            held.jobs.reset_trainer_starts(held.job_id)
 
     def _record_checkpoint(self, iteration: int, *, started_s: float) -> None:
         """Books what was done after the lines of its iteration were written."""

@@ -50,6 +50,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.http_service.own_metrics import metrics_of
 from onbeat.loop.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
+from onbeat.loop.trained_job import trainer_side
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import TrainerMetrics
@@ -59,14 +60,7 @@ log = logging.getLogger(__name__)
 
 def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> TrainerExit:
     """Trains in the only process of a trainer, or in its rank 0. Raises OnbeatError before the lease is held."""
-    side = TrainerSide(
-        broker,
-        job_id,
-        owner=settings.process_id(),
-        lease_s=spec.timeouts.trainer_lease_s,
-        num_open=spec.num_open,
-        plan=spec.stage_plan,
-    )
+    side = trainer_side(broker, job_id, spec, owner=settings.process_id())
     try:
         seat = own_seat()
         epoch = side.acquire(seat.sealed if seat else 0)

@@ -15,48 +15,27 @@ Produces:     the version that the ranks hold, and the older ones that the windo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from consumer.model.checkpoint import latest_checkpoint, set_aside_after
 from consumer.trainer.fork import read_fork
 from consumer.trainer.held_job import HeldJob
-from onbeat.loop.chain import furthest_commit
-from onbeat.loop.chain_file import read_chain, restored
-from onbeat.loop.trained_job import begin_window, take_up
+from onbeat.loop.trained_job import Succession
 
 
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """What the loop goes on with."""
-
-    first: int | None
-    """The iteration that is trained first; None where every one is committed."""
-    last_link: str
-    """Digest of the newest record of the audit chain, which the next one has to name."""
-    furthest: int
-    """The last iteration that was ever committed, rewound or not; -1 for none."""
-
-
-def start(held: HeldJob) -> Started:
+def start(held: HeldJob) -> Succession:
     """Restores, rewinds where the fence is ahead, and opens the window.
 
     Raises InvalidInput or FenceViolation where the model, the version that it made, or a deterministic run's
     environment is not the one of the chain.
     """
-    side, job_id = held.side, held.folder.job_id
-    known = read_chain(held.jobs, job_id, held.spec, held.chain_file)
-    # The newest one of a version that the chain has, and that the job's iterations still reach.
-    versions = known.versions(side.fence().committed, held.spec.iterations)
+    side, succession, checkpoints = held.side, Succession(held), held.folder.checkpoints
     checkpoint = latest_checkpoint(
-        held.folder.checkpoints, job_id=job_id, versions=versions, older_than=held.window.older_than
+        checkpoints, job_id=held.job_id, versions=succession.versions, older_than=held.window.older_than
     )
     if checkpoint is not None:
-        state = checkpoint.state
-        known = restored(known, side, policy_version=state.policy_version, weights_digest=state.weights_digest)
-    fence, chain, last_link = side.fence(), known.records, known.last_link
+        succession.go_on_from(checkpoint.state.policy_version, checkpoint.state.weights_digest)
     first, fork = checkpoint.state.iteration + 1 if checkpoint else 0, None
     if checkpoint is None:
-        fork, held.forked = read_fork(held.folder.run_root, held.spec, chain)
+        fork, held.forked = read_fork(held.folder.run_root, held.spec, succession.records)
     held.ranks.begin(checkpoint or fork)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
     side.renew()
@@ -65,17 +44,11 @@ def start(held: HeldJob) -> Started:
     for stored in checkpoint.older if checkpoint else ():
         held.window.add(held.publish_stored(stored))
     manifest = held.publish_weights(first)
-    take_up(held, chain, manifest)
+    succession.take_up(manifest)
     held.settled = manifest
     # Without any, every iteration is committed, and the last weights are in a checkpoint.
-    has_work = fence.committed < held.spec.last_iteration or first != held.spec.iterations
+    has_work = succession.committed < held.spec.last_iteration or first != held.spec.iterations
     held.recorder.begin(first if has_work else None)
     if has_work:
-        last_link = begin_window(
-            held,
-            first,
-            last_link=last_link,
-            remove_after=held.weights.remove_after,
-            set_aside=lambda first: set_aside_after(held.folder.checkpoints, first - 1),
-        )
-    return Started(first=first if has_work else None, last_link=last_link, furthest=furthest_commit(chain))
+        succession.begin(first, lambda first: set_aside_after(checkpoints, first - 1))
+    return succession

@@ -41,13 +41,14 @@ class Trainer:
         held = self._held
         boundary: Boundary | None = None
         try:
-            started = start(held)
+            succession = start(held)
             held.keeper.loaded()
-            commits = Commits(held, self._run_log, started)
-            number = started.first
+            commits = Commits(held, self._run_log, succession)
             learner = held.ranks.learner
-            log_run(held.folder.job_id, held.spec, learner.policy, first=number, num_ranks=learner.place.world_size)
-            while number is not None:
+            log_run(
+                held.folder.job_id, held.spec, learner.policy, first=succession.next, num_ranks=learner.place.world_size
+            )
+            while (number := succession.next) is not None:
                 with about(job=held.folder.job_id, iteration=number):
                     asked = held.window.turn_to(number)
                     iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
@@ -55,7 +56,7 @@ class Trainer:
                     # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
                     held.side.renew()
                     stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
-                    number, boundary = commits.commit(iteration, stepped)
+                    boundary = commits.commit(iteration, stepped)
             held.side.confirm(held.spec.last_iteration)
         finally:
             self._run_log.close()

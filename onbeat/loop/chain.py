@@ -62,7 +62,7 @@ def first_version(chain: list[AuditRecord]) -> dict[int, str]:
 
 
 def furthest_commit(chain: list[AuditRecord]) -> int:
-    """`Started.furthest`."""
+    """The last iteration that was ever committed, rewound or not; -1 for none."""
     return max((record.iteration for record in chain if record.kind == "commit"), default=-1)
 
 

@@ -1,6 +1,6 @@
 """One job as every trainer of it sees it, Onbeat's own or an external one: where it begins, and how it commits.
 
-    take_up, begin_window ─▶ (gathering.py ─▶ the trainer's steps ─▶ commit_iteration) for each iteration
+    Succession ─▶ take_up, begin ─▶ (gathering.py ─▶ the trainer's steps ─▶ commit) for each iteration
 
 What a trainer saves of its state, and whether it does so before or after the commit, is its own
 (docs/decisions/0020-external-trainers.md): an external one before, since nothing tells it that it was replayed.
@@ -12,19 +12,22 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from broker.connection.client import Broker
+from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
 from broker.openings import Opening
 from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, encode_json
-from contracts.errors import InvalidInput, OnbeatError
+from contracts.errors import InvalidInput, OnbeatError, Unavailable, WeightsRejected
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -37,17 +40,36 @@ from contracts.events import (
 )
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.loop.chain import check_same_environment, check_same_run, commit_record, needs_rewind, rewind_record
-from onbeat.loop.chain_file import ChainFile
+from onbeat.loop.chain import (
+    check_same_environment,
+    check_same_run,
+    commit_record,
+    needs_rewind,
+    rewind_record,
+)
+from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration, evaluation_score
+from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.loop.recording import Recorder
 from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.process.entry_points import all_of
 from onbeat.process.folders import make_private
+from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat.run_files import run_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from onbeat.weights.adapter.matrices import AdapterSource
+    from onbeat.weights.layout import Layout
+    from onbeat.weights.publication import WeightPublisher
+    from onbeat.weights.receiver import PublishedVersions
 
 log = logging.getLogger(__name__)
 
@@ -77,118 +99,218 @@ def health_watch(jobs: JobStore, folder: RunFolder, spec: JobSpec) -> HealthWatc
     return next(iter(all_of("onbeat.health").values()), HealthWatch)(jobs, folder, spec)
 
 
-class TrainedJob(Protocol):
-    """The parts of a job that its trainer holds under one epoch."""
+def trainer_side(broker: Broker, job_id: str, spec: JobSpec, *, owner: str) -> TrainerSide:
+    """Makes a trainer's side of a job of this spec."""
+    lease_s = spec.timeouts.trainer_lease_s
+    return TrainerSide(broker, job_id, owner=owner, lease_s=lease_s, num_open=spec.num_open, plan=spec.stage_plan)
 
-    spec: JobSpec
-    side: TrainerSide
-    jobs: JobStore
-    folder: RunFolder
-    chain_file: ChainFile
+
+class TrainedJob:
+    """The parts of a job that its trainer holds under one epoch, whichever trainer that is."""
+
     window: Window
     recorder: Recorder
-    health: HealthWatch
-    generators: GeneratorWatch
-    stages: StageWatch
-    forked: ForkedFrom | UnsetType
-    """What its version 0 comes from; UNSET but for a forked job."""
+    weights: WeightPublisher
+    published: PublishedVersions
+    """What the store has, read back."""
 
-    def tell(self, event: JobEvent) -> None: ...
+    def __init__(
+        self,
+        settings: StackSettings,
+        broker: Broker,
+        spec: JobSpec,
+        *,
+        side: TrainerSide,
+        keeper: LeaseKeeper,
+        job_id: str,
+    ) -> None:
+        """Raises InvalidInput that names the spec's field, or the setting."""
+        self._settings = settings
+        self._broker = broker
+        self.spec = spec
+        self.schedule = spec.schedule_rule
+        self.side = side
+        self.keeper = keeper
+        self.job_id = job_id
+        self.forked: ForkedFrom | UnsetType = UNSET
+        """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
+        self.jobs = JobStore(broker)
+        self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
+        deadline_s = spec.timeouts.dependency_s
+        self.run_files = run_files(settings, self.folder, deadline_s=deadline_s, pause=self.pause)
+        self.health = health_watch(self.jobs, self.folder, spec)
+        self.generators = GeneratorWatch.of(Presence(broker), spec, job_id=job_id, kind=lambda: side.fence().engine)
+        self.stages = StageWatch(
+            StagePresence(broker),
+            job_id,
+            spec.stages,
+            with_work=side.stages_with_work,
+            deadline_s=spec.timeouts.no_stage_worker_s,
+            dependency_s=deadline_s,
+        )
+
+    def check(self) -> None:
+        """Raises where the process must stop."""
+        self.keeper.check()
+
+    def pause(self, seconds: float) -> None:
+        """Sleeps, in a wait for Redis to have room. Raises what `check` does."""
+        self.check()
+        time.sleep(seconds)
+
+    def tell(self, event: JobEvent) -> None:
+        self.jobs.tell(self.job_id, event)
+
+    def open_files(self) -> None:
+        """Brings what others have of the run folder, before a file of it is read, or written. Raises OnbeatError."""
+        self.run_files.begin(self.jobs.files(self.job_id))
+        self.chain_file = ChainFile(self.folder)
+
+    def open_store(self, layout: Layout, adapters: AdapterSource | None = None) -> None:
+        """Makes what writes versions of this layout, and what reads them back. It imports torch."""
+        from onbeat.weights.receiver import PublishedVersions
+        from onbeat.weights.transports import make_publisher, make_stores
+
+        self.layout = layout
+        self.weights = make_publisher(
+            self.spec,
+            self.folder,
+            chunks=self.side,
+            announce=self.side.announce_shard,
+            pause=self.pause,
+            settings=self._settings,
+            adapters=adapters,
+        )
+        # What the store has is read back, and not what a host has kept.
+        uncached = replace(self._settings, cache="", cache_hosts="")
+        stores = make_stores(self.folder.weight_root, partial(WeightChunks, self._broker), uncached)
+        self.published = PublishedVersions(layout, stores)
+
+    def check_published(self, manifest: WeightManifest) -> None:
+        """Reads a version back. Raises Unavailable where it is damaged: a trainer that starts writes it again."""
+        try:
+            self.published.check(manifest)
+        except WeightsRejected as error:
+            raise Unavailable(f"{error}; the trainer that starts next publishes it again") from error
+
+    def remove_older(self, iteration: int) -> None:
+        """Removes the versions that neither this iteration nor a later one is sampled by.
+
+        What it was sampled with, generators were asked for until its commit. An older version is read by a generator
+        that lost its lease while it loads: it says so in its heartbeat, and would report a damaged store if the version
+        went away under it.
+        """
+        oldest = self.window.oldest_version(iteration)
+        in_use = self.generators.loading(before=oldest) | self.recorder.kept_versions
+        self.weights.remove_before(oldest, in_use=in_use)
 
 
-def watches_of(broker: Broker, spec: JobSpec, *, side: TrainerSide, job_id: str) -> tuple[GeneratorWatch, StageWatch]:
-    """Makes what notices that no generator lives any more, or no stage worker."""
-    generators = GeneratorWatch.of(Presence(broker), spec, job_id=job_id, kind=lambda: side.fence().engine)
-    stages = StageWatch(
-        StagePresence(broker),
-        job_id,
-        spec.stages,
-        with_work=side.stages_with_work,
-        deadline_s=spec.timeouts.no_stage_worker_s,
-        dependency_s=spec.timeouts.dependency_s,
-    )
-    return generators, stages
+class Succession:
+    """What one trainer goes on from, and adds: each record of the audit chain names the one before it."""
 
+    def __init__(self, job: TrainedJob) -> None:
+        """Reads the chain, in Redis and in the run folder. Raises OnbeatError."""
+        self._job = job
+        self._chain = read_chain(job.jobs, job.job_id, job.spec, job.chain_file)
+        self._last_link = self._chain.last_link
+        self.committed = job.side.fence().committed
+        self.versions = self._chain.versions(self.committed, job.spec.iterations)
+        """Version → digest, of those that the chain has, and that the job's iterations still reach."""
+        self.next: int | None = None
+        """The iteration that is trained next; None where every one is committed."""
 
-def take_up(job: TrainedJob, chain: list[AuditRecord], made: WeightManifest) -> None:
-    """Says that this trainer goes on at the version it has published.
+    @property
+    def records(self) -> list[AuditRecord]:
+        """The chain as this trainer found it, without the batches."""
+        return self._chain.records
 
-    Raises FenceViolation or InvalidInput where the chain knows another such version, model or environment.
-    """
-    check_same_run(chain, made, job.spec)
-    check_same_environment(chain, job.window.environment, job.spec)
-    job.window.add(made)
-    job.health.begin(made.policy_version)
-    first, epoch = made.policy_version, job.side.trainer_epoch
-    job.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
+    def go_on_from(self, version: int, digest: str) -> None:
+        """Goes on from a state of this version: an older Redis is given back what leads to it. Raises FencedOff."""
+        self._chain = restored(self._chain, self._job.side, policy_version=version, weights_digest=digest)
+        self._last_link = self._chain.last_link
+        self.committed = self._job.side.fence().committed
 
+    def take_up(self, made: WeightManifest) -> None:
+        """Says that this trainer goes on at the version it has published.
 
-def begin_window(
-    job: TrainedJob,
-    first: int,
-    *,
-    last_link: str,
-    remove_after: Callable[[int], None],
-    set_aside: Callable[[int], None],
-) -> str:
-    """Rewinds where the fence is ahead of what the trainer starts with, announces the window's versions, and opens it,
-    or goes on with what is open of it. Answers the chain's newest link.
+        Raises FenceViolation or InvalidInput where the chain knows another such version, model or environment.
+        """
+        job, chain, first = self._job, self.records, made.policy_version
+        check_same_run(chain, made, job.spec)
+        check_same_environment(chain, job.window.environment, job.spec)
+        job.window.add(made)
+        job.health.begin(first)
+        epoch = job.side.trainer_epoch
+        job.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
 
-    first: the iteration that is trained first. last_link: digest of the newest record. remove_after: takes the versions
-    of the future away that the rewind took back. set_aside: puts the trainer's states away that follow from none.
-    """
-    side, window, fence = job.side, job.window, job.side.fence()
-    if needs_rewind(fence, first, window.digests):
-        log.warning("the fence is at iteration %d, the newest state of the trainer at %d", fence.iteration, first)
-        record = rewind_record(last_link, window.manifests[-1], trainer_epoch=side.trainer_epoch)
-        side.rewind(record)
-        job.chain_file.append(record)
-        last_link = record_digest(record)
-        remove_after(first)
-    # The fence opens no iteration whose version has no manifest.
-    for manifest in window.manifests:
-        side.publish_weights(manifest, oldest_kept=window.oldest_version(first))
-    set_aside(first)
-    for opening in window.begin(first):
-        side.open_iteration(opening, window.digests)
-        reach("consumer.after_opening")
-    return last_link
+    def begin(self, first: int, set_aside: Callable[[int], None]) -> None:
+        """Rewinds where the fence is ahead of what the trainer starts with, announces the window's versions, and opens
+        it, or goes on with what is open of it.
 
+        first: the iteration that is trained first. set_aside: puts the trainer's states of versions after it away, for
+        they follow from none.
+        """
+        job, self.next = self._job, first
+        side, window, fence = job.side, job.window, job.side.fence()
+        if needs_rewind(fence, first, window.digests):
+            log.warning("the fence is at iteration %d, the newest state of the trainer at %d", fence.iteration, first)
+            record = rewind_record(self._last_link, window.manifests[-1], trainer_epoch=side.trainer_epoch)
+            side.rewind(record)
+            self._append(record)
+            # The versions of the future that the rewind took back.
+            job.weights.remove_after(first)
+        # The fence opens no iteration whose version has no manifest.
+        for manifest in window.manifests:
+            side.publish_weights(manifest, oldest_kept=window.oldest_version(first))
+        set_aside(first)
+        for opening in window.begin(first):
+            side.open_iteration(opening, window.digests)
+            reach("consumer.after_opening")
 
-def commit_iteration(
-    job: TrainedJob,
-    iteration: ExpectedIteration,
-    *,
-    made: WeightManifest | None,
-    metrics: IterationMetrics | None,
-    opening: Opening | None,
-    last_link: str,
-) -> str:
-    """Commits a complete iteration and opens another, in one script; answers the new record's digest.
+    def commit(
+        self,
+        iteration: ExpectedIteration,
+        *,
+        made: WeightManifest | None,
+        metrics: IterationMetrics | None,
+        write_score: Callable[[EvaluationScore], None],
+        opens: bool = True,
+    ) -> Opening | None:
+        """Commits a complete iteration and opens another, in one script; answers what is left to the caller to open.
 
-    made, metrics: None where it only evaluated. opening: None where nothing is due, or a script of its own opens it.
-    """
-    record = commit_record(
-        iteration,
-        job.spec,
-        made=made,
-        numbers=metrics,
-        trainer_epoch=job.side.trainer_epoch,
-        previous=last_link,
-        environment=job.window.environment,
-        forked=job.forked,
-    )
-    event = version = None
-    if made is not None and metrics is not None:
-        event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
-        version = made.policy_version, made.weights_digest
-    job.side.commit(record, iteration.digests, event=event, opening=opening, made=version)
-    link = record_digest(record)
-    job.chain_file.append(record, link)
-    reach("consumer.after_commit")
-    if metrics is not None:
-        job.health.committed(metrics)
-    return link
+        made, metrics: None where it only evaluated. opens: False where the caller opens by a script of its own.
+        """
+        job, number = self._job, iteration.number
+        report_evaluation(job, iteration, write_score)
+        event = version = opening = left = None
+        if made is not None and metrics is not None:
+            job.window.add(made)
+            due = job.window.opened_by(number)
+            opening, left = (due, None) if opens else (None, due)
+            event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
+            version = made.policy_version, made.weights_digest
+        record = commit_record(
+            iteration,
+            job.spec,
+            made=made,
+            numbers=metrics,
+            trainer_epoch=job.side.trainer_epoch,
+            previous=self._last_link,
+            environment=job.window.environment,
+            forked=job.forked,
+        )
+        job.side.commit(record, iteration.digests, event=event, opening=opening, made=version)
+        self._append(record)
+        reach("consumer.after_commit")
+        if metrics is not None:
+            job.health.committed(metrics)
+        # An iteration that only evaluates is the last one.
+        self.next = number + 1 if number < job.spec.last_iteration else None
+        return left
+
+    def _append(self, record: AuditRecord) -> None:
+        self._last_link = record_digest(record)
+        self._job.chain_file.append(record, self._last_link)
 
 
 def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Callable[[EvaluationScore], None]) -> None:
@@ -202,6 +324,31 @@ def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Call
         job.health.scored(score)
         job.jobs.record_evaluation(job.folder.job_id, score)
         job.tell(EvaluationFinished(at_s=time.time(), score=score))
+
+
+def job_prompts(
+    settings: StackSettings,
+    spec: JobSpec,
+    job_id: str,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    context_tokens: int,
+    end_ids: Callable[[], Iterable[int]],
+) -> PromptSource:
+    """Loads the data set, which may be foreign code, and has an environment open it. end_ids: what ends a turn.
+
+    Raises InvalidInput that names the spec's field, and DeadlineExceeded where the environment's service stays away for
+    timeouts.dependency_s.
+    """
+    deadline_s = spec.timeouts.dependency_s
+    return prompt_source(
+        spec,
+        root=settings.spec_root,
+        tokenizer=tokenizer,
+        context_tokens=context_tokens,
+        environments=EnvironmentService(settings, job_id=job_id, deadline_s=deadline_s, outlasts=True),
+        end_ids=sorted(end_ids()) if spec.environment is not None or spec.algorithm.learns_given else [],
+    )
 
 
 def begin_folder(folder: RunFolder, spec: JobSpec) -> None:

@@ -30,14 +30,11 @@ from contracts.schedule import Schedule
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.recording import recorder_of
-from onbeat.loop.trained_job import append_lines, begin_window, commit_iteration, report_evaluation, take_up
+from onbeat.loop.trained_job import Succession, append_lines, job_prompts
 from onbeat.loop.window import Window
-from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.plan import IterationPlan
-from onbeat.prompts.source import prompt_source
 from onbeat.rendering.pieces import Pieces
 from onbeat.weights.model_path import model_folder
 from onbeat_extras.own.connection import client_settings
@@ -78,7 +75,6 @@ class Consumer:
         self._lease_timeout_s = lease_timeout_s
         self._iteration: TrainingIteration | None = None
         self._versions: Versions | None = None
-        self._next: int | None = None
         self.version = 0
         """The version that `begin` is to be given; 0 is the model in `model_folder`."""
         self.state: Path | None = None
@@ -126,36 +122,22 @@ class Consumer:
         self._weights = weights
         self._tenure.recorder = recorder_of(self._tenure.folder, self.spec, self._pieces)
         self._tenure.window = Window(Schedule("periodic"), self._plan(), last_iteration=self.spec.last_iteration)
-        self._versions = Versions(
-            self.spec,
-            tenure.folder,
-            side=tenure.side,
-            connection=tenure.connection,
-            model_folder=self.model_folder,
-            pause=tenure.pause,
-        )
-        if self._fence.committed >= self.spec.last_iteration:
+        self._versions = Versions(tenure, self.model_folder)
+        if self._succession.committed >= self.spec.last_iteration:
             return
         tenure.renew()
         self._tenure.recorder.begin(self.version)
         self._versions.publisher.clear_scratch()
         made = self._versions.publish(weights, self.version)
-        known = self._made.get(self.version, made.weights_digest)
+        known = self._succession.versions.get(self.version, made.weights_digest)
         if self.version and known != made.weights_digest:
             raise InvalidInput(
                 f"they have digest {made.weights_digest[:12]}, version {self.version} of the job is {known[:12]}",
                 field="weights",
                 cure=f"restore them from {self.state}, as `commit` was given them",
             )
-        take_up(tenure, self._chain, made)
-        self._last_link = begin_window(
-            tenure,
-            self.version,
-            last_link=self._last_link,
-            remove_after=self._versions.publisher.remove_after,
-            set_aside=self._files.set_aside_after,
-        )
-        self._next = self.version
+        self._succession.take_up(made)
+        self._succession.begin(self.version, self._files.set_aside_after)
 
     def __iter__(self) -> Iterator[TrainingIteration]:
         """Yields each open iteration, which is to be committed before the next. Where it ends, the job has succeeded.
@@ -164,14 +146,13 @@ class Consumer:
         """
         if self._versions is None:
             raise InvalidInput("comes before the first iteration", field="begin", cure="give it the weights")
-        while self._next is not None:
-            number = self._next
+        while (number := self._succession.next) is not None:
             iteration = self._turn_to(number)
             if number < self.spec.iterations:
                 yield iteration
             else:
                 self._only_evaluate(iteration)
-            if self._next == number:
+            if self._succession.next == number:
                 raise InvalidInput(f"iteration {number} was not committed", field="commit", cure="call it first")
         self._tenure.check()
         self._tenure.side.confirm(self.spec.last_iteration)
@@ -215,21 +196,17 @@ class Consumer:
             # The state follows from the chain of a server that comes back without this commit.
             self._tenure.chain_file.sync()
         tenure.renew()
-        in_use = tenure.generators.loading(before=made.policy_version) | self._tenure.recorder.kept_versions
-        self._require_versions().publisher.remove_before(made.policy_version, in_use=in_use)
+        tenure.remove_older(iteration.number)
         self._files.keep_newest()
         return made
 
     def _find_state(self) -> None:
         """Finds the newest state that follows from the audit chain, and gives Redis back what it lost up to that."""
-        tenure, side = self._tenure, self._tenure.side
-        self._tenure.chain_file = ChainFile(tenure.folder)
-        known = read_chain(tenure.jobs, tenure.job_id, self.spec, self._tenure.chain_file)
-        self._made = known.versions(side.fence().committed, self.spec.iterations)
-        self.version, self.state = self._files.newest_state(self._made) or (0, None)
+        self._succession = Succession(self._tenure)
+        versions = self._succession.versions
+        self.version, self.state = self._files.newest_state(versions) or (0, None)
         if self.state is not None:
-            known = restored(known, side, policy_version=self.version, weights_digest=self._made[self.version])
-        self._chain, self._last_link, self._fence = known.records, known.last_link, side.fence()
+            self._succession.go_on_from(self.version, versions[self.version])
 
     def fail(self, reason: str) -> None:
         """Ends the job as failed, with the reason. `onbeat resume` queues it again."""
@@ -245,15 +222,13 @@ class Consumer:
 
         folder, job_id = self.model_folder, self._tenure.job_id
         config = model_config(folder)
-        source = prompt_source(
+        source = job_prompts(
+            self._settings,
             self.spec,
-            root=self._settings.spec_root,
+            job_id,
             tokenizer=load_tokenizer(folder),
             context_tokens=context_tokens(config),
-            environments=EnvironmentService(
-                self._settings, job_id=job_id, deadline_s=self.spec.timeouts.dependency_s, outlasts=True
-            ),
-            end_ids=sorted(end_of_sequence_ids(folder, config)),
+            end_ids=lambda: end_of_sequence_ids(folder, config),
         )
         return IterationPlan(job_id, self.spec, source)
 
@@ -289,8 +264,7 @@ class Consumer:
         learning_rate: float = 0.0,
     ) -> None:
         """made: None where it only evaluated."""
-        tenure, number, expected = self._tenure, iteration.number, iteration.expected
-        metrics = opening = None
+        tenure, expected, metrics = self._tenure, iteration.expected, None
         if made is not None:
             metrics = iteration.numbers.metrics(
                 expected,
@@ -300,21 +274,18 @@ class Consumer:
                 learning_rate=learning_rate,
             )
             append_lines(tenure.folder.metrics, [metrics])
-            tenure.window.add(made)
-            opening = tenure.window.opened_by(number)
-        report_evaluation(tenure, expected, lambda score: append_lines(tenure.folder.evaluations, [score]))
-        self._last_link = commit_iteration(
-            tenure, expected, made=made, metrics=metrics, opening=opening, last_link=self._last_link
+        evaluations = tenure.folder.evaluations
+        self._succession.commit(
+            expected, made=made, metrics=metrics, write_score=lambda score: append_lines(evaluations, [score])
         )
-        tenure.recorder.commit(number)
-        tenure.run_files.keep(number, tenure.side, has_checkpoint=True)
-        self._next = number + 1 if number < self.spec.last_iteration else None
+        tenure.recorder.commit(iteration.number)
+        tenure.run_files.keep(iteration.number, tenure.side, has_checkpoint=True)
 
     def _reread(self, refused: frozenset[str]) -> None:
         for manifest in self._tenure.window.manifests:
             if manifest.directory in refused:
                 log.warning("a generator refuses %s: it is read back", manifest.directory)
-                self._require_versions().reread(manifest)
+                self._tenure.check_published(manifest)
 
     def _fail_with(self, error: BaseException) -> None:
         """Fails the job where the arrivals ended as our own trainer's would fail it."""
@@ -322,7 +293,7 @@ class Consumer:
             self.fail(str(error))
 
     def _open_iteration(self) -> TrainingIteration:
-        if self._iteration is None or self._next != self._iteration.number:
+        if self._iteration is None or self._succession.next != self._iteration.number:
             raise InvalidInput(
                 "no iteration is open", field="iteration", cure="iterate over the consumer, and commit each one once"
             )

@@ -11,64 +11,37 @@ import contextlib
 import time
 from typing import NoReturn
 
-from msgspec import UNSET, UnsetType
-
 from broker.connection.roles import TRAINER
-from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, InvalidInput, JobEnded, OnbeatError
-from contracts.events import ForkedFrom, JobEvent
 from contracts.jobs import JobState
-from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
-from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
-from onbeat.loop.recording import Recorder
-from onbeat.loop.trained_job import health_watch, watches_of
-from onbeat.loop.window import Window
+from onbeat.loop.trained_job import TrainedJob, trainer_side
 from onbeat.process.waiting import Waiting
-from onbeat.run_files import run_files
 from onbeat_extras.own.connection import JobConnection, job_ended, speaking_the_same
 
 LEASE_POLL_S = 0.25
 
 
-class Tenure:
-    """One trainer epoch of one job; a TrainedJob once the consumer has found its state, and begun."""
+class Tenure(TrainedJob):
+    """One trainer epoch of one job."""
 
     role = TRAINER
 
     def __init__(self, settings: StackSettings, job_id: str) -> None:
         """Raises NotFound for a job that isn't there, InvalidInput for one that Onbeat's own trainer trains."""
         self.connection = JobConnection(settings, job_id, what="trainer")
-        self.spec: JobSpec = self.connection.spec
-        if not self.spec.trainer.external:
+        spec, broker = self.connection.spec, self.connection.broker
+        if not spec.trainer.external:
             self.connection.close(lambda: None)
             raise InvalidInput(
                 f"{job_id} is trained by Onbeat's own trainer",
                 field="trainer.external",
                 cure="submit the job with trainer.external = true",
             )
-        self.job_id = job_id
-        self.jobs = self.connection.jobs
-        self.side = TrainerSide(
-            self.connection.broker,
-            job_id,
-            owner=self.connection.process_id,
-            lease_s=self.spec.timeouts.trainer_lease_s,
-            num_open=self.spec.num_open,
-            plan=self.spec.stage_plan,
-        )
-        self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
-        deadline_s = self.spec.timeouts.dependency_s
-        self.run_files = run_files(settings, self.folder, deadline_s=deadline_s, pause=self.pause)
-        self.generators, self.stages = watches_of(self.connection.broker, self.spec, side=self.side, job_id=job_id)
-        self.chain_file: ChainFile
-        self.recorder: Recorder
-        self.health = health_watch(self.jobs, self.folder, self.spec)
-        self.window: Window
-        self.forked: ForkedFrom | UnsetType = UNSET
-        self._keeper = LeaseKeeper(self.side, lease_s=self.spec.timeouts.trainer_lease_s)
+        side = trainer_side(broker, job_id, spec, owner=self.connection.process_id)
+        keeper = LeaseKeeper(side, lease_s=spec.timeouts.trainer_lease_s)
+        super().__init__(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
         self._is_kept = False
 
     def acquire(self, *, timeout_s: float) -> None:
@@ -83,9 +56,9 @@ class Tenure:
                 waiting.poke()
                 time.sleep(min(LEASE_POLL_S, waiting.left_s))
         self._is_kept = True
-        self._keeper.start()
-        self._keeper.loaded()
-        self.run_files.begin(self.jobs.files(self.job_id))
+        self.keeper.start()
+        self.keeper.loaded()
+        self.open_files()
         try:
             self.jobs.move(self.job_id, JobState.RUNNING, trainer_epoch=self.side.trainer_epoch)
         except Conflict:
@@ -94,7 +67,7 @@ class Tenure:
     def check(self) -> None:
         """Raises JobEnded where the job is, or is to be, cancelled, FencedOff, and Unavailable."""
         try:
-            self._keeper.check()
+            super().check()
         except (Cancelled, Stopped):
             self._ends(JobState.CANCELLING)
 
@@ -103,13 +76,6 @@ class Tenure:
         self.check()
         if self.side.renew() is JobState.CANCELLING:
             self._ends(JobState.CANCELLING)
-
-    def pause(self, seconds: float) -> None:
-        self.check()
-        time.sleep(seconds)
-
-    def tell(self, event: JobEvent) -> None:
-        self.jobs.tell(self.job_id, event)
 
     def end(self, state: JobState, *, reason: str = "") -> None:
         """Ends the job under this epoch; one that is being cancelled is cancelled. Raises FencedOff."""
@@ -121,7 +87,7 @@ class Tenure:
     def leave(self) -> None:
         """Gives the lease back, where it is held."""
         if self._is_kept:
-            self._keeper.close()
+            self.keeper.close()
         self.connection.close(self._release)
 
     def _release(self) -> None:

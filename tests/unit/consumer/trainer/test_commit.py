@@ -11,11 +11,11 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from broker.fence import FenceState
 from broker.trainer_side import Opening
 from consumer.gradient.statistics import Scaling
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
-from consumer.trainer.start import Started
 from consumer.trainer.step import Stepped
 from contracts.checkpoints import OlderVersion
 from contracts.errors import FencedOff, FenceViolation, Unavailable, WeightsRejected
@@ -26,7 +26,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.recording import NoRecord
-from onbeat.loop.trained_job import HealthWatch
+from onbeat.loop.trained_job import HealthWatch, Succession, TrainedJob
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
 from onbeat.run_files import SharedFolder
@@ -84,6 +84,20 @@ def asked(number: int) -> AskedIteration:
     return AskedIteration(number=number, weights_digest=DIGEST, batches=(), samplers={number: DIGEST})
 
 
+def record_of(iteration: int) -> AuditRecord:
+    return AuditRecord(
+        kind="commit",
+        iteration=iteration,
+        policy_version=iteration,
+        weights_digest=DIGEST,
+        next_weights_digest=DIGEST,
+        trainer_epoch=1,
+        batches={},
+        abandoned={},
+        previous="",
+    )
+
+
 class Synced(ChainFile):
     """A chain file that says when it is on disk."""
 
@@ -97,7 +111,7 @@ class Synced(ChainFile):
         self._said.append("records on disk")
 
 
-class Played:
+class Played(TrainedJob):
     """A held job; `said` has what was asked of its parts, in order."""
 
     def __init__(self, folder: RunFolder, **spec: Any) -> None:
@@ -107,6 +121,8 @@ class Played:
         self.window.add(manifest(0))
         self.published = Published()
         self.folder = folder
+        self.job_id = folder.job_id
+        self.outline: list[AuditRecord] = []
         self.recorder = NoRecord()
         self.settled: WeightManifest | None = None
         self.forked = UNSET
@@ -143,6 +159,12 @@ class Played:
         assert made == ((record.iteration + 1, record.next_weights_digest) if record.next_weights_digest else None)
         self.records.append(record)
         self.said.append(f"committed {record.iteration}, opened {opening.iteration if opening else 'none'}")
+
+    def fence(self) -> FenceState:
+        return FenceState(state="closed", committed=-1, versions={}, trainer_epoch=1, lease_until_s=0.0)
+
+    def audit_outline(self, job_id: str, *, seen: object) -> tuple[list[AuditRecord], str]:
+        return self.outline, "before"
 
     def dispatch(self, iteration: int, batches: tuple[object, ...]) -> None:
         self.said.append(f"sent {', '.join(map(str, batches))} into iteration {iteration}")
@@ -187,7 +209,8 @@ class Played:
 
 
 def commits(held: Any, *, furthest: int = -1) -> Commits:
-    return Commits(held, held, Started(first=None, last_link="before", furthest=furthest))
+    held.outline = [record_of(number) for number in range(furthest + 1)]
+    return Commits(held, held, Succession(held))
 
 
 @pytest.fixture
@@ -197,7 +220,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_checkpoint(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, boundary = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    ends = commits(held)
+    boundary = ends.commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
     assert held.said == [
         "metrics",
         "timeline",
@@ -212,7 +236,7 @@ def test_numbers_come_before_the_commit_and_the_lease_and_the_disk_before_a_chec
         "removed versions before 0",
         "progress",
     ]
-    assert (following, held.settled) == (1, manifest(1))
+    assert (ends.succession.next, held.settled) == (1, manifest(1))
     assert boundary.opening_started_s <= boundary.opened_s
 
 
@@ -239,7 +263,8 @@ def test_a_trainer_that_slept_since_its_commit_writes_nothing_beside_its_success
 
 def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(folder: RunFolder) -> None:
     held = Played(folder, schedule="colocated", trainer__checkpoint_every_iterations=1)
-    following, boundary = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    ends = commits(held)
+    boundary = ends.commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
     assert held.said == [
         "metrics",
         "timeline",
@@ -256,14 +281,15 @@ def test_a_colocated_trainer_ends_its_turn_before_the_next_iteration_is_opened(f
         "memory given back",
         "opened 1",
     ]
-    assert (following, held.settled) == (1, manifest(1))
+    assert (ends.succession.next, held.settled) == (1, manifest(1))
     assert boundary.opening_started_s <= boundary.opened_s
 
 
 def test_a_colocated_job_s_last_commit_opens_nothing(folder: RunFolder) -> None:
     held = Played(folder, schedule="colocated", iterations=1)
-    following, _ = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
-    assert following is None
+    ends = commits(held)
+    ends.commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert ends.succession.next is None
     assert not [said for said in held.said if said.startswith("opened")]
 
 
@@ -277,8 +303,9 @@ def test_each_record_names_the_one_before_it(folder: RunFolder) -> None:
 
 def test_an_iteration_that_only_evaluates_is_the_last_one_and_changes_no_file(folder: RunFolder) -> None:
     held = Played(folder, trainer__checkpoint_every_iterations=1)
-    following, _ = commits(held).commit(Iteration(asked(4), trainer_epoch=1), None)
-    assert (following, held.said) == (None, ["timeline", "committed 4, opened none", "renewed"])
+    ends = commits(held)
+    ends.commit(Iteration(asked(4), trainer_epoch=1), None)
+    assert (ends.succession.next, held.said) == (None, ["timeline", "committed 4, opened none", "renewed"])
 
 
 def test_a_replayed_iteration_is_no_progress(folder: RunFolder) -> None:
@@ -324,8 +351,9 @@ def test_under_a_lag_a_commit_opens_a_later_iteration_and_the_next_one_is_evalua
     held = Played(folder, **LAGGING, evaluation__num_prompts=8, evaluation__every_iterations=1)
     held.evaluation = lambda score: None  # type: ignore[attr-defined]
     held.window.begin(0)
-    following, _ = commits(held).commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
-    assert following == 1
+    ends = commits(held)
+    ends.commit(Iteration(asked(0), trainer_epoch=1), stepped(0))
+    assert ends.succession.next == 1
     at = held.said.index("committed 0, opened 3")
     after = ["committed 0, opened 3", "renewed", "sent evaluation of 1 into iteration 1", "renewed"]
     assert held.said[at : at + 4] == after
