@@ -14,7 +14,6 @@ request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, orig
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -27,10 +26,9 @@ from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from contracts.errors import Unavailable
 from gateway.api import inspect, jobs, watch
 from gateway.exposition.requests import Measure
-from gateway.exposition.stack_state import job_gauges, stack_state, stage_gauges
+from gateway.exposition.stack_state import stack_state
 from gateway.job_list import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
@@ -55,11 +53,8 @@ def _exposition(request: Request) -> bytes:
     """What this process counts, the stack as Redis has it, each active job's last iteration, and its stages."""
     services = services_of(request)
     run_root, folder_of = services.settings.run_root_path, services.metrics_folder
-    text = generate_latest(services.metrics.registry)
-    text += stack_state(services.broker, services.jobs, run_root, folder_of=folder_of, disk=services.disk.bytes)
-    with contextlib.suppress(Unavailable):  # `onbeat_broker_up` says so
-        text += job_gauges(services.jobs, folder_of) + stage_gauges(services.broker, services.jobs)
-    return text
+    stack = stack_state(services.broker, services.jobs, run_root, folder_of=folder_of, disk=services.disk.bytes)
+    return generate_latest(services.metrics.registry) + stack
 
 
 ROUTERS = (

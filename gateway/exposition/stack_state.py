@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import UNSET
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,7 +29,6 @@ from broker.job_search import find_jobs
 from broker.job_store import JobStore
 from broker.monitor import count_states, job_status, server_memory, stream_report
 from broker.presence import GeneratorInfo, Presence, StagePresence
-from broker.stage_monitor import stage_view
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
@@ -140,6 +139,17 @@ JOB_FAMILIES = (
     ),
     *(Family(f"onbeat_job_{name}", GAUGE, meaning, ("job",)) for name, meaning in OF_JOBS.items()),
     *(Family(f"onbeat_job_stream_{name}", GAUGE, meaning, ("job", "stream")) for name, meaning in OF_STREAMS.items()),
+    Family("onbeat_job_reward_component", GAUGE, "Mean score of a reward component.", ("job", "component")),
+    Family("onbeat_job_lag_batches", GAUGE, "Training batches that each lag had; none without one.", ("job", "lag")),
+    Family(
+        "onbeat_job_environment_metric",
+        GAUGE,
+        "Mean of a metric of the job's environment; none without one.",
+        ("job", "metric"),
+    ),
+    Family("onbeat_stage_rows_waiting", GAUGE, "Published rows that lack columns.", ("job",)),
+    Family("onbeat_stage_columns_bytes", GAUGE, "Memory of the columns in Redis.", ("job",)),
+    *(Family(f"onbeat_stage_{name}", GAUGE, meaning, ("job", "stage")) for name, meaning in STAGE_GAUGES.items()),
     Family("onbeat_job_rejected", COUNTER, "Publications that the fence refused, by reason.", ("job", "reason")),
     *(Family(f"onbeat_job_{name}", COUNTER, meaning, ("job",)) for name, meaning in OF_COUNTERS.items()),
 )
@@ -147,7 +157,10 @@ FAMILIES = (*STACK, *JOB_FAMILIES)
 
 
 class _Samples(Collector):
-    """Samples of FAMILIES; one of another name is a defect."""
+    """Samples of FAMILIES, and of an iteration's numbers, which have a name for each field; others are a defect.
+
+    Each scrape makes its own: a job that ended leaves no gauge behind.
+    """
 
     def __init__(self) -> None:
         kinds = {GAUGE: GaugeMetricFamily, COUNTER: CounterMetricFamily}
@@ -157,6 +170,14 @@ class _Samples(Collector):
     def add(self, name: str, value: float, *labels: str) -> None:
         self._used.add(name)
         self._found[name].add_metric(labels, value)
+
+    def add_number(self, name: str, value: float, job_id: str) -> None:
+        """Adds a number of a job's last trained iteration."""
+        gauge = f"onbeat_job_{name}"
+        if gauge not in self._found:
+            meaning = f"{name} of the job's last trained iteration (docs/operate.md)."
+            self._found[gauge] = GaugeMetricFamily(gauge, meaning, labels=("job",))
+        self.add(gauge, value, job_id)
 
     def collect(self) -> Iterable[Metric]:
         return [metric for name, metric in self._found.items() if name in self._used]
@@ -228,6 +249,11 @@ def _add_job(
     job_id: str,
     generators: Sequence[GeneratorInfo],
 ) -> None:
+    metrics = None
+    with contextlib.suppress(Unavailable):  # a folder that can't be read is no reason to say nothing of Redis
+        metrics = newest_metrics(folder_of(job_id))
+    if metrics is not None:
+        _add_iteration(samples, metrics, job_id)
     try:
         spec = jobs.spec(job_id)
         status = job_status(broker, job_id, generators=generators)
@@ -235,7 +261,7 @@ def _add_job(
         report = stream_report(broker, job_id)
     except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
         return
-    for name, value in _of_job(spec, status, folder_of):
+    for name, value in _of_job(spec, status, metrics):
         samples.add(f"onbeat_job_{name}", value, job_id)
     samples.add("onbeat_job_trainer_starts", starts, job_id)
     samples.add("onbeat_job_info", 1.0, job_id, shown(status.name))
@@ -247,7 +273,7 @@ def _add_job(
     _add_report(samples, report)
 
 
-def _of_job(spec: JobSpec, status: JobStatus, folder_of: FolderOf) -> Iterator[tuple[str, float]]:
+def _of_job(spec: JobSpec, status: JobStatus, last: IterationMetrics | None) -> Iterator[tuple[str, float]]:
     is_running = status.state is JobState.RUNNING
     yield "running", float(is_running)
     yield "iteration_limit_seconds", spec.timeouts.iteration_s
@@ -258,17 +284,23 @@ def _of_job(spec: JobSpec, status: JobStatus, folder_of: FolderOf) -> Iterator[t
     if status.evaluation_latest is not None:
         yield "held_out_score", status.evaluation_latest.sampled
     if is_running:
-        yield "since_progress_seconds", max(0.0, time.time() - _progress_s(status, folder_of))
+        # Since the last iteration of this start of the job; at first, since it began.
+        progress_s = max(status.started_s, last.started_s + last.wall_s if last else 0.0)
+        yield "since_progress_seconds", max(0.0, time.time() - progress_s)
     if not spec.schedule_rule.lags:
         yield "mismatch_limit", spec.trainer.mismatch_alarm
 
 
-def _progress_s(status: JobStatus, folder_of: FolderOf) -> float:
-    """Unix time at which the last iteration was trained, of this start of the job; at first, when it began."""
-    last = None
-    with contextlib.suppress(Unavailable):  # a folder that can't be read is no reason to say nothing of Redis
-        last = newest_metrics(folder_of(status.job_id))
-    return max(status.started_s, last.started_s + last.wall_s if last else 0.0)
+def _add_iteration(samples: _Samples, metrics: IterationMetrics, job_id: str) -> None:
+    for name, value in {"iteration": float(metrics.iteration), **metrics.numbers()}.items():
+        samples.add_number(name, value, job_id)
+    for name, value in metrics.reward_components.items():
+        samples.add("onbeat_job_reward_component", value, job_id, name)
+    if metrics.trajectories is not UNSET:
+        for name, value in metrics.trajectories.environment.items():
+            samples.add("onbeat_job_environment_metric", value, job_id, name)
+    for lag, num_batches in enumerate(metrics.lag_counts):
+        samples.add("onbeat_job_lag_batches", num_batches, job_id, str(lag))
 
 
 def _add_report(samples: _Samples, report: StreamReport) -> None:
@@ -292,77 +324,14 @@ def _add_report(samples: _Samples, report: StreamReport) -> None:
         samples.add("onbeat_job_rejected", number, job_id, reason)
     for name in OF_COUNTERS:
         samples.add(f"onbeat_job_{name}", getattr(report, name), job_id)
-
-
-def job_gauges(jobs: JobStore, folder_of: FolderOf) -> bytes:
-    """Prometheus text format; b"" where no active job has trained an iteration yet."""
-    found: dict[str, IterationMetrics] = {}
-    for job_id in newest_active(jobs):
-        with contextlib.suppress(Unavailable):  # one folder that can't be read hides no other job
-            if (metrics := newest_metrics(folder_of(job_id))) is not None:
-                found[job_id] = metrics
-    return exposition(found)
-
-
-def stage_gauges(broker: Broker, jobs: JobStore) -> bytes:
-    """The stages of the newest active jobs as Prometheus text; b"" where no job has any."""
-    registry = CollectorRegistry()
-    gauges = {
-        name: Gauge(f"onbeat_stage_{name}", meaning, ["job", "stage"], registry=registry)
-        for name, meaning in STAGE_GAUGES.items()
-    }
-    rows = Gauge("onbeat_stage_rows_waiting", "Published rows that lack columns.", ["job"], registry=registry)
-    memory = Gauge("onbeat_stage_columns_bytes", "Memory of the columns in Redis.", ["job"], registry=registry)
-    found = False
-    for job_id in newest_active(jobs):
-        with contextlib.suppress(NotFound, ContractViolation):  # removed meanwhile, or of an older version
-            spec = jobs.spec(job_id)
-            if not spec.stages:
-                continue
-            report, found = stage_view(broker, job_id, spec), True
-            rows.labels(job_id).set(report.rows_waiting)
-            memory.labels(job_id).set(report.columns_bytes)
-            for state in report.stages:
-                for name, gauge in gauges.items():
-                    gauge.labels(job_id, state.stage).set(getattr(state, name) or 0.0)
-    return generate_latest(registry) if found else b""
+    if report.stages is not UNSET:
+        samples.add("onbeat_stage_rows_waiting", report.rows_waiting or 0, job_id)
+        samples.add("onbeat_stage_columns_bytes", report.columns_bytes or 0, job_id)
+        for state in report.stages:
+            for name in STAGE_GAUGES:
+                samples.add(f"onbeat_stage_{name}", getattr(state, name) or 0.0, job_id, state.stage)
 
 
 def newest_active(jobs: JobStore) -> list[str]:
     active = set(jobs.active_jobs())
     return [job_id for job_id in jobs.job_ids() if job_id in active and JOB_ID.fullmatch(job_id)][:MAX_JOBS]
-
-
-def exposition(metrics: Mapping[str, IterationMetrics]) -> bytes:
-    """Job id → its last iteration, as text. Each call makes a registry: a job that ended leaves no gauge behind."""
-    registry = CollectorRegistry()
-    gauges: dict[str, Gauge] = {}
-    components = Gauge(
-        "onbeat_job_reward_component", "Mean score of a reward component.", ["job", "component"], registry=registry
-    )
-    lags = Gauge(
-        "onbeat_job_lag_batches",
-        "Training batches that each lag had; none without one.",
-        ["job", "lag"],
-        registry=registry,
-    )
-    environments = Gauge(
-        "onbeat_job_environment_metric",
-        "Mean of a metric of the job's environment; none without one.",
-        ["job", "metric"],
-        registry=registry,
-    )
-    for job_id, of_job in metrics.items():
-        for name, value in {"iteration": float(of_job.iteration), **of_job.numbers()}.items():
-            if name not in gauges:
-                meaning = f"{name} of the job's last trained iteration (docs/operate.md)."
-                gauges[name] = Gauge(f"onbeat_job_{name}", meaning, ["job"], registry=registry)
-            gauges[name].labels(job_id).set(value)
-        for name, value in of_job.reward_components.items():
-            components.labels(job_id, name).set(value)
-        if of_job.trajectories is not UNSET:
-            for name, value in of_job.trajectories.environment.items():
-                environments.labels(job_id, name).set(value)
-        for lag, num_batches in enumerate(of_job.lag_counts):
-            lags.labels(job_id, str(lag)).set(num_batches)
-    return generate_latest(registry) if metrics else b""

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from contracts.events import IterationMetrics
 from gateway.exposition.requests import GatewayMetrics
-from gateway.exposition.stack_state import FAMILIES, STAGE_GAUGES
+from gateway.exposition.stack_state import FAMILIES
 from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from tests.contract.golden_files import iteration_metrics
@@ -68,8 +68,6 @@ def families() -> Iterator[Documented]:
     """Those of all processes, but for the numbers of an iteration, which have a name for each field."""
     for one in FAMILIES:
         yield Documented(one.name + "_total" * (one.kind == "counter"), one.kind, one.labels, one.meaning)
-    for name, meaning in STAGE_GAUGES.items():
-        yield Documented(f"onbeat_stage_{name}", "gauge", ("job", "stage"), meaning)
     for registry in registries():
         for collector in list(registry._collector_to_names):
             kind, name = getattr(collector, "_type", ""), getattr(collector, "_name", "")
@@ -82,8 +80,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
     rows = documented()
     known = {one.name: (one.kind, one.labels) for one in families()}
     assert {name: rows.get(name) for name in known} == known
-    others = {"onbeat_job_reward_component", "onbeat_job_lag_batches", "onbeat_job_environment_metric"}
-    assert set(rows) - set(known) == others | {"onbeat_stage_rows_waiting", "onbeat_stage_columns_bytes"}
+    assert set(rows) == set(known)
 
 
 def test_no_label_holds_what_a_client_or_a_model_wrote() -> None:

@@ -11,7 +11,7 @@ from broker.keys import sealed_name
 from broker.monitor import job_status, stream_report
 from broker.presence import LEAVES_ALONE, LIVE_S, Presence, StagePresence
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
-from gateway.exposition.stack_state import stage_gauges
+from gateway.exposition.stack_state import stack_state
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external
 
@@ -26,8 +26,10 @@ def job(redis_server: EmbeddedRedis) -> StagedJob:
 
 
 def gauges(job: StagedJob) -> dict[str, float]:
-    text = stage_gauges(job.brokers["gateway"], job.jobs).decode()
-    lines = (line.rpartition(" ") for line in text.splitlines() if job.job_id in line)
+    text = stack_state(job.brokers["gateway"], job.jobs, job.server.folder).decode()
+    lines = (
+        line.rpartition(" ") for line in text.splitlines() if line.startswith("onbeat_stage") and job.job_id in line
+    )
     return {name.replace(f'job="{job.job_id}"', ""): float(value) for name, _, value in lines}
 
 
