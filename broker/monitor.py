@@ -17,7 +17,7 @@ from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, ids_among, read_of, readable
-from broker.presence import GeneratorInfo, Presence, StagePresence, missed_by_all
+from broker.presence import GeneratorInfo, Presence, StagePresence, awaited_generator, missed_by_all
 from broker.stage_monitor import last_claims, stage_view
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
@@ -90,7 +90,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     reason = values["reason"].decode() or _waits_for(
         state,
         fence,
-        generators=_generators_waited_for(job_id, generators),
+        generators=_generators_waited_for(job_id, spec, fence, generators),
         now_s=_seconds(clock),
         is_full=_is_full(memory),
         trainer=trainer,
@@ -270,13 +270,13 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
     return last.policy_version, last.weights_digest
 
 
-def _generators_waited_for(job_id: str, live: Sequence[GeneratorInfo]) -> str:
+def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: Sequence[GeneratorInfo]) -> str:
     """What keeps all generators from the job's batches; "" where one may be at work on them."""
     if not live:
         return "a generator, and none lives: start one with `onbeat up` or `python -m producer`"
-    able = [one for one in live if not one.reason(job_id)]
+    able = [one for one in live if one.serves(job_id, deterministic=spec.deterministic)]
     if not able:
-        return f"a generator that can serve it; {live[0].generator_id} leaves it alone: {live[0].reason(job_id)}"
+        return awaited_generator(live, job_id, lambda: fence.engine)
     return missed_by_all(able, (REWARD_SERVICE,))
 
 

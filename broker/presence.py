@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
@@ -61,6 +61,31 @@ class GeneratorInfo(Record, frozen=True, kw_only=True):
     def reason(self, job_id: str) -> str:
         """Why it leaves this job alone; "" where it doesn't say so."""
         return _reason(self.info, f"{job_id}: ")
+
+    def has_other_engine(self, job_id: str) -> bool:
+        """Whether another kind of engine than its own samples this deterministic job."""
+        return job_id in self.info.get(WRONG_ENGINE, "").split()
+
+    def serves(self, job_id: str, *, deterministic: bool) -> bool:
+        """Whether it may take batches of this job. deterministic: as the job's spec has it."""
+        is_of_kind = not self.info.get(NOT_REPRODUCIBLE) and not self.has_other_engine(job_id)
+        return not self.reason(job_id) and (is_of_kind or not deterministic)
+
+
+def awaited_generator(live: Sequence[GeneratorInfo], job_id: str, kind: Callable[[], str]) -> str:
+    """What a job waits for where none of the live generators serves it. kind: asks which kind of engine samples it."""
+    if not live:
+        return "a live generator"
+    for one in live:
+        if why := one.reason(job_id):
+            return f"a live generator that can serve the job; {one.generator_id} leaves it alone: {why}"
+    others = {one.info.get(ENGINE, "") for one in live if one.has_other_engine(job_id)}
+    if not others:
+        return "a live generator for a deterministic job"
+    return (
+        f"a live generator of the kind of engine that samples this job ({kind()}); those that live have "
+        f"({') and ('.join(sorted(others))})"
+    )
 
 
 class StageWorkerInfo(Record, frozen=True, kw_only=True):

@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from msgspec import UNSET
-
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
@@ -80,10 +78,8 @@ def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
     """Returns the numbers by field name; those of several values as `reward_components/NAME`, `lag_counts/LAG` and
     `environment/NAME`.
     """
-    components = {f"reward_components/{name}": value for name, value in metrics.reward_components.items()}
-    if metrics.trajectories is not UNSET:
-        components |= {f"environment/{name}": value for name, value in metrics.trajectories.environment.items()}
-    return metrics.numbers() | components | {f"lag_counts/{lag}": float(n) for lag, n in enumerate(metrics.lag_counts)}
+    labelled = metrics.labelled().items()
+    return metrics.numbers() | {f"{of}/{name}": value for of, values in labelled for name, value in values.items()}
 
 
 def evaluation_values(score: EvaluationScore) -> dict[str, float]:

@@ -171,6 +171,14 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
             fields |= self.trajectories.numbers()
         return {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
 
+    def labelled(self) -> dict[str, dict[str, float]]:
+        """Numbers of which there are several: what they are → what tells them apart → the number."""
+        return {
+            "reward_components": self.reward_components,
+            "environment": {} if self.trajectories is UNSET else self.trajectories.environment,
+            "lag_counts": {str(lag): float(number) for lag, number in enumerate(self.lag_counts)},
+        }
+
 
 class TimelineSpan(Record, frozen=True, kw_only=True):
     """A line of timeline.jsonl: which process did what, and when."""

@@ -74,11 +74,11 @@ def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None
     if not any(row.lag_counts for row in rows):
         columns.pop("lag_mean", None)
     played = [{} if row.trajectories is UNSET else row.trajectories.numbers() for row in rows]
-    environment = [{} if row.trajectories is UNSET else row.trajectories.environment for row in rows]
+    labelled = [row.labelled() for row in rows]
     for prefix, each in (
         ("", played),
-        ("environment: ", environment),
-        ("reward: ", [row.reward_components for row in rows]),
+        ("environment: ", [one["environment"] for one in labelled]),
+        ("reward: ", [one["reward_components"] for one in labelled]),
     ):
         for name in dict.fromkeys(name for one in each for name in one):
             columns[prefix + name] = [one.get(name) for one in each]

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.encoding.arrays import unpack_int32
-from contracts.errors import InvalidInput
 from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
 from onbeat.rendering.base import Renderer
 from onbeat.rendering.family import make_renderer
-from onbeat.weights.model_path import FIELD, model_folder
+from onbeat.weights.model_path import model_folder
 from producer.engine.factory import preload
 
 if TYPE_CHECKING:
@@ -58,12 +57,9 @@ def _renderer(folder: Path, kind: RendererKind, chat_format: str) -> Renderer:
 @functools.lru_cache(maxsize=1)
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The one that was loaded last is kept: a job's detokenizer and its renderer read the same."""
-    from transformers import AutoTokenizer
+    from onbeat.weights.model_folder import load_tokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
+    return load_tokenizer(folder, needs_end=False)
 
 
 def _last_turn(completion: Completion) -> list[int]:

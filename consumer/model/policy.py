@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -29,23 +27,11 @@ from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import context_tokens, weight_tensors
+from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, first_line, load_tokenizer, weight_tensors
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import TensorSink
 
 FIELD = "model.path"
-LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
-"""transformers raises these for a folder that it cannot read; it has no exception of its own."""
 LoadModel = Callable[[Path, Any, torch.dtype], tuple[PreTrainedModel, dict[str, Any]]]
 """(folder, config, dtype) → the model and transformers' loading info."""
 
@@ -209,27 +195,6 @@ def load_policy(
     return policy
 
 
-def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokenizerBase:
-    """Raises InvalidInput naming `model.path`. needs_end: whether it must have an end-of-sequence token."""
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise InvalidInput(
-            f"`{folder}` has no tokenizer files",
-            field=FIELD,
-            cure="save the tokenizer into the folder with tokenizer.save_pretrained",
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except LOADING_ERRORS as error:
-        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {first_line(error)}", field=FIELD) from error
-    if needs_end and tokenizer.eos_token_id is None:
-        raise InvalidInput(
-            f"the tokenizer of `{folder}` has no end-of-sequence token",
-            field=FIELD,
-            cure="set eos_token in tokenizer_config.json",
-        )
-    return tokenizer
-
-
 def load_model(
     model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel
 ) -> PreTrainedModel:
@@ -278,9 +243,3 @@ def _turn_dropout_off(config: Any) -> None:
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a library's message, or its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -59,6 +59,14 @@ STAGE_GAUGES = {
 """A field of StageState → what the gauge of its name says."""
 
 
+LABELLED = {
+    "reward_components": "reward_component",
+    "environment": "environment_metric",
+    "lag_counts": "lag_batches",
+}
+"""What `IterationMetrics.labelled` has → the gauge `onbeat_job_NAME` of it."""
+
+
 class Family(NamedTuple):
     """A metric: its name, without the `_total` that a counter gets, its kind, what it says, its labels."""
 
@@ -294,13 +302,9 @@ def _of_job(spec: JobSpec, status: JobStatus, last: IterationMetrics | None) -> 
 def _add_iteration(samples: _Samples, metrics: IterationMetrics, job_id: str) -> None:
     for name, value in {"iteration": float(metrics.iteration), **metrics.numbers()}.items():
         samples.add_number(name, value, job_id)
-    for name, value in metrics.reward_components.items():
-        samples.add("onbeat_job_reward_component", value, job_id, name)
-    if metrics.trajectories is not UNSET:
-        for name, value in metrics.trajectories.environment.items():
-            samples.add("onbeat_job_environment_metric", value, job_id, name)
-    for lag, num_batches in enumerate(metrics.lag_counts):
-        samples.add("onbeat_job_lag_batches", num_batches, job_id, str(lag))
+    for of, values in metrics.labelled().items():
+        for label, value in values.items():
+            samples.add(f"onbeat_job_{LABELLED[of]}", value, job_id, label)
 
 
 def _add_report(samples: _Samples, report: StreamReport) -> None:

@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 
 from broker.presence import (
     AWAKE_FOR,
-    ENGINE,
     LOADING_WEIGHTS,
-    NOT_REPRODUCIBLE,
     REJECTED_WEIGHTS,
-    WRONG_ENGINE,
     GeneratorInfo,
     Presence,
     StagePresence,
+    awaited_generator,
     missed_by_all,
 )
 from contracts.events import GeneratorsChanged
@@ -141,13 +139,13 @@ class GeneratorWatch:
         self._looked_s = self._clock()
         live = self._presence.live()
         self._note(frozenset(one.generator_id for one in live))
-        able = [one for one in live if self._is_able(one)]
+        able = [one for one in live if one.serves(self._job_id, deterministic=self._deterministic)]
         if able:
             self._waiting = None
         else:
             if self._waiting is None:
                 self._waiting = Waiting("a live generator", deadline_s=self._deadline_s, cure=CURE, clock=self._clock)
-            self._waiting.poke(self._awaited(live))
+            self._waiting.poke(awaited_generator(live, self._job_id, self._kind))
         self._check_services(able)
         return self._refused(live)
 
@@ -182,27 +180,6 @@ class GeneratorWatch:
                 self._told[folder] = now_s, min(LONGEST_PAUSE_S, 2 * pause_s)
                 due.add(folder)
         return frozenset(due)
-
-    def _is_able(self, one: GeneratorInfo) -> bool:
-        if one.reason(self._job_id):
-            return False
-        is_of_kind = not one.info.get(NOT_REPRODUCIBLE) and self._job_id not in one.info.get(WRONG_ENGINE, "").split()
-        return is_of_kind or not self._deterministic
-
-    def _awaited(self, live: list[GeneratorInfo]) -> str:
-        """What is waited for, where no live generator serves the job."""
-        if not live:
-            return "a live generator"
-        for one in live:
-            if why := one.reason(self._job_id):
-                return f"a live generator that can serve the job; {one.generator_id} leaves it alone: {why}"
-        others = {one.info.get(ENGINE, "") for one in live if self._job_id in one.info.get(WRONG_ENGINE, "").split()}
-        if not others:
-            return "a live generator for a deterministic job"
-        return (
-            f"a live generator of the kind of engine that samples this job ({self._kind()}); those that live have "
-            f"({') and ('.join(sorted(others))})"
-        )
 
 
 class StageWatch:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,6 +25,19 @@ from transformers.initialization import no_init_weights
 from contracts.errors import InvalidInput
 from onbeat.weights.model_path import FIELD
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""transformers raises these for a folder that it cannot read; it has no exception of its own."""
 UNLIMITED_CONTEXT_TOKENS = 2**31 - 1
 """Context of an architecture without a position limit (ALiBi, state-space models)."""
 
@@ -40,15 +55,24 @@ def context_tokens(config: PreTrainedConfig) -> int:
     return getattr(config.get_text_config(), "max_position_embeddings", None) or UNLIMITED_CONTEXT_TOKENS
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer. Raises InvalidInput that names model.path where there is none, or none that ends a text."""
+def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer. Raises InvalidInput that names model.path where there is none, or none that ends a text.
+
+    needs_end: whether it must have an end-of-sequence token.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InvalidInput(
+            f"`{folder}` has no tokenizer files",
+            field=FIELD,
+            cure="save the tokenizer into the folder with tokenizer.save_pretrained",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
-    if tokenizer.eos_token_id is None:
+    except LOADING_ERRORS as error:
+        raise InvalidInput(f"the tokenizer of `{folder}` does not load: {first_line(error)}", field=FIELD) from error
+    if needs_end and tokenizer.eos_token_id is None:
         raise InvalidInput(
-            f"the tokenizer of {folder} has no end-of-sequence token",
+            f"the tokenizer of `{folder}` has no end-of-sequence token",
             field=FIELD,
             cure="set eos_token in tokenizer_config.json",
         )
@@ -95,11 +119,8 @@ def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int
     else:
         declared = getattr(config, "eos_token_id", None)
     found = set(declared) if isinstance(declared, list) else {declared}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{folder} has no tokenizer: {error}", field=FIELD) from error
-    ids = frozenset(token for token in (*found, tokenizer.eos_token_id) if token is not None)
+    found.add(load_tokenizer(folder, needs_end=False).eos_token_id)
+    ids = frozenset(token for token in found if token is not None)
     if not ids:
         raise InvalidInput(
             f"{folder} has no end-of-sequence token",
@@ -107,3 +128,9 @@ def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int
             cure="set eos_token_id in generation_config.json, or eos_token in tokenizer_config.json",
         )
     return ids
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, or its type where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import load_frozen, set_up_torch
 from consumer.gradient.log_probs import frozen_logprobs
-from consumer.model.policy import Policy, load_tokenizer
+from consumer.model.policy import Policy
 from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
@@ -23,6 +23,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import TeacherStage
 from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.model_folder import load_tokenizer
 
 log = logging.getLogger(__name__)
 

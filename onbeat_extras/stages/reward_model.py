@@ -23,7 +23,6 @@ from transformers.utils import logging as transformers_logging
 
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
-from consumer.model.policy import LOADING_ERRORS, first_line, load_tokenizer
 from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
 from contracts.errors import CompletionUnjudged, InvalidInput
 from contracts.experience.columns import ColumnValues
@@ -31,7 +30,7 @@ from contracts.rewards import StageReason
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
 from onbeat.rendering import chat_template
-from onbeat.weights.model_folder import context_tokens
+from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, first_line, load_tokenizer
 
 
 class RewardModel:

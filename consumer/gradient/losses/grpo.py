@@ -43,7 +43,7 @@ def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
 
 
 def pessimistic(inputs: LossInputs, ratio: Tensor) -> PolicyTerm:
-    """Bounds ratios [R, T]."""
+    """Bounds ratios [R, T], or [R, 1] of whole responses; the term has their shape."""
     gain = inputs.gain
     clipped_low, clipped_high = inputs.clips(ratio, gain)
     return PolicyTerm(

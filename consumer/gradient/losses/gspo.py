@@ -14,8 +14,6 @@ and each token weighs it by its own advantage.
 
 from __future__ import annotations
 
-import torch
-
 from consumer.gradient.losses.base import RESPONSE_MEAN, LossInputs, PolicyLoss, PolicyTerm
 from consumer.gradient.losses.grpo import pessimistic
 
@@ -27,13 +25,11 @@ def sequence_surrogate(inputs: LossInputs) -> PolicyTerm:
     if inputs.advantages.dim() == 2:
         # GSPO-token: all ratios [R, T] are their response's, each with the gradient of its token.
         return pessimistic(inputs, ratio.detach().unsqueeze(1) * (log_ratio - log_ratio.detach()).exp())
-    gain = inputs.advantages
-    loss = -torch.minimum(inputs.bounded(ratio) * gain, inputs.clip(ratio) * gain)
-    clipped_low, clipped_high = inputs.clips(ratio, gain)
+    term = pessimistic(inputs, ratio.unsqueeze(1))  # [R, 1], of which each token has the whole
     return PolicyTerm(
-        token_loss=loss.unsqueeze(1).expand_as(log_ratio),
-        clipped_low=clipped_low.unsqueeze(1).expand_as(log_ratio),
-        clipped_high=clipped_high.unsqueeze(1).expand_as(log_ratio),
+        token_loss=term.token_loss.expand_as(log_ratio),
+        clipped_low=term.clipped_low.expand_as(log_ratio),
+        clipped_high=term.clipped_high.expand_as(log_ratio),
     )
 
 
