@@ -32,7 +32,7 @@ from benchmarks._results import write_result
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.trainer_side import Opening, TrainerSide
+from broker.trainer_side import IterationOpening, TrainerSide
 from contracts.encoding.wire import decode, encode
 from contracts.events import AuditRecord, record_digest
 from contracts.rewards import ExactReward, RewardSpec
@@ -186,12 +186,14 @@ class FencedTrainer:
         self._side.commit(record, trained, event=None, opening=self._following, made=made)
         self._last_link = record_digest(record)
 
-    def _opening(self, iteration: int) -> Opening:
+    def _opening(self, iteration: int) -> IterationOpening:
         batches = tuple(
             prompt_batch(self.source, iteration, index, NUM_GROUPS[self._size])
             for index in range(NUM_BATCHES[self._size])
         )
-        return Opening(iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=batches)
+        return IterationOpening(
+            iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=batches
+        )
 
     def _record(self, iteration: int, trained: dict[str, str]) -> AuditRecord:
         return AuditRecord(

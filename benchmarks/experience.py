@@ -41,7 +41,7 @@ from benchmarks._results import write_result
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.stage_side import PutOutcome, StageSide
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
@@ -201,9 +201,11 @@ class OurClient:
         self._jobs.move(self._job_id, JobState.FAILED)
         self._jobs.remove(self._job_id)
 
-    def _opening(self, iteration: int) -> Opening:
+    def _opening(self, iteration: int) -> IterationOpening:
         prompts = replace(prompt_batch(self._job_id, iteration, 0, 1), group_size=self._rows)
-        return Opening(iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=(prompts,))
+        return IterationOpening(
+            iteration=iteration, oldest_version=iteration, newest_version=iteration, batches=(prompts,)
+        )
 
     def _commit(self, iteration: int) -> None:
         trained = {self._batch.batch_id: batch_digest(self._batch)}

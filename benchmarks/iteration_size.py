@@ -25,7 +25,7 @@ from benchmarks._results import write_result
 from broker.connection.client import Broker, connect
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.trainer_side import Opening, TrainerSide
+from broker.trainer_side import IterationOpening, TrainerSide
 from contracts.encoding.wire import encode
 from contracts.events import AuditRecord, record_digest
 from contracts.rewards import ExactReward, RewardSpec
@@ -105,7 +105,7 @@ def measure(url: str, number: int, num_prompts: int) -> dict[str, Any]:
     broker = connect(settings, patience_s=120.0)
     job_id, trainer = new_job(broker)
     batches = batches_of(job_id, number, num_prompts)
-    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=batches)
+    opening = IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=batches)
     broker.redis.config_set("slowlog-log-slower-than", 1000)
     with Pings(connect(settings, patience_s=120.0)) as pings:
         began_s = time.perf_counter()

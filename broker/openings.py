@@ -13,7 +13,7 @@ CHUNK_BATCHES, CHUNK_BYTES = 256, 1 << 20
 """Most prompt batches, and their bytes, that one script dispatches: some milliseconds of the server."""
 
 
-class Opening(Record, frozen=True, kw_only=True):
+class IterationOpening(Record, frozen=True, kw_only=True):
     """An iteration to open: its number, the versions that may sample it, every batch that it expects now."""
 
     iteration: int
@@ -30,7 +30,7 @@ class Opening(Record, frozen=True, kw_only=True):
 
 
 class NewBatch(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt batch for the stream, as scripts are told of it; its payload goes beside it."""
+    """A prompt batch that goes in work, as scripts are told of it; its payload goes beside it."""
 
     id: str
     shape: str
@@ -39,7 +39,7 @@ class NewBatch(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DispatchChunk(NamedTuple):
-    """Prompt batches that one script puts on the stream."""
+    """Prompt batches that one script puts in work."""
 
     batches: list[NewBatch]
     payloads: list[bytes]
@@ -71,7 +71,7 @@ def dispatch_chunks(batches: Iterable[PromptBatch], *, num_open: int = 1) -> Ite
         yield chunk
 
 
-def opening_arguments(opening: Opening, chunks: Iterator[DispatchChunk]) -> tuple[dict[str, Any], list[bytes]]:
+def opening_arguments(opening: IterationOpening, chunks: Iterator[DispatchChunk]) -> tuple[dict[str, Any], list[bytes]]:
     """An opening as the scripts know it (prelude.lua), with the first of the chunks; and the payloads of that one."""
     first = next(chunks, DispatchChunk([], []))
     following = {

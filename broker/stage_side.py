@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from broker.batch_cache import BatchCache, CachedBatch
 from broker.connection.client import Broker
-from broker.kept import KeptBatch, KeptBatches
 from broker.keys import batch_field, item_fields
 from broker.leases import Lease, LeasedSide
 from contracts.encoding.digests import content_digest
@@ -83,7 +83,7 @@ class StageSide(LeasedSide[ClaimedItem]):
 
     def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
         super().__init__(broker, job_id, worker_id)
-        self._batches = KeptBatches()
+        self._batches = BatchCache()
         self._empty: dict[str, Emptiness] = {}
         """Stage → of its latest claim, where that found nothing."""
 
@@ -155,7 +155,7 @@ class StageSide(LeasedSide[ClaimedItem]):
             lease = Lease(stage=number, iteration=found.iteration, batch_id=found.batch_id, item=item, claim=claim)
             self._give_back(lease, reason)
 
-    def _batch_of(self, found: _Found, held: dict[str, KeptBatch], values: dict[str, bytes]) -> RolloutBatch | None:
+    def _batch_of(self, found: _Found, held: dict[str, CachedBatch], values: dict[str, bytes]) -> RolloutBatch | None:
         """The batch of items, held from now on; None where it is no longer the one that was claimed.
 
         held, values: what this worker had before the claim, and what came with it. Raises ContractViolation.
@@ -165,7 +165,7 @@ class StageSide(LeasedSide[ClaimedItem]):
             payload = values.pop(batch_field(found.batch_id), None) or self._large_payload(found)
             if payload is None:
                 return None
-            known = held[found.batch_id] = KeptBatch(found.digest, decode(payload, RolloutBatch), len(payload))
+            known = held[found.batch_id] = CachedBatch(found.digest, decode(payload, RolloutBatch), len(payload))
             self._batches.keep(found.batch_id, known)
         return known.batch
 

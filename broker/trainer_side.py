@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from broker.batch_cache import READ_AHEAD, RolloutCursor, RolloutEntry
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
-from broker.kept import READ_AHEAD, RolloutCursor, RolloutEntry
 from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields
 from broker.ledger import Dead, Published, batch_record
-from broker.openings import DispatchChunk, Opening, dispatch_chunks, opening_arguments
+from broker.openings import DispatchChunk, IterationOpening, dispatch_chunks, opening_arguments
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, JobEvent, Rewound, record_digest
@@ -129,7 +129,7 @@ class TrainerSide:
         """Removes the chunks of older versions but `kept`. Raises FencedOff."""
         self._fenced("drop_chunks", oldest_kept=policy_version, kept=list(kept))
 
-    def open_iteration(self, opening: Opening, versions: Mapping[int, str]) -> bool:
+    def open_iteration(self, opening: IterationOpening, versions: Mapping[int, str]) -> bool:
         """True if it was opened now, False if it stood open already: its batches go on.
 
         versions: version → weights digest, announced ones that the window's batches may be sampled with. The first
@@ -332,7 +332,7 @@ class TrainerSide:
         trained: Mapping[str, str],
         *,
         event: JobEvent | None,
-        opening: Opening | None,
+        opening: IterationOpening | None,
         made: tuple[int, str] | None,
     ) -> None:
         """Commits the oldest open iteration and opens the next in one script; safe to repeat.

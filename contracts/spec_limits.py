@@ -12,7 +12,7 @@ MAX_BATCH_COMPLETIONS = 2**14
 MAX_BATCH_TOKENS = 2**29
 """Those completions with 32,768 tokens each, of 8 bytes, in a generator's and in the trainer's memory."""
 MAX_BATCH_PROMPT_TOKENS = 2**25
-"""1,024 prompts of 32,768 tokens. A batch goes out as one field of a stream, which Redis limits to 512 MiB."""
+"""1,024 prompts of 32,768 tokens. A batch goes out as one field of a hash, which Redis limits to 512 MiB."""
 MAX_ITERATION_PROMPT_TOKENS = 2**27
 """All prompts of the open iterations are in Redis at once, as token ids and as text: a gigabyte at most. The bounds of
 an iteration are those of all that are open, which are max_policy_lag + 1."""

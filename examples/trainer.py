@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from onbeat.client import Consumer, MicroBatch
+from onbeat.client import Consumer, TrainingRows
 
 
-def loss_of(model: PreTrainedModel, rows: MicroBatch) -> Tensor:
+def loss_of(model: PreTrainedModel, rows: TrainingRows) -> Tensor:
     """Sums -advantage * log-probability of the sampled tokens over the rows."""
     rewards = torch.from_numpy(rows.rewards).float().reshape(-1, rows.group_size)
     advantages = (rewards - rewards.mean(dim=1, keepdim=True)).reshape(-1)

@@ -13,7 +13,7 @@ from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
 from onbeat.rendering.base import Renderer
-from onbeat.rendering.family import make_renderer
+from onbeat.rendering.factory import make_renderer
 from onbeat.weights.model_path import model_folder
 from producer.engine.factory import preload
 

@@ -16,7 +16,6 @@ from contracts.environments.service import (
     EnvironmentNames,
     EnvironmentTable,
     Failure,
-    Opening,
     OpeningRequest,
     OpeningResponse,
     OpenRequest,
@@ -25,6 +24,7 @@ from contracts.environments.service import (
     Result,
     SessionResponse,
     StepRequest,
+    TaskOpening,
 )
 from contracts.errors import Unavailable
 from contracts.rewards import RewardRequest, RewardResponse
@@ -131,8 +131,8 @@ def environments() -> Response:
     return json_answer(EnvironmentNames(environments=registry.names()))
 
 
-def _opening(result: Result) -> Opening | Failure:
+def _opening(result: Result) -> TaskOpening | Failure:
     if isinstance(result, Failure):
         return result
-    assert isinstance(result.opening, Opening)
+    assert isinstance(result.opening, TaskOpening)
     return result.opening

@@ -16,7 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import make_accumulator
 from consumer.gradient.learner import ALONE, Learner, Place
 from consumer.gradient.lockstep import Lockstep
-from consumer.gradient.losses.family import policy_loss
+from consumer.gradient.losses.objective import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.sharded_sums import ShardedAccumulator
 from consumer.model.policy import LoadModel, Policy, load_model, load_policy, load_whole

@@ -19,7 +19,7 @@ from consumer.gradient.lockstep import Lockstep
 from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
-from consumer.gradient.statistics import MicroBatchStats
+from consumer.gradient.statistics import BatchStats
 from consumer.model.checkpoint import Checkpoint
 from consumer.model.policy import Policy, with_own_parameters
 from consumer.model.published_weights import WeightStream
@@ -31,7 +31,7 @@ from onbeat.process.crash_points import reach
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.weights.publication import TensorSink
 
-Kept = tuple[MicroBatchStats, KeptBatch]
+Kept = tuple[BatchStats, KeptBatch]
 """A batch as it was before the iteration's first step, for the further ones."""
 
 
@@ -69,7 +69,7 @@ def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
 class Trained:
     """A rollout batch whose gradient is in a sum, or which was measured for a later step."""
 
-    stats: MicroBatchStats
+    stats: BatchStats
     rank: int
     started_s: float
     """Unix time."""
@@ -200,7 +200,7 @@ class Learner:
         restore_state(checkpoint, self.policy, self.optimizer)
 
     def _trained(
-        self, stats: MicroBatchStats, batch: RolloutBatch, started_s: float, *, with_reference: bool, is_trained: bool
+        self, stats: BatchStats, batch: RolloutBatch, started_s: float, *, with_reference: bool, is_trained: bool
     ) -> Trained:
         cost = training_cost(
             self._shape,

@@ -19,12 +19,12 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
-from consumer.gradient.advantages.family import batch_advantages, penalised_advantages
+from consumer.gradient.advantages.estimators import batch_advantages, penalised_advantages
 from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.gradient.advantages.turns import turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.family import LossTerms, TokenLogprobs, family_loss, response_divergences
+from consumer.gradient.losses.objective import LossTerms, TokenLogprobs, micro_batch_loss, response_divergences
 from consumer.gradient.micro_batch import (
     MicroBatch,
     batch_rewards,
@@ -33,7 +33,7 @@ from consumer.gradient.micro_batch import (
     rows_that_teach,
     split_rows,
 )
-from consumer.gradient.statistics import MicroBatchStats, Mismatch, joined, measure_mismatch
+from consumer.gradient.statistics import BatchStats, Mismatch, joined, measure_mismatch
 from consumer.model.policy import Policy
 from contracts.encoding.names import number_of
 from contracts.errors import ContractViolation, TrainingDiverged
@@ -96,7 +96,7 @@ def train_micro_batch(
     reference: PreTrainedModel | None,
     spec: JobSpec,
     accumulator: GradientAccumulator | None,
-) -> tuple[MicroBatchStats, KeptBatch | None]:
+) -> tuple[BatchStats, KeptBatch | None]:
     """Prepares, measures, goes backward and accumulates; `.grad` is None before and after.
 
         prepare    rewards → advantages, rows that teach, passes       no model
@@ -113,7 +113,7 @@ def train_micro_batch(
     """
     _check_columns(batch, spec)
     # They are measured as sampled: a negative control reports what its policy earned.
-    measured = MicroBatchStats.of(batch, batch_rewards(batch))
+    measured = BatchStats.of(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
     if not prepared.passes:
         return replace(measured, advantages=_flat(prepared.advantages, batch)), None
@@ -127,8 +127,8 @@ def train_micro_batch(
 
 
 def train_kept_batch(
-    policy: Policy, kept: KeptBatch, *, stats: MicroBatchStats, spec: JobSpec, accumulator: GradientAccumulator
-) -> MicroBatchStats:
+    policy: Policy, kept: KeptBatch, *, stats: BatchStats, spec: JobSpec, accumulator: GradientAccumulator
+) -> BatchStats:
     """Trains a batch in a later update: forward under the weights of now, loss against the kept log-probs, backward.
 
     stats: the batch's of the first update; returns them with the loss, the clips and the KL of this one. Raises
@@ -231,8 +231,8 @@ def _measure(
 
 
 def _backward(
-    passes: Sequence[MeasuredPass], stats: MicroBatchStats, *, spec: JobSpec, accumulator: GradientAccumulator | None
-) -> tuple[MicroBatchStats, list[KeptRows]]:
+    passes: Sequence[MeasuredPass], stats: BatchStats, *, spec: JobSpec, accumulator: GradientAccumulator | None
+) -> tuple[BatchStats, list[KeptRows]]:
     """Adds the batch's gradient to the sum, and that of its baseline to the baseline's, where there is one."""
     baseline_loss_sum = 0.0
     if spec.algorithm.has_late_baseline:
@@ -260,7 +260,7 @@ def _backward(
 
 def _add_gradients(
     passes: Sequence[MeasuredPass],
-    stats: MicroBatchStats,
+    stats: BatchStats,
     *,
     spec: JobSpec,
     accumulator: GradientAccumulator | None,
@@ -270,7 +270,7 @@ def _add_gradients(
     for number, one in enumerate(passes, start=1):
         logprobs = one.logprobs()
         loss_mask = one.micro_batch.loss_mask.to(logprobs.policy.device)
-        terms = family_loss(
+        terms = micro_batch_loss(
             logprobs,
             # float64 → the log-probs' dtype: the one rounding of an advantage.
             advantages=one.micro_batch.advantages.to(logprobs.policy),
@@ -288,7 +288,7 @@ def _add_gradients(
         yield logprobs, replace(terms, loss_sum=terms.loss_sum.detach())
 
 
-def _summed(stats: MicroBatchStats, terms: list[LossTerms]) -> MicroBatchStats:
+def _summed(stats: BatchStats, terms: list[LossTerms]) -> BatchStats:
     """Returns the batch's numbers, with the sums over its passes."""
     return replace(
         stats,

@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from consumer.gradient.advantages.family import ADVANTAGES
+from consumer.gradient.advantages.estimators import ADVANTAGES
 from consumer.gradient.cost import TrainingCost
-from consumer.gradient.losses.family import policy_loss
+from consumer.gradient.losses.objective import policy_loss
 from contracts.errors import ContractViolation
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, mean, number, numbers_of, unbiased_std
@@ -73,7 +73,7 @@ def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatchStats(SampledStats):
+class BatchStats(SampledStats):
     """What one trained rollout batch adds to the iteration's numbers."""
 
     advantages: tuple[float, ...] = ()
@@ -113,10 +113,10 @@ class Scaling:
         return self.count * self.deviation
 
 
-class TrainedBatches(BatchesOf[MicroBatchStats]):
+class TrainedBatches(BatchesOf[BatchStats]):
     """The batches of an iteration, or of one of its steps."""
 
-    def __init__(self, stats: Iterable[MicroBatchStats], scaling: Scaling) -> None:
+    def __init__(self, stats: Iterable[BatchStats], scaling: Scaling) -> None:
         """scaling: of `iteration_scaling`."""
         super().__init__(stats)
         self.scaling = scaling
@@ -180,7 +180,7 @@ class IterationNumbers(SampledNumbers):
 class Update:
     """One optimizer step."""
 
-    stats: Sequence[MicroBatchStats]
+    stats: Sequence[BatchStats]
     """The numbers of the batches that it was taken on, with the loss that it went down."""
     scaling: Scaling
     """With their count."""
@@ -208,14 +208,14 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
     )
 
 
-def iteration_scaling(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> Scaling:
+def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> Scaling:
     """Computes what only the whole iteration knows; at least one batch, in any order."""
     advantages = [advantage for stats in batches for advantage in stats.advantages]
     late = ADVANTAGES[algorithm.advantage].late(advantages, algorithm.advantage_epsilon)
     return Scaling(count=divided_by(batches, algorithm), baseline=late.baseline, deviation=late.deviation)
 
 
-def divided_by(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> int:
+def divided_by(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> int:
     """Counts what the loss of these batches is divided by."""
     counts = {
         "completions": sum(len(stats.rewards) for stats in batches),
@@ -225,12 +225,12 @@ def divided_by(batches: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> 
     return counts[policy_loss(algorithm).normaliser.counts]
 
 
-def iteration_numbers(batches: Iterable[MicroBatchStats], *, scaling: Scaling) -> IterationNumbers:
+def iteration_numbers(batches: Iterable[BatchStats], *, scaling: Scaling) -> IterationNumbers:
     """Makes the numbers of the whole iteration; at least one batch, in any order. scaling: of `iteration_scaling`."""
     return numbers_of(IterationNumbers, TrainedBatches(batches, scaling))
 
 
-def counts_by_lag(batches: Iterable[MicroBatchStats], *, max_policy_lag: int) -> tuple[int, ...]:
+def counts_by_lag(batches: Iterable[BatchStats], *, max_policy_lag: int) -> tuple[int, ...]:
     """Counts the batches by their lag, from 0 to max_policy_lag; () in a job without one."""
     counts = Counter(stats.lag for stats in batches)
     return tuple(counts[lag] for lag in range(max_policy_lag + 1)) if max_policy_lag else ()

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import time
 
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import keep_newest_and_best, write_checkpoint
 from consumer.trainer.held_job import HeldJob
@@ -104,7 +104,7 @@ class Commits:
         if iteration is not None and (batches := self._held.window.evaluation(iteration)):
             self._held.side.dispatch(iteration, batches)
 
-    def _end_turn(self, made: WeightManifest, opening: Opening | None) -> None:
+    def _end_turn(self, made: WeightManifest, opening: IterationOpening | None) -> None:
         """Leaves nothing to do, and no memory that a generator could use, before the generators have their turn."""
         held = self._held
         self._settle(made)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.statistics import (
+    BatchStats,
     IterationNumbers,
-    MicroBatchStats,
     Scaling,
     Update,
     counts_by_lag,
@@ -51,7 +51,7 @@ class Iteration(ExpectedIteration):
     def __init__(self, asked: AskedIteration, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
         """boundary: the times between the iteration before and this one; None for a trainer's first."""
         super().__init__(asked)
-        self.stats: list[MicroBatchStats] = []
+        self.stats: list[BatchStats] = []
         self.spans: list[TimelineSpan] = []
         self.waiting_s = 0.0
         """Seconds that the trainer had nothing to train."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from consumer.gradient.statistics import MicroBatchStats, joined
+from consumer.gradient.statistics import BatchStats, joined
 from consumer.model.policy import Policy
 from consumer.trackers import Trackers, tracker_makers
 from contracts.encoding.json_lines import read_json_lines
@@ -120,7 +120,7 @@ def sampled_scores(folder: RunFolder) -> dict[int, float]:
     return {score.policy_version: score.sampled for score in _read(folder.evaluations, EvaluationScore)}
 
 
-def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
+def mismatch_alarm(stats: Sequence[BatchStats], *, iteration: int, threshold: float) -> MismatchAlarm | None:
     """None up to the threshold of the mean K3 a token, where 0.0 stands for no difference at all.
 
     stats: of every training batch before the iteration's step. The alarm is about the engines, so it counts the batches
@@ -145,7 +145,7 @@ def mismatch_alarm(stats: Sequence[MicroBatchStats], *, iteration: int, threshol
     )
 
 
-def clipped_noise(stats: Sequence[MicroBatchStats], algorithm: AlgorithmSpec) -> str:
+def clipped_noise(stats: Sequence[BatchStats], algorithm: AlgorithmSpec) -> str:
     """Says which share of the tokens clips have acted on for the gap between two engines; "" up to NOISE_SHARE.
 
     stats: of every training batch before the iteration's step. Against the generator's log-probs the ratio of what the

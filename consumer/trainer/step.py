@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import horizon_at, learning_rate_at
-from consumer.gradient.statistics import MicroBatchStats, Scaling, Update, divided_by, iteration_scaling
+from consumer.gradient.statistics import BatchStats, Scaling, Update, divided_by, iteration_scaling
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.report import LIKELY_CAUSES, clipped_noise, in_words, mismatch_alarm
@@ -73,7 +73,7 @@ def _update(
     A mini-batch whose batches all are dead has no step.
     """
     algorithm = held.spec.algorithm
-    parts: dict[int, list[MicroBatchStats]] = {}
+    parts: dict[int, list[BatchStats]] = {}
     for stats in iteration.stats:
         parts.setdefault(mini_batch_of(stats.batch_id, held.spec), []).append(stats)
     steps = [(again, part) for again in range(algorithm.updates_per_iteration) for part in sorted(parts)]
@@ -92,7 +92,7 @@ def _update(
     return updates
 
 
-def _count_sums(iteration: Iteration, added: tuple[int, ...] | None, stats: list[MicroBatchStats]) -> None:
+def _count_sums(iteration: Iteration, added: tuple[int, ...] | None, stats: list[BatchStats]) -> None:
     """Notes which batches the sums of a step held, as the sums say. Raises ContractViolation where they aren't those
     that were trained for it (I1)."""
     if added is None:
@@ -108,9 +108,7 @@ def _count_sums(iteration: Iteration, added: tuple[int, ...] | None, stats: list
     iteration.in_sums = tuple(map(sum, zip(before, added, strict=True)))
 
 
-def _train_again(
-    held: HeldJob, iteration: Iteration, stats: list[MicroBatchStats], *, mini_batch: int
-) -> list[MicroBatchStats]:
+def _train_again(held: HeldJob, iteration: Iteration, stats: list[BatchStats], *, mini_batch: int) -> list[BatchStats]:
     """The numbers of a mini-batch under the weights of the last step. A cancel waits: these are no version to save."""
     again = {one.batch_id: one for one in stats}
     with held.keeper.training(longest_pass_s=held.spec.timeouts.iteration_s):

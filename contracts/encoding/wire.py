@@ -32,7 +32,7 @@ terminals, or is a path."""
 Iterations = Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
 IterationsOrNone = Annotated[int, Meta(ge=0, le=MAX_ITERATIONS)]
 Batches = Annotated[int, Meta(ge=1, le=MAX_BATCHES)]
-"""In an iteration: each is an entry of the ledger and of a stream, and one script opens them all."""
+"""In an iteration: each is an entry of the ledger and of what is in work, and one script opens them all."""
 Prompts = Annotated[int, Meta(ge=1, le=MAX_PROMPTS)]
 """In a batch."""
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]

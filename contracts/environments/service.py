@@ -81,7 +81,7 @@ class Task(Record, frozen=True, kw_only=True):
     """How the model's turns are drawn, for an agent that asks for what it can't have; no part of what it is about."""
 
 
-class Opening(Record, frozen=True, kw_only=True, tag="opening"):
+class TaskOpening(Record, frozen=True, kw_only=True, tag="opening"):
     """How a task begins: what the model sees before its first turn."""
 
     messages: Messages
@@ -125,7 +125,7 @@ class Failure(Record, frozen=True, kw_only=True, tag="failure"):
 class Turned(Record, frozen=True, kw_only=True, tag="turned"):
     """A session after an opening or a step."""
 
-    opening: Opening | UnsetType = UNSET
+    opening: TaskOpening | UnsetType = UNSET
     """Only of a session that was opened."""
     reply: Reply | UnsetType = UNSET
     """To the last message of the history or the step; unset at the very beginning."""
@@ -184,7 +184,7 @@ class OpeningRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OpeningResponse(Record, frozen=True, kw_only=True):
-    openings: tuple[Opening | Failure, ...]
+    openings: tuple[TaskOpening | Failure, ...]
 
 
 class NewSession(Record, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ LOSS_KINDS = {
     "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False, is_unbounded_above=False),
     "sft": LossKind(clips_by_sign=False, is_unbounded_above=False, learns_given=True),
 }
-"""The losses that a spec may name; `LOSSES` of consumer/gradient/losses/family.py has their functions."""
+"""The losses that a spec may name; `LOSSES` of consumer/gradient/losses/objective.py has their functions."""
 LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
 
 
@@ -63,7 +63,7 @@ ADVANTAGE_KINDS = {
     "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True, compares_groups=False),
     "none": AdvantageKind(compares_groups=False),
 }
-"""The advantages that a spec may name; `ADVANTAGES` of consumer/gradient/advantages/family.py has their functions."""
+"""The advantages that a spec may name; their functions: `ADVANTAGES` of consumer/gradient/advantages/estimators.py."""
 AdvantageName: TypeAlias = Literal[tuple(ADVANTAGE_KINDS)]  # pyright: ignore[reportInvalidTypeForm]
 
 CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled_ppo": (0.0, 5.0)}

@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from onbeat_extras.own.rows import Rows
     from onbeat_extras.own.samples import PromptClaim, Sample
     from onbeat_extras.own.stage import Stage, StageRows
-    from onbeat_extras.own.training.arrivals import MicroBatch, TrainingIteration
+    from onbeat_extras.own.training.arrivals import TrainingIteration, TrainingRows
 
 __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncStage",
     "Consumer",
-    "MicroBatch",
     "Producer",
     "PromptClaim",
     "Rows",
@@ -28,6 +27,7 @@ __all__ = [
     "Stage",
     "StageRows",
     "TrainingIteration",
+    "TrainingRows",
 ]
 
 

@@ -32,7 +32,6 @@ from contracts.environments.service import (
     EnvironmentTable,
     Failure,
     NewSession,
-    Opening,
     OpeningRequest,
     OpeningResponse,
     OpenRequest,
@@ -43,6 +42,7 @@ from contracts.environments.service import (
     Step,
     StepRequest,
     Task,
+    TaskOpening,
 )
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
 from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
@@ -112,9 +112,9 @@ class EnvironmentClient:
 
     async def openings(
         self, environment: EnvironmentTable, tasks: Sequence[Task], *, step_timeout_s: float, job_id: str = ""
-    ) -> list[Opening | Failure]:
+    ) -> list[TaskOpening | Failure]:
         """How the tasks begin, in their order."""
-        found: list[Opening | Failure] = []
+        found: list[TaskOpening | Failure] = []
         for part in _parts(tasks, lambda task: len(task.task)):
             request = OpeningRequest(
                 environment=environment, tasks=tuple(part), step_timeout_s=step_timeout_s, job_id=job_id

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from broker.connection.client import Broker
 from broker.generator_side import WeightChunks
 from broker.job_store import JobStore
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
 from contracts.encoding.json_lines import append_json_lines
@@ -275,7 +275,7 @@ class Succession:
         metrics: IterationMetrics | None,
         write_score: Callable[[EvaluationScore], None],
         opens: bool = True,
-    ) -> Opening | None:
+    ) -> IterationOpening | None:
         """Commits a complete iteration and opens another, in one script; answers what is left to the caller to open.
 
         made, metrics: None where it only evaluated. opens: False where the caller opens by a script of its own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from contracts.rollouts import PromptBatch
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
@@ -68,12 +68,12 @@ class Window:
         """Returns the oldest version that is needed while this iteration is open."""
         return self._schedule.versions_of(iteration)[0]
 
-    def begin(self, first: int) -> list[Opening]:
+    def begin(self, first: int) -> list[IterationOpening]:
         """Plans every iteration of the window that a trainer starts with, oldest first."""
         newest = min(self._schedule.opened_by(first - 1), self._last_iteration)
         return [self._opening(number) for number in range(first, newest + 1)]
 
-    def opened_by(self, committed: int) -> Opening | None:
+    def opened_by(self, committed: int) -> IterationOpening | None:
         """Plans the iteration that a commit opens; None where the job has no more."""
         number = self._schedule.opened_by(committed)
         return self._opening(number) if number <= self._last_iteration else None
@@ -100,11 +100,11 @@ class Window:
         """Returns the iterations that are open beyond this one, with the batches that went out."""
         return [(number, batches) for number, batches in self._training.items() if number > iteration]
 
-    def _opening(self, iteration: int) -> Opening:
+    def _opening(self, iteration: int) -> IterationOpening:
         oldest, newest = self._schedule.versions_of(iteration)
         self._training[iteration] = self._plan.training(iteration, self._manifests[oldest])
         evaluation = self.evaluation(iteration)
-        return Opening(
+        return IterationOpening(
             iteration=iteration,
             oldest_version=oldest,
             newest_version=newest,

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import httpx
 
-from contracts.environments.service import EnvironmentFacts, Failure, Opening, Task, table_of
+from contracts.environments.service import EnvironmentFacts, Failure, Task, TaskOpening, table_of
 from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -38,7 +38,7 @@ class EnvironmentService:
     def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
         return self._ask(environment, lambda client: client.facts(table_of(environment)))
 
-    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[Opening | Failure]:
+    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[TaskOpening | Failure]:
         return self._ask(
             environment,
             lambda client: client.openings(

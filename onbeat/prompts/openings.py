@@ -1,6 +1,6 @@
 """Prompts of a job with an environment: its openings of the data set's tasks, as the model's tokens.
 
-    example ─▶ Task {what, seed} ─ reward service ─▶ Opening ─ renderer ─▶ Prompt {tokens, task, seed, digest}
+    example ─▶ Task {what, seed} ─ reward service ─▶ TaskOpening ─ renderer ─▶ Prompt {tokens, task, seed, digest}
 
 Everything that can be wrong with an environment before the first token is found here: that it is unknown, refuses its
 parameters or a task, isn't what it says of itself, or has openings that no prompt of this job has room for.
@@ -16,14 +16,14 @@ import msgspec
 
 from contracts.encoding.arrays import pack_int32
 from contracts.environments.messages import messages_digest
-from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure, Opening, Task
+from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure, Task, TaskOpening
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt, PromptTask
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import EnvironmentDataset
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.prompts.datasets.examples import Example
-from onbeat.rendering.family import check_renderer, make_renderer
+from onbeat.rendering.factory import check_renderer, make_renderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +41,7 @@ class OpeningService(Protocol):
         """Raises InvalidInput that names the field of an environment that is unknown, or refuses its parameters."""
         ...
 
-    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> Sequence[Opening | Failure]:
+    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> Sequence[TaskOpening | Failure]:
         """Answers one for each task, in order."""
         ...
 
@@ -121,13 +121,13 @@ class OpenedPrompts:
                 cure=UNDETERMINED_CURE,
             )
 
-    def _opened(self, examples: Sequence[Example], tasks: Sequence[Task]) -> list[Opening]:
-        found: dict[int, Opening] = {}
+    def _opened(self, examples: Sequence[Example], tasks: Sequence[Task]) -> list[TaskOpening]:
+        found: dict[int, TaskOpening] = {}
         for attempt in range(1, self._environment.max_attempts + 1):
             waiting = [place for place in range(len(tasks)) if place not in found]
             answers = self._service.openings(self._environment, [tasks[place] for place in waiting])
             for place, answer in zip(waiting, answers, strict=True):
-                if isinstance(answer, Opening):
+                if isinstance(answer, TaskOpening):
                     found[place] = answer
                 elif answer.reason not in RETRYABLE or attempt == self._environment.max_attempts:
                     raise self._refusal(examples[place], f"{answer.reason}: {answer.detail}")
@@ -135,7 +135,7 @@ class OpenedPrompts:
                 break
         return [found[place] for place in range(len(tasks))]
 
-    def _prompt(self, example: Example, task: Task, opening: Opening) -> Prompt:
+    def _prompt(self, example: Example, task: Task, opening: TaskOpening) -> Prompt:
         token_ids = self._renderer.open(opening.messages, opening.tools)
         self._check_length(example, len(token_ids))
         if self._end_ids:

@@ -69,12 +69,13 @@ CHUNKS = Store(
 )
 
 
-def of_extra(name: str) -> Store:
-    """A store that an extra brings, imported where it is made. Without it, InvalidInput says so once it is wanted."""
+def of_extra(name: str, extra: str) -> Store:
+    """A store that an extra of onbeat brings, imported where it is made. Without it, InvalidInput says so once it is
+    wanted."""
 
     def wanted(_: object) -> NoReturn:
         problem = f"no package offers `{name}` in group {EXTRAS} here"
-        raise InvalidInput(problem, field="weights.transport", cure='pip install "onbeat[objects]"')
+        raise InvalidInput(problem, field="weights.transport", cure=f'pip install "onbeat[{extra}]"')
 
     def brought() -> Store:
         missing = Store(trainer=wanted, receiver=lambda root, *_: CopiedFiles(name, wanted, FolderFiles(root)))
@@ -83,7 +84,8 @@ def of_extra(name: str) -> Store:
     return Store(trainer=lambda of: brought().trainer(of), receiver=lambda *given: brought().receiver(*given))
 
 
-STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": of_extra("object")}
+OBJECTS = of_extra("object", "objects")
+STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": OBJECTS}
 """Name in specs and manifests → store."""
 
 

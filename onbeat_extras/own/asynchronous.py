@@ -18,7 +18,7 @@ from onbeat_extras.own.consumer import Consumer
 from onbeat_extras.own.producer import Producer
 from onbeat_extras.own.samples import PromptClaim
 from onbeat_extras.own.stage import Stage, StageRows
-from onbeat_extras.own.training.arrivals import MicroBatch, TrainingIteration
+from onbeat_extras.own.training.arrivals import TrainingIteration, TrainingRows
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class AsyncConsumer(InThreads[Consumer]):
         """Yields the open iterations; `rows_of` goes through one."""
         return self._taking.over(iter(self.core))
 
-    def rows_of(self, iteration: TrainingIteration) -> AsyncIterator[MicroBatch]:
+    def rows_of(self, iteration: TrainingIteration) -> AsyncIterator[TrainingRows]:
         """Yields its micro-batches."""
         return self._taking.over(iter(iteration))
 

@@ -6,7 +6,7 @@
         model = ...                                  # of consumer.model_folder, or restored from consumer.state
         consumer.begin(model)
         for iteration in consumer:
-            for rows in iteration:                   # MicroBatch: whole groups, their rewards, their columns
+            for rows in iteration:                   # TrainingRows: whole groups, their rewards, their columns
                 loss(rows).backward()
             optimizer.step()
             consumer.commit(loss=..., save=lambda folder: torch.save(optimizer.state_dict(), folder / "optimizer.pt"))
@@ -45,7 +45,7 @@ from onbeat_extras.own.training.tenure import Tenure
 if TYPE_CHECKING:
     import torch
 
-    from onbeat_extras.own.training.dataset import MicroBatches
+    from onbeat_extras.own.training.dataset import RowsDataset
     from onbeat_extras.own.training.published import Versions
 
 log = logging.getLogger(__name__)
@@ -159,11 +159,11 @@ class Consumer:
         self._tenure.end(JobState.SUCCEEDED)
         self._versions.publisher.remove_all()
 
-    def dataset(self) -> MicroBatches:
+    def dataset(self) -> RowsDataset:
         """Returns a torch IterableDataset; each pass over it is the open iteration. It imports torch."""
-        from onbeat_extras.own.training.dataset import MicroBatches
+        from onbeat_extras.own.training.dataset import RowsDataset
 
-        return MicroBatches(self._open_iteration)
+        return RowsDataset(self._open_iteration)
 
     def commit(
         self,

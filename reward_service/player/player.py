@@ -28,10 +28,10 @@ from contracts.environments.service import (
     EnvironmentFacts,
     EnvironmentTable,
     Failure,
-    Opening,
     Reply,
     Result,
     Task,
+    TaskOpening,
     Turned,
     reply_digest,
 )
@@ -114,7 +114,7 @@ class Player:
             return Failure(reason=failed.reason, detail=failed.detail)
 
     def _played(self, play: Play) -> Turned:
-        opening: Opening | None = None
+        opening: TaskOpening | None = None
         reply: Reply | None = None
         if play.task is not None:
             opening = self._begin(play.number, play.task)
@@ -136,7 +136,7 @@ class Player:
         shown = opening if opening is not None and play.shows_opening else UNSET
         return Turned(opening=shown, reply=UNSET if reply is None else reply)
 
-    def _begin(self, number: int, task: Task) -> Opening:
+    def _begin(self, number: int, task: Task) -> TaskOpening:
         try:
             known = json.loads(task.task)
         except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.environments.messages import Message, Sampled, ToolCall
-from contracts.environments.service import CanaryRequest, Failure, Opening, Result, Task, Turned, reply_digest
+from contracts.environments.service import CanaryRequest, Failure, Result, Task, TaskOpening, Turned, reply_digest
 from contracts.errors import Unavailable
 from onbeat.cage.caged_process import ChildDied, ChildLate
 from reward_service.player.protocol import Loaded, Play
@@ -83,7 +83,7 @@ def _play(number: int, task: Task, turn: int, message: Message | None) -> Play:
 
 def _message(opened: Result, turn: int) -> Message:
     """A tool of the opening in its turn, called without arguments; where there is none, a number."""
-    opening = opened.opening if isinstance(opened, Turned) and isinstance(opened.opening, Opening) else None
+    opening = opened.opening if isinstance(opened, Turned) and isinstance(opened.opening, TaskOpening) else None
     tools = opening.tools if opening is not None else ()
     sampled = SAMPLED if opening is not None and opening.asks_for_tokens is True else UNSET
     if not tools or turn == NUM_TURNS - 1:

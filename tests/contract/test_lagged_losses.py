@@ -22,7 +22,7 @@ from torch import Tensor
 
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.family import TokenLogprobs, family_loss
+from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss
 from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
 from consumer.model.policy import Policy
@@ -377,7 +377,7 @@ def test_loss_and_gradient_are_those_of_areals_decoupled_objective(case: str) ->
     proximal = torch.tensor(PROXIMAL, dtype=torch.float64)
     is_first = "first" in case
     policy = (proximal.clone() if is_first else torch.tensor(PI, dtype=torch.float64)).requires_grad_()
-    terms = family_loss(
+    terms = micro_batch_loss(
         TokenLogprobs(
             policy=policy,
             generator=torch.tensor(BEHAVIOUR, dtype=torch.float64),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes, LossInputs
-from consumer.gradient.losses.family import TokenLogprobs, family_loss
 from consumer.gradient.losses.gspo import sequence_surrogate
+from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss
 from tests.builders import job_spec
 
 VOCABULARY = 7
@@ -22,7 +22,7 @@ def expected_gradient(algorithm: dict[str, Any], logits: Tensor, *, mu: Tensor, 
     spec = job_spec(**LAG, algorithm={"kl_coefficient": 1.0} | algorithm).algorithm
     column = torch.log_softmax(logits, dim=-1).unsqueeze(1)  # [V, 1]: a row for each token that may be sampled
     terms = [
-        family_loss(
+        micro_batch_loss(
             TokenLogprobs(
                 policy=column[token : token + 1],
                 generator=mu[token].reshape(1, 1),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.family import LOSSES, TokenLogprobs, family_loss, policy_loss
+from consumer.gradient.losses.objective import LOSSES, TokenLogprobs, micro_batch_loss, policy_loss
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.builders import job_spec, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
@@ -57,7 +57,7 @@ def our_loss(tokens: TokenLogprobs, mask: Tensor, algorithm: dict[str, Any], cut
         )
         sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
         advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
-        terms = family_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
+        terms = micro_batch_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
         sums.append(terms.loss_sum)
     counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
     return torch.stack(sums).sum() / counts[LOSSES[spec.loss].normaliser.counts]
@@ -211,7 +211,7 @@ def our_lagged_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cu
         part = TokenLogprobs(policy=tokens.policy[rows], generator=tokens.generator[rows], old=old)
         sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
         advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
-        terms = family_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
+        terms = micro_batch_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
         sums.append(terms.loss_sum)
     counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
     return torch.stack(sums).sum() / counts[policy_loss(spec).normaliser.counts]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from consumer.gradient.advantages.family import batch_advantages
+from consumer.gradient.advantages.estimators import batch_advantages
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.model.policy import Policy

@@ -15,7 +15,7 @@ from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
-from consumer.gradient.statistics import MicroBatchStats, iteration_scaling
+from consumer.gradient.statistics import BatchStats, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tis by token": ({"correction": "tis"} | NARROW, {"correction": "tis", "w_high": 2.0} | NARROW_EQUATION),
 }
 Gradients = dict[str, Tensor]
-Trained = tuple[list[MicroBatchStats], list[KeptBatch | None]]
+Trained = tuple[list[BatchStats], list[KeptBatch | None]]
 
 
 def first_update(
@@ -71,7 +71,7 @@ def later_update(policy: Policy, trained: Trained, spec: JobSpec, accumulator: E
     ]
 
 
-def total(policy: Policy, stats: list[MicroBatchStats], spec: JobSpec, accumulator: ExactAccumulator) -> Gradients:
+def total(policy: Policy, stats: list[BatchStats], spec: JobSpec, accumulator: ExactAccumulator) -> Gradients:
     accumulator.total(iteration_scaling(stats, spec.algorithm).divisor)
     gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
@@ -87,7 +87,7 @@ def step_down(policy: Policy, gradients: Gradients) -> None:
 
 def two_updates(
     pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any], **changes: Any
-) -> tuple[Gradients, Gradients, list[MicroBatchStats]]:
+) -> tuple[Gradients, Gradients, list[BatchStats]]:
     """Gradients of both updates, and the second's numbers; the policy is left where the second was computed."""
     policy, spec = pair[0], job_spec(algorithm=algorithm | {"updates_per_iteration": 2}, **changes)
     accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(batches))

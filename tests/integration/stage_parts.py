@@ -11,7 +11,7 @@ from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import STAGE_BAND, item_fields
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide
 from broker.trainer_side import TrainerSide
 from contracts.encoding.arrays import pack_float32
@@ -90,7 +90,7 @@ class StagedJob:
         """Opens an iteration that version 0 samples."""
         digest = weights_digest(0, 0)
         self.trainer.publish_weights(manifest(0, digest), oldest_kept=0)
-        opening = Opening(
+        opening = IterationOpening(
             iteration=iteration, oldest_version=0, newest_version=0, batches=self.prompts(iteration, count)
         )
         self.trainer.open_iteration(opening, {0: digest})

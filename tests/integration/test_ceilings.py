@@ -17,7 +17,7 @@ from broker.job_store import JobStore
 from broker.keys import OpenKeys
 from broker.leases import FailOutcome
 from broker.monitor import stream_report
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
 from contracts.errors import Conflict, FencedOff, NotFound
@@ -50,7 +50,7 @@ def opened(settings: StackSettings, job_id: str, *, lease_s: float = 60.0, num_b
         for index in range(num_batches)
     ]
     trainer.open_iteration(
-        Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
+        IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
     )
     return trainer
 

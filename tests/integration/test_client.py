@@ -33,7 +33,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
-from onbeat.client import AsyncConsumer, AsyncStage, Consumer, MicroBatch, Producer, PromptClaim, Sample, Stage
+from onbeat.client import AsyncConsumer, AsyncStage, Consumer, Producer, PromptClaim, Sample, Stage, TrainingRows
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.own_trainer import generating
@@ -69,7 +69,7 @@ def model_of(consumer: Consumer) -> Any:
     return AutoModelForCausalLM.from_pretrained(consumer.state or consumer.model_folder, dtype=torch.float32)
 
 
-def step(model: Any, rows: list[MicroBatch]) -> None:
+def step(model: Any, rows: list[TrainingRows]) -> None:
     """Moves every weight by a function of the rewards, whatever their order."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -121,7 +121,7 @@ def test_a_job_is_trained_and_verified_with_the_columns_of_a_stage(own: StackSet
         model = model_of(consumer)
         consumer.begin(model)
         for iteration in consumer:
-            loader: DataLoader[MicroBatch] = DataLoader(consumer.dataset(), batch_size=None)
+            loader: DataLoader[TrainingRows] = DataLoader(consumer.dataset(), batch_size=None)
             batches = list(loader)
             assert [len(rows) for rows in batches] == [4] * 4
             for rows in batches:

@@ -13,7 +13,7 @@ from broker.connection.roles import GENERATOR, ROLES, TRAINER, UNSEALED
 from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.leases import FailOutcome
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff
 from contracts.events import AuditRecord, Rewound
@@ -57,8 +57,8 @@ class Job:
             for index in range(count)
         )
 
-    def opening(self, iteration: int, count: int = 2) -> Opening:
-        return Opening(
+    def opening(self, iteration: int, count: int = 2) -> IterationOpening:
+        return IterationOpening(
             iteration=iteration,
             oldest_version=iteration,
             newest_version=iteration,

@@ -21,7 +21,7 @@ import uvicorn
 from broker import keys
 from broker.connection.client import connect
 from broker.generator_side import GeneratorSide, PublishOutcome
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import convert, encode_json
@@ -467,7 +467,7 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     for version in (0, 1):
         trainer.publish_weights(manifest(version), oldest_kept=0)
     trainer.open_iteration(
-        Opening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
+        IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
     )
     generator = GeneratorSide(services.broker, job_id, generator_id)
     claims = [generator.claim(60.0), generator.claim(60.0)]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.generator_side import GeneratorSide
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore, JobState
@@ -81,7 +81,9 @@ def done_job(services: Services) -> str:
     batches = tuple(rig.training_batch(job_id, index) for index in range(2))
     for version in (0, 1):
         trainer.publish_weights(rig.manifest(version), oldest_kept=0)
-    trainer.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=batches), {0: rig.DIGEST})
+    trainer.open_iteration(
+        IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=batches), {0: rig.DIGEST}
+    )
     generator = GeneratorSide(services.broker, job_id, "g1")
     for batch in batches:
         claim = generator.claim(60.0)

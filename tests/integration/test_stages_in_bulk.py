@@ -8,11 +8,11 @@ from typing import NoReturn
 import msgspec
 import pytest
 
+from broker.batch_cache import CACHED_BYTES
 from broker.connection.roles import STAGE
 from broker.generator_side import GeneratorSide, PublishOutcome
-from broker.kept import KEPT_BYTES
 from broker.keys import batch_field
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.stage_side import PutOutcome, StageSide
 from contracts.encoding.wire import encode
 from contracts.errors import FenceViolation
@@ -108,7 +108,9 @@ def test_what_a_wait_brought_keeps_its_order_beside_evaluations(redis_server: Em
     digest = weights_digest(0, 0)
     job.trainer.publish_weights(manifest(0, digest), oldest_kept=0)
     batches = (*job.prompts(0, 2), *job.prompts(0, 2, purpose="evaluation"))
-    job.trainer.open_iteration(Opening(iteration=0, oldest_version=0, newest_version=0, batches=batches), {0: digest})
+    job.trainer.open_iteration(
+        IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=batches), {0: digest}
+    )
     drawn = [job.sample() for _ in batches]
     order = {
         (claim.prompt_batch.purpose, claim.prompt_batch.batch_id[-1]): at for at, (_, claim, _) in enumerate(drawn)
@@ -134,7 +136,7 @@ def kept(side: StageSide, job: StagedJob) -> list[list[str]]:
     return ids
 
 
-@pytest.mark.parametrize(("text", "num_kept"), [("x", 3), ("x" * (KEPT_BYTES // 2), 1)])
+@pytest.mark.parametrize(("text", "num_kept"), [("x", 3), ("x" * (CACHED_BYTES // 2), 1)])
 def test_a_worker_keeps_no_more_bytes_than_it_may_and_always_the_newest_batch(
     job: StagedJob, text: str, num_kept: int
 ) -> None:

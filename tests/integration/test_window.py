@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from broker.connection.client import Broker
 from broker.generator_side import PublishOutcome
 from broker.monitor import job_status, stream_report
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from contracts.errors import FenceViolation
 from tests.integration.fence_parts import set_claim_times, set_typical_time
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
@@ -50,7 +50,8 @@ def test_an_iteration_opens_with_no_versions_but_those_that_its_lag_allows(
     job.trainer.open_iteration(job.opening(0), {0: digest(0)})
     with pytest.raises(FenceViolation, match=problem):
         job.trainer.open_iteration(
-            Opening(iteration=1, oldest_version=oldest, newest_version=newest, batches=tuple(job.batches(1))), {}
+            IterationOpening(iteration=1, oldest_version=oldest, newest_version=newest, batches=tuple(job.batches(1))),
+            {},
         )
     assert job.open_iterations == [0]
 

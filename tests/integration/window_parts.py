@@ -12,7 +12,7 @@ from broker.fence import FenceState, read_fence
 from broker.generator_side import Claim, GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys, SlotKeys
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
@@ -131,12 +131,12 @@ class LaggingJob:
             weights_digest=digest(version),
         )
 
-    def opening(self, iteration: int, *, newest_version: int | None = None) -> Opening:
+    def opening(self, iteration: int, *, newest_version: int | None = None) -> IterationOpening:
         """newest_version: that is made; an evaluation by a newer one goes out later."""
         oldest, newest = self.schedule.versions_of(iteration)
         evaluation = self.evaluation(iteration)
         is_later = newest_version is None or iteration > newest_version
-        return Opening(
+        return IterationOpening(
             iteration=iteration,
             oldest_version=oldest,
             newest_version=newest,

@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, record_digest
@@ -116,8 +116,8 @@ class RealFence:
             for batch, pin in sent
         )
 
-    def opening(self, opening: model.Opening) -> Opening:
-        return Opening(
+    def opening(self, opening: model.Opening) -> IterationOpening:
+        return IterationOpening(
             iteration=opening.iteration,
             oldest_version=opening.oldest,
             newest_version=opening.newest,

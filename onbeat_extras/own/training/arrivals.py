@@ -87,7 +87,7 @@ class TrainedNumbers:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MicroBatch(Rows):
+class TrainingRows(Rows):
     """Whole groups of one rollout batch: row r is sample r % group_size of its prompt r // group_size."""
 
     group_size: int
@@ -129,12 +129,12 @@ class TrainingIteration:
         self._gathering = Gathering(job, expected, train=self._take, mend=reread)
         self._max_rows = max_rows
         self._fail = fail
-        self._queue: queue.Queue[MicroBatch | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
+        self._queue: queue.Queue[TrainingRows | BaseException | None] = queue.Queue(maxsize=PREFETCHED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="arrivals", daemon=True)
         self._is_gathered = False
         self._error: BaseException | None = None
-        self._pieces: deque[MicroBatch] = deque()
+        self._pieces: deque[TrainingRows] = deque()
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class TrainingIteration:
         """Whether every batch has come out of the iterator."""
         return self._is_gathered and not self._pieces
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[TrainingRows]:
         """Yields what is left of the iteration, in the order of arrival, until none is missing.
 
         Raises JobEnded, FencedOff, BatchFailed, DeadlineExceeded, BrokerUnavailable.
@@ -209,9 +209,9 @@ class TrainingIteration:
         rewards = np.array([rollout.reward for group in as_trained.groups for rollout in group.rollouts])
         self.numbers.add(as_trained, rewards)
         columns = {} if as_trained.columns is UNSET else as_trained.columns
-        self._hand_over(micro_batch(item.batch, columns, self._job.spec, rewards))
+        self._hand_over(training_rows(item.batch, columns, self._job.spec, rewards))
 
-    def _hand_over(self, what: MicroBatch | BaseException | None) -> None:
+    def _hand_over(self, what: TrainingRows | BaseException | None) -> None:
         while not self._closing.is_set():
             try:
                 return self._queue.put(what, timeout=WAIT_S)
@@ -219,23 +219,23 @@ class TrainingIteration:
                 if not isinstance(what, BaseException):
                     self._check()
 
-    def _in_pieces(self, rows: MicroBatch) -> Iterator[MicroBatch]:
+    def _in_pieces(self, rows: TrainingRows) -> Iterator[TrainingRows]:
         groups = max(1, self._max_rows // rows.group_size)
         size = groups * rows.group_size
         for start in range(0, len(rows), size):
             yield _slice(rows, start, start + size)
 
 
-def micro_batch(
+def training_rows(
     batch: RolloutBatch, columns: Mapping[str, Sequence[bytes]], spec: JobSpec, rewards: np.ndarray
-) -> MicroBatch:
+) -> TrainingRows:
     """A rollout batch as it was published, what the job's stages made of it, and its rewards with theirs → its rows."""
     num_rows = batch.num_completions
     is_carried = batch.groups[0].prompt_text is not UNSET
     base = {name: column for name, column in BASE_COLUMNS.items() if is_carried or name not in CARRIED_COLUMNS}
     kept = [rollout.completion.kept_sets for group in batch.groups for rollout in group.rollouts]
     made: dict[str, Column] = {column.name: column for column in spec.stage_plan.outputs}
-    return MicroBatch(
+    return TrainingRows(
         keys_of_rows=tuple(
             RowKey(iteration=batch.iteration, batch_id=batch.batch_id, row=row) for row in range(num_rows)
         ),
@@ -247,8 +247,8 @@ def micro_batch(
     )
 
 
-def _slice(rows: MicroBatch, start: int, end: int) -> MicroBatch:
-    return MicroBatch(
+def _slice(rows: TrainingRows, start: int, end: int) -> TrainingRows:
+    return TrainingRows(
         keys_of_rows=rows.keys_of_rows[start:end],
         columns=rows.columns,
         values_as_bytes={name: values[start:end] for name, values in rows.values_as_bytes.items()},

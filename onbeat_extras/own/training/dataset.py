@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from torch.utils.data import IterableDataset, get_worker_info
 
 from contracts.errors import InvalidInput
-from onbeat_extras.own.training.arrivals import MicroBatch, TrainingIteration
+from onbeat_extras.own.training.arrivals import TrainingIteration, TrainingRows
 
 
-class MicroBatches(IterableDataset[MicroBatch]):
+class RowsDataset(IterableDataset[TrainingRows]):
     """Each pass over it is what is left of the iteration that is open then.
 
     For a DataLoader give batch_size=None, for a micro-batch is a batch already, and num_workers=0: a thread of the
@@ -21,7 +21,7 @@ class MicroBatches(IterableDataset[MicroBatch]):
         super().__init__()
         self._current = current
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[TrainingRows]:
         if get_worker_info() is not None:
             raise InvalidInput(
                 "is not to be 1 or more: a worker is another process, which holds no lease",

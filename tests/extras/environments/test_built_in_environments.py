@@ -17,11 +17,11 @@ from contracts.environments.service import (
     CanaryRequest,
     EnvironmentTable,
     NewSession,
-    Opening,
     OpenRequest,
     Reply,
     Step,
     Task,
+    TaskOpening,
     Turned,
 )
 from tests.played import SETTINGS, asked, reply_of, said
@@ -39,11 +39,11 @@ def call(name: str, call_id: str = "1", **arguments: Any) -> Message:
     )
 
 
-def guesses(opening: Opening) -> list[Message]:
+def guesses(opening: TaskOpening) -> list[Message]:
     return [said(f"I say [{number}]") for number in (19, 20)]
 
 
-PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[Opening], list[Message]], float, str]] = {
+PLAYS: dict[str, tuple[EnvironmentTable, dict[str, Any], Callable[[TaskOpening], list[Message]], float, str]] = {
     "skyrl_gym": (
         EnvironmentTable(name="skyrl_gym", params={"env": "gsm8k_multi_turn"}),
         GSM,
@@ -95,8 +95,8 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def played_to_its_end(
-    pool: Any, table: EnvironmentTable, task: dict[str, Any], messages: Callable[[Opening], list[Message]]
-) -> tuple[Opening, list[Reply]]:
+    pool: Any, table: EnvironmentTable, task: dict[str, Any], messages: Callable[[TaskOpening], list[Message]]
+) -> tuple[TaskOpening, list[Reply]]:
     session = NewSession(session_id="s", task=Task(task=json.dumps(task), seed=2**61 + 5))
     (opened,) = await pool.open(OpenRequest(environment=table, sessions=(session,), step_timeout_s=60.0, idle_s=600.0))
     assert isinstance(opened, Turned), opened

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.wire import encode
 from contracts.environments.messages import Message
-from contracts.environments.service import EnvironmentTable, Failure, Opening, Result, Step, Turned
+from contracts.environments.service import EnvironmentTable, Failure, Result, Step, TaskOpening, Turned
 from contracts.errors import InvalidInput
 from onbeat.environments.author import NoAnswer
 from onbeat_extras.environments.mcp_servers import McpServer, Offered, offered, servers_from
@@ -78,7 +78,7 @@ async def stepped(ask: Asked, number: int, turn: int, message: Message) -> Resul
     return result
 
 
-def opening_of(result: Result) -> Opening:
+def opening_of(result: Result) -> TaskOpening:
     assert isinstance(result, Turned), result
     assert result.opening is not UNSET
     return result.opening

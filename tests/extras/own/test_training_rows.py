@@ -6,16 +6,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from onbeat.kept_sets import pack_kept_sets
-from onbeat_extras.own.training.arrivals import MicroBatch, _slice, micro_batch
+from onbeat_extras.own.training.arrivals import TrainingRows, _slice, training_rows
 from tests.builders import batch_of, job_spec, rollout
 
 
-def rows(*kept: bytes) -> MicroBatch:
+def rows(*kept: bytes) -> TrainingRows:
     rollouts = [
         replace(one, completion=replace(one.completion, kept_sets=packed))
         for one, packed in zip([rollout([7, 8], 0.0), rollout([9], 1.0)], kept, strict=True)
     ]
-    return micro_batch(batch_of([([5], rollouts)]), {}, job_spec(), np.zeros(2))
+    return training_rows(batch_of([([5], rollouts)]), {}, job_spec(), np.zeros(2))
 
 
 def test_the_kept_sets_of_truncated_sampling_come_row_by_row() -> None:
@@ -26,4 +26,4 @@ def test_the_kept_sets_of_truncated_sampling_come_row_by_row() -> None:
         assert part is not None
         assert [[ids.tolist() for ids in of_row] for of_row in part] == sets[start:end]
     plain = batch_of([([5], [rollout([7, 8], 0.0), rollout([9], 1.0)])])
-    assert micro_batch(plain, {}, job_spec(), np.zeros(2)).kept_sets is None
+    assert training_rows(plain, {}, job_spec(), np.zeros(2)).kept_sets is None

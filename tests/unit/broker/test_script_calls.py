@@ -13,7 +13,7 @@ from broker.connection.script_texts import PRELUDE, SCRIPTS, argument_names, lib
 from broker.fence import LEDGER_FORMAT
 from broker.keys import MAX_SLOTS, num_open_of
 from broker.leases import Lease
-from broker.openings import DispatchChunk, NewBatch, Opening, opening_arguments
+from broker.openings import DispatchChunk, IterationOpening, NewBatch, opening_arguments
 from contracts.encoding.wire import encode
 from tests.builders import job_spec
 
@@ -49,7 +49,7 @@ def test_a_caller_that_tells_a_script_less_or_more_than_its_head_names_is_refuse
 
 def test_the_parts_of_a_call_are_read_by_their_names() -> None:
     expects = PRELUDE[PRELUDE.index("local function expect(") : PRELUDE.index("-- Whether a batch is neither")]
-    opening = Opening(iteration=0, oldest_version=0, newest_version=0, batches=())
+    opening = IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=())
     for text, word, sent in (
         (PRELUDE, "opening", set(opening_arguments(opening, iter([DispatchChunk([], [])]))[0])),
         (script("dispatch")[1] + expects, "batch", set(NewBatch.__struct_fields__)),

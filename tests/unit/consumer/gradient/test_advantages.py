@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumer.gradient.advantages.family import ADVANTAGES, group_advantages, penalised_advantages
+from consumer.gradient.advantages.estimators import ADVANTAGES, group_advantages, penalised_advantages
 from consumer.gradient.advantages.group_relative import (
     centred_rewards,
     grpo_advantages,

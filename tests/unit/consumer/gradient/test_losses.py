@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.family import LOSSES, LossTerms, TokenLogprobs, family_loss, response_divergences
+from consumer.gradient.losses.objective import LOSSES, LossTerms, TokenLogprobs, micro_batch_loss, response_divergences
 from contracts.spec_tables.algorithm import LOSS_KINDS, AlgorithmSpec
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 
@@ -41,7 +41,7 @@ def loss_of(
         policy=logprobs, generator=logprobs.detach() if generator is None else generator, reference=reference
     )
     spec = AlgorithmSpec(**algorithm)
-    return family_loss(tokens, advantages=advantages, loss_mask=MASK, algorithm=spec, sizes=SIZES)
+    return micro_batch_loss(tokens, advantages=advantages, loss_mask=MASK, algorithm=spec, sizes=SIZES)
 
 
 def drawn(*, gap: float) -> tuple[TokenLogprobs, Tensor]:
@@ -72,7 +72,7 @@ def compare(algorithm: dict[str, Any], equation: dict[str, Any], *, gap: float =
         entropy=entropy if spec.entropy_coefficient else None,
     )
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
-    terms = family_loss(given, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
+    terms = micro_batch_loss(given, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
     divisor = DIVISOR[LOSSES[spec.loss].normaliser.counts]
     (ours,) = torch.autograd.grad(terms.loss_sum / divisor, tokens.policy, retain_graph=True)
 
@@ -158,7 +158,7 @@ def test_a_response_of_no_advantage_has_exactly_no_gradient(loss: str) -> None:
     tokens, mask = drawn(gap=2.0)
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     spec = AlgorithmSpec(loss=loss, old_policy="generator")  # type: ignore[arg-type]
-    terms = family_loss(tokens, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
+    terms = micro_batch_loss(tokens, advantages=advantages, loss_mask=mask, algorithm=spec, sizes=SIZES)
     (gradient,) = torch.autograd.grad(terms.loss_sum, tokens.policy)
     silent = [row for row, advantage in enumerate(ADVANTAGES) if advantage == 0.0]
     assert gradient[silent].abs().max() == 0.0
@@ -172,7 +172,7 @@ def test_a_scale_of_the_advantages_is_a_scale_of_the_loss(loss: str) -> None:
     spec = AlgorithmSpec(loss=loss, old_policy="generator")  # type: ignore[arg-type]
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
     one, four = (
-        family_loss(tokens, advantages=scale * advantages, loss_mask=mask, algorithm=spec, sizes=SIZES).loss_sum
+        micro_batch_loss(tokens, advantages=scale * advantages, loss_mask=mask, algorithm=spec, sizes=SIZES).loss_sum
         for scale in (1.0, 4.0)
     )
     assert four.item() == 4.0 * one.item()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from consumer.gradient.losses.family import LOSSES
+from consumer.gradient.losses.objective import LOSSES
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec_tables.algorithm import LOSS_KINDS, AlgorithmSpec, LossName

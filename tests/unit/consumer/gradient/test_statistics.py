@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import (
-    MicroBatchStats,
+    BatchStats,
     Mismatch,
     Scaling,
     counts_by_lag,
@@ -29,9 +29,9 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.builders import batch_of, rollout, rollout_batch
 
 
-def stats(index: int, **changes: object) -> MicroBatchStats:
+def stats(index: int, **changes: object) -> BatchStats:
     batch = rollout_batch(seed=index, batch_id=f"0/train/{index}", rewards=(0.0, 0.1, 0.7))
-    return dataclasses.replace(MicroBatchStats.of(batch, batch_rewards(batch)), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(BatchStats.of(batch, batch_rewards(batch)), **changes)  # type: ignore[arg-type]
 
 
 def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
@@ -39,7 +39,7 @@ def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
         [([5], [rollout([1, 2, 3], 1.0), rollout([1], 0.0)]), ([6], [rollout([1, 2], 0.5), rollout([4, 4], 0.5)])]
     )
     batch = replace(batch, groups=(batch.groups[0], replace(batch.groups[1], num_resamples=2)))
-    measured = MicroBatchStats.of(batch, batch_rewards(batch))
+    measured = BatchStats.of(batch, batch_rewards(batch))
     assert measured.rewards == (1.0, 0.0, 0.5, 0.5)
     assert measured.component_sums == {"exact": 2.0}
     assert (measured.num_groups, measured.num_equal_groups, measured.num_resamples) == (2, 1, 2)
@@ -63,7 +63,7 @@ def test_generator_logprobs_that_are_not_finite_are_refused() -> None:
 
 
 def test_numbers_of_an_iteration_by_hand() -> None:
-    first = MicroBatchStats(
+    first = BatchStats(
         batch_id="0/train/0",
         rewards=(1.0, 0.0),
         component_sums={"exact": 1.0},
@@ -204,7 +204,7 @@ def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() 
             ([6], [rollout([1], 1.0, logprobs=[-4.0]), rollout([2], 1.0, logprobs=[-3.0])]),
         ]
     )
-    measured = MicroBatchStats.of(batch, batch_rewards(batch))
+    measured = BatchStats.of(batch, batch_rewards(batch))
     assert measured.surprise_sum == 10.0
     numbers = iteration_numbers([measured], scaling=Scaling(count=4))
     assert (numbers.entropy, numbers.entropy_trained_tokens) == (2.0, None)
@@ -214,7 +214,7 @@ def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() 
 def test_a_log_prob_that_is_not_finite_is_refused_also_where_nothing_teaches(bad: float) -> None:
     batch = batch_of([([6], [rollout([1], 1.0, logprobs=[bad]), rollout([2], 1.0)])])
     with pytest.raises(ContractViolation, match="generator_logprobs"):
-        MicroBatchStats.of(batch, batch_rewards(batch))
+        BatchStats.of(batch, batch_rewards(batch))
 
 
 def test_an_iteration_that_teaches_nothing_has_numbers_too() -> None:
@@ -230,7 +230,7 @@ def test_every_number_is_a_field_of_the_iterations_metrics() -> None:
 def test_batches_are_counted_by_their_lag_and_a_job_without_one_has_no_counts() -> None:
     versions = (7, 5, 7, 6, 5, 5)
     batches = [rollout_batch(iteration=7, policy_version=version) for version in versions]
-    measured = [MicroBatchStats.of(batch, batch_rewards(batch)) for batch in batches]
+    measured = [BatchStats.of(batch, batch_rewards(batch)) for batch in batches]
     assert [stats.lag for stats in measured] == [0, 2, 0, 1, 2, 2]
     assert counts_by_lag(measured, max_policy_lag=3) == (2, 1, 3, 0)
     assert counts_by_lag(measured[:1], max_policy_lag=0) == ()

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.fence import FenceState
-from broker.trainer_side import Opening
+from broker.trainer_side import IterationOpening
 from consumer.gradient.statistics import Scaling
 from consumer.trainer.commit import Commits, save
 from consumer.trainer.iteration import Iteration
@@ -153,7 +153,7 @@ class Played(TrainedJob):
         trained: dict[str, str],
         *,
         event: object,
-        opening: Opening | None,
+        opening: IterationOpening | None,
         made: tuple[int, str] | None,
     ) -> None:
         assert made == ((record.iteration + 1, record.next_weights_digest) if record.next_weights_digest else None)
@@ -169,7 +169,7 @@ class Played(TrainedJob):
     def dispatch(self, iteration: int, batches: tuple[object, ...]) -> None:
         self.said.append(f"sent {', '.join(map(str, batches))} into iteration {iteration}")
 
-    def open_iteration(self, opening: Opening, versions: dict[int, str]) -> None:
+    def open_iteration(self, opening: IterationOpening, versions: dict[int, str]) -> None:
         assert versions[opening.iteration] == DIGEST
         self.said.append(f"opened {opening.iteration}")
 

@@ -15,7 +15,7 @@ from broker.fence import FenceState, OpenIteration
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.micro_batch import batch_rewards
-from consumer.gradient.statistics import MicroBatchStats
+from consumer.gradient.statistics import BatchStats
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from contracts.encoding.arrays import pack_float32
@@ -134,7 +134,7 @@ class Played:
         if batch is not None:
             self.said.append(f"trained {batch.batch_id}")
             self.handed_over.append(batch)
-            stats = MicroBatchStats.of(batch, batch_rewards(batch))
+            stats = BatchStats.of(batch, batch_rewards(batch))
             self._trained.append(Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0))
         if self.trains_at_the_end:
             return []

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from consumer.gradient.micro_batch import batch_rewards
-from consumer.gradient.statistics import MicroBatchStats, Mismatch
+from consumer.gradient.statistics import BatchStats, Mismatch
 from consumer.model.policy import load_policy
 from consumer.trainer.report import (
     RunLog,
@@ -91,10 +91,10 @@ def test_several_samples_a_prompt_have_a_mean_with_its_error_and_pass_at_k() -> 
     assert passes_in_words(easier).startswith(", pass@1 0.333 ± 0.083, pass@2 0.611")
 
 
-def stats(k3_sum: float, *, largest: float = 0.5, lag: int = 0) -> MicroBatchStats:
+def stats(k3_sum: float, *, largest: float = 0.5, lag: int = 0) -> BatchStats:
     batch = rollout_batch(iteration=3, policy_version=3 - lag)
     gap = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=largest, rho_sum=10.0, rho_square_sum=20.0)
-    return dataclasses.replace(MicroBatchStats.of(batch, batch_rewards(batch)), mismatch=gap)
+    return dataclasses.replace(BatchStats.of(batch, batch_rewards(batch)), mismatch=gap)
 
 
 def test_up_to_the_threshold_nobody_is_told() -> None:

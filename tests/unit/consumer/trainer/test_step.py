@@ -12,7 +12,7 @@ import pytest
 
 from consumer.gradient.learner import OptimizerStep, Trained
 from consumer.gradient.micro_batch import batch_rewards
-from consumer.gradient.statistics import MicroBatchStats, Mismatch
+from consumer.gradient.statistics import BatchStats, Mismatch
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.step import step
 from contracts.errors import BatchFailed, ContractViolation, TrainingDiverged
@@ -38,7 +38,7 @@ def gathered(*, number: int = 0, k3_sum: float = 0.0, num_batches: int = 1) -> I
 def trained(batch_id: str, *, k3_sum: float = 0.0) -> Trained:
     batch = rollout_batch(batch_id=batch_id)
     mismatch = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=0.5, rho_sum=10.0, rho_square_sum=10.0)
-    stats = dataclasses.replace(MicroBatchStats.of(batch, batch_rewards(batch)), mismatch=mismatch)
+    stats = dataclasses.replace(BatchStats.of(batch, batch_rewards(batch)), mismatch=mismatch)
     return Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0)
 
 

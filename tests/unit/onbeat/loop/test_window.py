@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.openings import Opening
+from broker.openings import IterationOpening
 from contracts.schedule import Schedule, ScheduleName
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.window import Window
@@ -46,9 +46,9 @@ class Planned(IterationPlan):
 
 
 class Opened:
-    """An Opening, of batches that are words."""
+    """An IterationOpening, of batches that are words."""
 
-    def __init__(self, opening: Opening | None) -> None:
+    def __init__(self, opening: IterationOpening | None) -> None:
         assert opening is not None
         self.number, self.later = opening.iteration, opening.num_later
         self.versions = (opening.oldest_version, opening.newest_version)

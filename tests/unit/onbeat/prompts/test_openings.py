@@ -11,7 +11,7 @@ import pytest
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.environments.messages import Message, Tool, messages_digest
-from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Opening, Task
+from contracts.environments.service import EnvironmentFacts, Failure, FailureReason, Task, TaskOpening
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
@@ -41,7 +41,7 @@ class Service:
             raise InvalidInput(f"`{environment.name}` is no environment", field="environment.name")
         return EnvironmentFacts(deterministic=self.deterministic, version="1")
 
-    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[Opening | Failure]:
+    def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[TaskOpening | Failure]:
         self.tasks += tasks
         return [self._opening(task) for task in tasks]
 
@@ -49,11 +49,11 @@ class Service:
         self.canaries += tasks
         return self.problem
 
-    def _opening(self, task: Task) -> Opening | Failure:
+    def _opening(self, task: Task) -> TaskOpening | Failure:
         if self.failures:
             return Failure(reason=self.failures.pop(), detail="as asked")
         text = self.opens.format(**json.loads(task.task))
-        return Opening(messages=(Message(role="user", content=text),), tools=self.tools)
+        return TaskOpening(messages=(Message(role="user", content=text),), tools=self.tools)
 
 
 def spec(**changes: Any) -> JobSpec:

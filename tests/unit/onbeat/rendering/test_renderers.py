@@ -15,7 +15,7 @@ from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message, Role, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
 from onbeat.rendering.base import WORD_JOINER, Renderer
-from onbeat.rendering.family import check_renderer, make_renderer
+from onbeat.rendering.factory import check_renderer, make_renderer
 from onbeat.rendering.package import PackageRenderer
 from onbeat.rendering.template import TemplateRenderer
 from onbeat.rendering.tool_calls import read, write

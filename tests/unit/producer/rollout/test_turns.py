@@ -19,17 +19,17 @@ from contracts.environments.service import (
     Failure,
     FailureReason,
     NewSession,
-    Opening,
     Reply,
     Result,
     Step,
+    TaskOpening,
     Turned,
 )
 from contracts.errors import BatchFailed, ContractViolation, EnvironmentUnavailable, InvalidInput, PrefixBroken
 from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
-from onbeat.rendering.family import make_renderer
+from onbeat.rendering.factory import make_renderer
 from onbeat.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
 from onbeat.scoring.reward_client import RewardClient
@@ -43,7 +43,7 @@ from tests.unit.producer.rollout.test_carrier import Carried
 
 EOS = 1
 TOKENIZER = char_tokenizer()
-OPENING = Opening(messages=(Message(role="user", content="ab"),))
+OPENING = TaskOpening(messages=(Message(role="user", content="ab"),))
 
 
 def ids(text: str) -> list[int]:
@@ -177,7 +177,7 @@ class Writer(Echo):
         super().__init__(num_turns=len(observations) + 1)
         self.observations = observations
         first = Message(role="user", token_ids=pack_int32(ids("ab")))
-        self.opening = Opening(messages=(first,), asks_for_tokens=True)
+        self.opening = TaskOpening(messages=(first,), asks_for_tokens=True)
 
     def _one(self, step: Step) -> Result:
         super()._one(step)
@@ -440,7 +440,7 @@ def test_a_failed_trajectory_is_marked_in_its_group_beside_what_scorers_could_no
 
 def test_an_opening_that_is_not_the_prompt_s_fails_the_batch() -> None:
     service = Echo()
-    service.opening = Opening(messages=(Message(role="user", content="ac"),))
+    service.opening = TaskOpening(messages=(Message(role="user", content="ac"),))
     with pytest.raises(BatchFailed, match="otherwise than when its prompt was made"):
         play(service)
 

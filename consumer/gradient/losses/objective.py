@@ -94,7 +94,7 @@ class LossTerms:
     num_entropy_tokens: int
 
 
-def family_loss(
+def micro_batch_loss(
     logprobs: TokenLogprobs, *, advantages: Tensor, loss_mask: Tensor, algorithm: AlgorithmSpec, sizes: BatchSizes
 ) -> LossTerms:
     """Computes the loss of one micro-batch.
