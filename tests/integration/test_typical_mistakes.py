@@ -27,8 +27,10 @@ from msgspec.structs import replace
 
 import consumer.trainer.job_run as job_run
 from broker.connection.client import connect
+from broker.fence import FenceState
 from broker.job_store import JobStore
 from broker.monitor import _generators_waited_for
+from broker.presence import ENGINE, WRONG_ENGINE, GeneratorInfo
 from contracts.jobs import JobState
 from contracts.rewards import PluginReward, RewardItem, Unscorable
 from contracts.settings import StackSettings
@@ -39,6 +41,7 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from reward_service.scorers.rubric import score_component
+from tests.builders import job_spec
 
 MODEL = Path(__file__).parents[2] / "configs" / "models" / "two-digit-addition"
 JOB = """
@@ -298,7 +301,17 @@ def test_what_a_trainer_finds_in_model_and_data_fails_the_job(
 
 
 def test_a_job_without_a_generator_says_so_while_it_waits() -> None:
-    assert "none lives: start one with `onbeat up`" in _generators_waited_for("job-1", [])
+    fence = FenceState(
+        state="open", committed=-1, versions={}, trainer_epoch=1, lease_until_s=0.0, engine="torch 2, a CPU"
+    )
+    spec = job_spec(deterministic=True)
+    assert "none lives: start one with `onbeat up`" in _generators_waited_for("job-1", spec, fence, [])
+    other = GeneratorInfo(generator_id="g1", seen_s=0.0, info={ENGINE: "torch 2, a GPU", WRONG_ENGINE: "job-1"})
+    assert _generators_waited_for("job-1", spec, fence, [other]) == (
+        "a live generator of the kind of engine that samples this job (torch 2, a CPU); those that live have "
+        "(torch 2, a GPU)"
+    )
+    assert _generators_waited_for("job-1", job_spec(deterministic=False), fence, [other]) == ""
 
 
 @pytest.mark.parametrize("mistake", REWARD)
