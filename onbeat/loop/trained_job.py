@@ -113,6 +113,8 @@ class TrainedJob:
     weights: WeightPublisher
     published: PublishedVersions
     """What the store has, read back."""
+    forked: ForkedFrom | UnsetType = UNSET
+    """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
 
     def __init__(
         self,
@@ -132,8 +134,6 @@ class TrainedJob:
         self.side = side
         self.keeper = keeper
         self.job_id = job_id
-        self.forked: ForkedFrom | UnsetType = UNSET
-        """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
         self.jobs = JobStore(broker)
         self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
         deadline_s = spec.timeouts.dependency_s
