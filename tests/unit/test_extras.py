@@ -27,6 +27,7 @@ WITH_EXTRAS = {
     "tests/hosts/test_objects.py": "the same",
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/integration/test_recording.py": "how a record comes about",
+    "tests/integration/test_hosts.py": "the launcher, which says that clocks are apart",
     "tests/mutants/kept.py": "guards that are left out, of extras too",
     "tests/mutants/sources.py": "the same",
     "tests/unit/onbeat/weights/test_registered_store.py": "a model that is exported out of such a store",

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import onbeat.weights.files.tensor_folder as tensor_folder
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.micro_step import train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer, learning_rate_at
@@ -297,7 +296,7 @@ def test_a_full_disk_names_the_folder_and_leaves_the_previous_checkpoint_alone(
     def full(descriptor: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(tensor_folder.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     for iteration in (0, 1):
         with pytest.raises(OnbeatError, match=rf"i00000{iteration}: cannot write: .*No space left"):
             run.save(checkpoints, iteration)
