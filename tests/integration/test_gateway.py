@@ -564,7 +564,9 @@ def test_the_document_says_who_needs_the_key_what_metrics_are_and_where_a_job_le
     assert list(operations["prometheus"]["responses"]["200"]["content"]) == ["text/plain"]
     assert ask("GET", "/metrics").headers["Content-Type"].startswith("text/plain")
     with_id = {
-        name for name, one in operations.items() if any(p["name"] == "job_id" for p in one.get("parameters", []))
+        name
+        for name, one in operations.items()
+        if any((p["name"], p["in"]) == ("job_id", "path") for p in one.get("parameters", []))
     }
     for operation, status in (("submit", "201"), ("submit", "200"), ("get_job", "200"), ("list_jobs", "200")):
         links = operations[operation]["responses"][status]["links"]

@@ -88,7 +88,7 @@ def test_a_spec_may_be_a_file_a_record_or_its_keys(tmp_path: Path, kind: str) ->
 
 def test_rows_of_any_kind_are_lines_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    whole = [{"task_entry": ""} | row for row in ROWS]
+    whole = [{"task_entry": "", "completion": ""} | row for row in ROWS]
     paths = set()
     for rows in (ROWS, tuple(ROWS), Table(), (row for row in ROWS)):
         dataset = spec(tmp_path, dataset=rows).dataset
