@@ -12,8 +12,8 @@ COLUMNS = 16
 """Attention adds up a row's columns by vectors of so many numbers: a part of a vector would be added up otherwise. So
 the columns that a step reads are a multiple of it, and any larger multiple gives the same bits."""
 FEWEST_ROWS = 16
-"""Products of fewer rows take other kernels, whose last bits depend on how many they are, and so do the rows that are
-left over behind a multiple of it where a layer is small."""
+"""Products of fewer rows take other kernels, whose last bits depend on how many they are. And a multiple of it leaves
+no part of a vector over, which functions like SiLU compute by other instructions."""
 
 BLOCK_ITEMS = 65_536
 """Log-probs that are worked on at a time, half a megabyte: in the core's cache they are several times as fast."""

@@ -191,7 +191,7 @@ def packed_inputs(
             predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
             end += response.size
     if prefill is not None and end % FEWEST_ROWS:
-        # One more response, which predicts nothing: no product has rows that are left over.
+        # One more response, which predicts nothing: no part of a vector is left over.
         rest = np.zeros(-end % FEWEST_ROWS, dtype=np.int32)
         pieces.append(rest)
         positions.append(rest.astype(np.int64))

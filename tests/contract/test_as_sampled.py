@@ -30,6 +30,7 @@ SAMPLINGS = {
     "cut": SamplingParams(max_new_tokens=19, temperature=1.3, top_p=0.9, top_k=7),
 }
 RAGGED = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2, 5, 6, 7, 8, 9, 4, 4, 5, 6, 7, 8], [13, 5])
+ONE = ([3 + number % 20 for number in range(33)],)
 EVEN = tuple([prompt[0], 6, 7, 8, 9] for prompt in RAGGED)
 NAMES = ("llama", "qwen2", "qwen3", "gemma", "granite", "mistral")
 
@@ -37,7 +38,9 @@ NAMES = ("llama", "qwen2", "qwen3", "gemma", "granite", "mistral")
 @pytest.fixture(scope="module", params=NAMES)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("as-sampled") / request.param
-    model = small_model(request.param, vocab_size=len(char_tokenizer()), eos_token_id=1, initializer_range=0.2)
+    model = small_model(
+        request.param, vocab_size=len(char_tokenizer()), eos_token_id=1, initializer_range=0.2, intermediate_size=64
+    )
     model.save_pretrained(folder)
     char_tokenizer().save_pretrained(folder)
     built = rig_of(request.param, TransformersEngine(setup(folder)), folder, folder.parent / "runs")
@@ -73,7 +76,7 @@ def logprobs_of(
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 60])
-@pytest.mark.parametrize("prompts", [RAGGED, EVEN], ids=["ragged", "even"])
+@pytest.mark.parametrize("prompts", [RAGGED, EVEN, ONE], ids=["ragged", "even", "one"])
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_log_probs_are_those_that_the_generator_sampled_with(
     rig: Rig, name: str, prompts: Any, max_tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -97,5 +100,7 @@ def test_log_probs_are_those_that_the_generator_sampled_with(
 def test_what_cannot_have_the_bits_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="sliding windows"):
         check_as_sampled(small_model("mistral, sliding"), torch.device("cpu"))
+    with pytest.raises(InvalidInput, match="an MLP of 48, not a multiple of 32"):
+        check_as_sampled(small_model("llama"), torch.device("cpu"))
     with pytest.raises(InvalidInput, match="passes on a CPU"):
         check_as_sampled(small_model("llama"), torch.device("cuda"))

@@ -18,6 +18,8 @@ from contracts.errors import InvalidInput
 
 FIELD = "trainer.packing"
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+VECTORS = 32
+"""Numbers of two vectors, which a CPU takes at a time; what is left over goes by other instructions."""
 TRIAL_PROMPT, TRIAL_RESPONSES = [3, 1, 4], [[1, 5, 2], [6, 5]]
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest difference relative to the largest state; 0.1 for another dtype. A wrong mask is off by as much as that."""
@@ -50,9 +52,16 @@ def check_as_sampled(model: PreTrainedModel, device: torch.device) -> None:
     if device.type != "cpu":
         raise InvalidInput(f"as_sampled is of passes on a CPU, and these are on {device}", field=FIELD, cure=cure)
     causal_lm = base_causal_lm(model)
-    if _num_sliding_layers(causal_lm.config.get_text_config()):
-        problem = f"{type(causal_lm).__name__} has sliding windows, which generators sample in another order"
-        raise InvalidInput(problem, field=FIELD, cure=cure)
+    config = causal_lm.config.get_text_config()
+    problem = ""
+    if _num_sliding_layers(config):
+        problem = "has sliding windows, which generators sample in another order"
+    elif getattr(config, "intermediate_size", 0) % VECTORS:
+        problem = (
+            f"has an MLP of {config.intermediate_size}, not a multiple of {VECTORS}: its prompts' bits depend on it"
+        )
+    if problem:
+        raise InvalidInput(f"{type(causal_lm).__name__} {problem}", field=FIELD, cure=cure)
 
 
 def packed_arguments(tokens: Tensor, layout: SharedPromptLayout) -> dict[str, Any]:
