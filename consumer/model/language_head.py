@@ -146,9 +146,8 @@ def project_prompts(model: PreTrainedModel, states: Tensor) -> Tensor:
     unless the weight has a gradient, or there is one prompt alone. The weight is copied, since that product's bits
     depend on where it lies in memory, which is anywhere for one that was mapped from a file.
     """
-    columns = torch.stack((states, states), dim=1)[:, -1:]
-    if len(states) == 1:
-        columns = columns.expand(2, -1, -1)
+    prompts = torch.cat((states, states[:1]))
+    columns = torch.stack((prompts, prompts), dim=1)[:, -1:]
     head = output_head(model)
     weight = head.weight.detach().clone()
     logits = project(model, columns, head=lambda rows: functional.linear(rows, weight, head.bias))
@@ -201,8 +200,9 @@ def _chunk_values(
     entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     # [chunk, V]
-    logits = logits_of(states) if first is None else logits_of(_enough_rows(states))[: len(states)]
-    as_computed = logits
+    missing = 0 if first is None else -len(states) % FEWEST_ROWS
+    logits = logits_of(functional.pad(states, (0, 0, 0, missing)) if missing else states)
+    logits = as_computed = logits[: len(states)] if missing else logits
     if temperature != 1.0:
         logits = logits / temperature
     if kept is None:
@@ -230,10 +230,6 @@ class _Valued(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return gradients[0], None
-
-
-def _enough_rows(states: Tensor) -> Tensor:
-    return torch.cat((states, states.new_zeros(-len(states) % FEWEST_ROWS, states.shape[1])))
 
 
 def _sampled_logprobs(

@@ -124,8 +124,7 @@ def _check_mismatch(held: HeldJob, iteration: Iteration) -> None:
     if problem := clipped_noise(iteration.stats, held.spec.algorithm):
         log.warning("in iteration %d %s", iteration.number, problem)
     trainer = held.spec.trainer
-    threshold = 0.0 if trainer.packing == "as_sampled" else trainer.mismatch_alarm
-    alarm = mismatch_alarm(iteration.stats, iteration=iteration.number, threshold=threshold)
+    alarm = mismatch_alarm(iteration.stats, iteration=iteration.number, threshold=trainer.mismatch_limit)
     if alarm is None:
         return
     held.tell(alarm)

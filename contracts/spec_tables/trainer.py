@@ -157,6 +157,11 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
         return None if self.hosts is UNSET else self.hosts
 
     @property
+    def mismatch_limit(self) -> float:
+        """The K3 above which there is an alarm; 0.0: at any difference, where bits are to be the same."""
+        return 0.0 if self.packing == "as_sampled" else self.mismatch_alarm
+
+    @property
     def stops_on(self) -> tuple[str, ...]:
         return () if self.stop_on is UNSET else self.stop_on
 

@@ -296,7 +296,7 @@ def _of_job(spec: JobSpec, status: JobStatus, last: IterationMetrics | None) -> 
         progress_s = max(status.started_s, last.started_s + last.wall_s if last else 0.0)
         yield "since_progress_seconds", max(0.0, time.time() - progress_s)
     if not spec.schedule_rule.lags:
-        yield "mismatch_limit", spec.trainer.mismatch_alarm
+        yield "mismatch_limit", spec.trainer.mismatch_limit
 
 
 def _add_iteration(samples: _Samples, metrics: IterationMetrics, job_id: str) -> None:

@@ -75,7 +75,7 @@ def _gradient(history: History) -> str:
 
 
 def _mismatch(history: History) -> str:
-    k3, limit = history.mean("mismatch_k3"), history.spec.trainer.mismatch_alarm
+    k3, limit = history.mean("mismatch_k3"), history.spec.trainer.mismatch_limit
     if history.spec.schedule_rule.lags:
         return ""
     left, tokens = _left_share(history), history.mean("response_tokens_mean")

@@ -24,20 +24,20 @@ from tests.builders import DIGEST, job_spec, rollout_batch
 SETTLED = "the version that is committed"
 
 
-def gathered(*, number: int = 0, k3_sum: float = 0.0, num_batches: int = 1) -> Iteration:
+def gathered(*, number: int = 0, k3_sum: float = 0.0, largest: float = 0.5, num_batches: int = 1) -> Iteration:
     iteration = Iteration(
         AskedIteration(number=number, weights_digest=DIGEST, batches=(), samplers={number: DIGEST}),
         trainer_epoch=1,
         boundary=None,
     )
     for index in range(num_batches):
-        iteration.record(trained(f"0/train/{index}", k3_sum=k3_sum))
+        iteration.record(trained(f"0/train/{index}", k3_sum=k3_sum, largest=largest))
     return iteration
 
 
-def trained(batch_id: str, *, k3_sum: float = 0.0) -> Trained:
+def trained(batch_id: str, *, k3_sum: float = 0.0, largest: float = 0.5) -> Trained:
     batch = rollout_batch(batch_id=batch_id)
-    mismatch = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=0.5, rho_sum=10.0, rho_square_sum=10.0)
+    mismatch = Mismatch(num_tokens=10, k3_sum=k3_sum, largest=largest, rho_sum=10.0, rho_square_sum=10.0)
     stats = dataclasses.replace(BatchStats.of(batch, batch_rewards(batch)), mismatch=mismatch)
     return Trained(stats=stats, rank=0, started_s=1.0, ended_s=2.0)
 
@@ -155,3 +155,14 @@ def test_log_probs_that_differ_fail_the_job_before_a_weight_moves_or_are_told_as
     step(warned, gathered(k3_sum=10.0))
     for held in (failing, warned):
         assert [type(event) for event in held.told] == [MismatchAlarm]
+
+
+def test_as_sampled_any_difference_fails_the_job_also_one_far_below_the_alarm_of_the_spec() -> None:
+    asked: dict[str, Any] = {"trainer__packing": "as_sampled", "trainer__on_mismatch": "fail"}
+    forged: Any = Played(**asked)
+    with pytest.raises(TrainingDiverged, match="differ by a mean K3 of"):
+        step(forged, gathered(k3_sum=1e-12, largest=1e-6))
+    assert (forged.settled, forged.said) == (SETTLED, [])
+    honest: Any = Played(**asked)
+    step(honest, gathered(k3_sum=0.0, largest=0.0))
+    assert honest.told == []
