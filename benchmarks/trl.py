@@ -5,6 +5,8 @@
     demo    configs/demo.toml: 0.40 M parameters, 1,024 completions of up to 5 tokens an iteration
     8m-8    benchmarks/trl.toml: 8.3 M parameters, random weights, 64 completions of up to 57 tokens
     8m-16   the same with twice as many prompts, so 128 completions
+    135m    on a GPU alone: SmolLM2-135M's layers, a vocabulary of 512, random weights in bfloat16, 128 completions of
+            up to 256 tokens
     tools   benchmarks/trl_tools.toml: 2.0 M parameters, 64 trajectories of two turns with a call of a tool between
             them, or of one that guesses; the model is to learn that the call pays. TRL has the tool as a class of its
             `environment_factory`, ours as the environment `trl`. Its model takes some minutes: --models keeps it
@@ -33,12 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._demo_runs import output_of, run_demo
 from benchmarks._lookup_environment import ROWS, Lookup, rows
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, rounded
+from benchmarks.trainer import SHAPES
 from contracts.encoding.wire import encode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.run_folder import RunFolder
@@ -56,7 +59,7 @@ EXPECTED = (
     "for six to eight processes against one; start-up of both 4-8 s. tools, before the first quiet run: 2.5-4x TRL's "
     "trajectories/s, a reward of 0.45 in less than half of its seconds, and the same last rewards within 0.03."
 )
-AIMS = {"demo": 3.0, "8m-8": 1.1, "8m-16": 1.25, "tools": 2.0}
+AIMS = {"demo": 3.0, "135m": 3.0, "8m-8": 1.1, "8m-16": 1.25, "tools": 2.0}
 """Case → our completions a second over TRL's."""
 TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
 TRL_THREADS = 2
@@ -82,11 +85,29 @@ NUM_ROWS = 4096
 CASES = {
     "demo": Case(spec=REPOSITORY / "configs/demo.toml", warm_up=5, level=0.72, window=5),
     "8m-8": Case(spec=SPEC_8M, warm_up=2, level=-0.78, window=1),
+    "135m": Case(
+        spec=SPEC_8M,
+        settings=(
+            "rollout.batches_per_iteration=1",
+            "rollout.prompts_per_batch=8",
+            "rollout.group_size=16",
+            "rollout.sampling.max_new_tokens=256",
+            "model.dtype=bfloat16",
+            "evaluation.num_prompts=0",
+            "iterations=8",
+        ),
+        warm_up=2,
+        level=-0.5,
+        window=1,
+    ),
     "8m-16": Case(
         spec=SPEC_8M, settings=("rollout.batches_per_iteration=8", "iterations=7"), warm_up=2, level=-0.78, window=1
     ),
     "tools": Case(spec=SPEC_TOOLS, warm_up=2, level=0.45, window=2),
 }
+
+
+ON_CPU = [name for name in CASES if name != "135m"]
 
 
 def make_8m(folder: Path) -> None:
@@ -111,6 +132,17 @@ def make_8m(folder: Path) -> None:
         shutil.copy(TOKENIZER / name, folder)
 
 
+def make_135m(folder: Path) -> None:
+    """Writes 106 M random weights, most of whose tokens can't be read, as in the smaller model."""
+    torch.manual_seed(0)
+    config: Any = SHAPES["smollm2-135m"]()
+    config.vocab_size, config.eos_token_id, config.bos_token_id, config.pad_token_id = 512, 1, None, 0
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder)
+
+
 def make_tools(folder: Path, python: str) -> None:
     """Writes the model that may call a tool, by TRL's interpreter, which has the chat template, unless it is there; and
     its rows beside it."""
@@ -123,15 +155,16 @@ def make_tools(folder: Path, python: str) -> None:
 
 def settings_of(case: Case, models: Path, given: Sequence[str], seed: int) -> list[str]:
     """Returns what is changed in the case's file, for both sides. models: folder of the models that are made."""
+    small = "135m" if case is CASES["135m"] else "8m"
     made = {
-        SPEC_8M: [f"model.path={models / '8m'}"],
+        SPEC_8M: [f"model.path={models / small}"],
         SPEC_TOOLS: [f"model.path={models / 'tools'}", f"dataset.train_path={models / 'tools' / ROWS}"],
     }
     return [*made.get(case.spec, []), *case.settings, *given, f"seed={seed}"]
 
 
 def run_ours(
-    case: Case, settings: Sequence[str], folder: Path, *, models: Path, threads: int, generators: int
+    case: Case, settings: Sequence[str], folder: Path, *, models: Path, threads: int, generators: int, device: str
 ) -> tuple[Run, dict[str, Any], Path]:
     """Runs `onbeat demo`; returns what it says of itself, and the folder of its model."""
     flags = [flag for setting in settings for flag in ("--set", setting)]
@@ -139,7 +172,7 @@ def run_ours(
     with Watch() as watch:
         counts = ("--threads", str(threads), "--generators", str(generators))
         flags = ["--set", "evaluation.num_prompts=0", *flags]
-        allowed = {"ONBEAT_TRL_MODULES": Lookup.__module__}
+        allowed = {"ONBEAT_TRL_MODULES": Lookup.__module__, "ONBEAT_DEVICE": device}
         done = run_demo(case.spec, folder, *counts, *flags, models=models, variables=allowed)
     run = Run(
         command_s=command_s,
@@ -250,9 +283,10 @@ def measure(name: str, models: Path, scratch: Path, arguments: argparse.Namespac
                     models=models,
                     threads=arguments.ours_threads,
                     generators=arguments.ours_generators,
+                    device=arguments.device,
                 )
             else:
-                run, more, trained = run_trl(case, settings, folder, python=arguments.trl, config=arguments.trl_config)
+                run, more, trained = run_trl(case, settings, folder, python=arguments.trl, config=trl_config(arguments))
             figures = run.figures(warm_up=case.warm_up, level=case.level, window=case.window)
             figures |= held_out_rewards(spec, trained) if spec.evaluation.num_prompts else {}
             shown = {key: value if value is None else rounded(value) for key, value in figures.items()}
@@ -305,6 +339,12 @@ def check(arguments: argparse.Namespace) -> None:
             raise SystemExit(f"--set: {name} needs {case.warm_up + case.window} iterations or more")
 
 
+def trl_config(arguments: argparse.Namespace) -> str:
+    """Returns the fields of GRPOConfig, as a JSON object, with the device that ours has."""
+    on_gpu = {"use_cpu": False, "bf16": True} if arguments.device == "cuda" else {}
+    return json.dumps(on_gpu | json.loads(arguments.trl_config))
+
+
 def keep_to_two_cores() -> None:
     """Leaves this process and what it starts two cores, where the system can."""
     if hasattr(os, "sched_setaffinity"):
@@ -314,7 +354,7 @@ def keep_to_two_cores() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onbeat bench trl", description=__doc__)
     parser.add_argument("--trl", default=".venv-trl/bin/python", help="an interpreter that has TRL and our packages")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=ON_CPU)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side in each case")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the job of both")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes ours alone")
@@ -322,14 +362,18 @@ def main() -> None:
     parser.add_argument("--ours-generators", type=int, default=1, help="our generators")
     parser.add_argument("--models", type=Path, help="folder that keeps the models that are made")
     parser.add_argument("--picture", type=Path, help="reward against wall time of the last case, as .png")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--trl-config", default="{}", metavar="JSON", help="fields of GRPOConfig")
     arguments = parser.parse_args()
     check(arguments)
-    keep_to_two_cores()
+    if arguments.device == "cpu":
+        keep_to_two_cores()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="trl-") as folder:
         models = (arguments.models or Path(folder) / "models").resolve()
         make_8m(models / "8m")
+        if "135m" in arguments.cases:
+            make_135m(models / "135m")
         if "tools" in arguments.cases:
             make_tools(models / "tools", arguments.trl)
         for name in arguments.cases:
@@ -340,7 +384,7 @@ def main() -> None:
         of_sides = {NAMES[side]: [one["rewards"] for one in runs] for side, runs in found[name]["runs"].items()}
         level, title = CASES[name].level, f"{name}: reward against wall time, two cores"
         draw_rewards(arguments.picture, of_sides, level=level, title=title)
-    kind = "trl" if len(arguments.cases) == len(CASES) else "-".join(["trl", *arguments.cases])
+    kind = "trl" if len(arguments.cases) == len(ON_CPU) else "-".join(["trl", *arguments.cases])
     path = write_result(kind, {"expected": EXPECTED, "versions": versions(arguments.trl), "cases": found})
     print(f"written to {path.relative_to(REPOSITORY)}")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.kept_sets import pack_kept_sets
-from producer.engine.sampling import completion_uniforms, sample
+from producer.engine.sampling import Logits, completion_uniforms, sample
 
 FEWEST_ROWS = 8
 """Least number of held rows: products of fewer take other kernels, whose last bits differ, and hardly cost less."""
@@ -45,7 +45,7 @@ class BatchRows:
         """Whether every row has its end-of-sequence token, or max_new_tokens tokens."""
         return self._step == self._tokens.shape[1] or bool(self._stopped.all())
 
-    def append(self, logits: NDArray[np.floating]) -> NDArray[np.int64]:
+    def append(self, logits: Logits) -> NDArray[np.int64]:
         """[N, V] logits of the held rows → [N] next input tokens. A held row that has stopped records nothing."""
         held = self._held
         drawn = sample(logits, self._batch.sampling, self._uniforms[held, self._step])

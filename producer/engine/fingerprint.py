@@ -16,7 +16,7 @@ from contracts.engines import Engine, TransformersOptions, VllmOptions
 from contracts.spec import ModelSpec
 from onbeat.processors import cpu_kind, gpu_kind
 
-DECODING_STEPS = 1
+DECODING_STEPS = {"cpu": 1, "cuda": 2}
 """Counts the changes of Onbeat's own decoding steps and draws that give a batch other bits."""
 BLOCK_ROWS = 64
 """Rows of a matrix product of a decoding step in bfloat16, on a CPU with AMX. AMX multiplies 16 at a time; 64 cost 1.2
@@ -52,7 +52,7 @@ def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_thread
         details = (attention_backend(model), kernels, "tensor parallel 1", f"triton {_version('triton')}")
     elif isinstance(options, TransformersOptions):
         at_a_time = block_rows(getattr(torch, model.dtype), device)
-        details = (f"decoding steps {DECODING_STEPS}", *([f"{at_a_time} rows a product"] if at_a_time else ()))
+        details = (f"decoding steps {DECODING_STEPS[device]}", *([f"{at_a_time} rows a product"] if at_a_time else ()))
     return EngineFingerprint(
         engine=f"{options.name} {_version(options.name, f'{options.name}-cpu')}",
         torch=str(torch.__version__),

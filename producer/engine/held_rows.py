@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
+from torch import Tensor
 
-from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.kept_sets import pack_kept_sets
-from producer.engine.sampling import Drawn, completion_uniforms, sample
+from producer.engine.sampling import Drawn, Logits, completion_uniforms, sample
 
 Places = NDArray[np.int64]
 
@@ -106,7 +106,7 @@ class HeldRows:
         self._num_rows += len(places)
         return places
 
-    def append(self, logits: NDArray[np.floating], places: Places | None = None) -> tuple[NDArray[np.int64], Places]:
+    def append(self, logits: Logits, places: Places | None = None) -> tuple[NDArray[np.int64], Places]:
         """[N, V] logits of the rows at these places, of all by default → [N] tokens, and the places of rows that ended.
 
         Raises BatchFailed for logits that are not finite; nothing is changed then.
@@ -149,7 +149,7 @@ class HeldRows:
         self._num_rows = num_rows
         return Moves(source=source, target=target, num_rows=num_rows)
 
-    def _sample(self, logits: NDArray[np.floating], at: Places, uniforms: NDArray[np.float64]) -> Drawn:
+    def _sample(self, logits: Logits, at: Places, uniforms: NDArray[np.float64]) -> Drawn:
         kinds = self._kinds[at]
         if len(self._samplings) == 1 or (kinds == kinds[0]).all():
             first: GrowingBatch = self._owners[int(at[0])]
@@ -183,10 +183,7 @@ class HeldRows:
             setattr(self, name, np.pad(getattr(self, name), more))
 
 
-def without_a_finite_maximum(logits: NDArray[np.floating]) -> Places:
+def without_a_finite_maximum(logits: Logits) -> Places:
     """Places of the rows of [N, V] logits from which nothing can be sampled."""
-    return np.flatnonzero(~np.isfinite(logits.max(axis=-1)))
-
-
-def not_finite() -> BatchFailed:
-    return BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
+    maxima = logits.amax(dim=-1).cpu().numpy() if isinstance(logits, Tensor) else logits.max(axis=-1)
+    return np.flatnonzero(~np.isfinite(maxima))

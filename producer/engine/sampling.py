@@ -12,15 +12,23 @@ import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from msgspec import UNSET
 from numpy.typing import NDArray
+from torch import Tensor
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.sampled_values import BLOCK_ITEMS, normalised, scaled
+from producer.engine.device_draws import draw_on_device
 
 Floats = NDArray[np.float64]
+Logits = NDArray[np.floating] | Tensor
+"""On the host, or on the device that computed them."""
+
+DEVICE_BLOCK_ITEMS = 1 << 26
+"""Log-probs that a device works on at a time: half a gigabyte for each of a few such tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +43,10 @@ class Drawn:
     """Row → the ids that it was drawn from, ascending, none for the whole vocabulary; empty without truncation."""
 
 
-def sample(logits: NDArray[np.floating], sampling: SamplingParams, uniforms: Floats) -> Drawn:
-    """Draws from [N, V] logits by [N] uniforms. Raises BatchFailed for logits that are not finite."""
+def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats) -> Drawn:
+    """Draws from [N, V] logits by [N] uniforms, where the logits are. Raises BatchFailed unless they are finite."""
+    if isinstance(logits, Tensor):
+        return _sample_on_device(logits, sampling, uniforms)
     num_rows, vocab_size = logits.shape
     drawn = Drawn(tokens=np.empty(num_rows, dtype=np.int64), logprobs=np.empty(num_rows))
     # Rows are independent of each other, so how they are cut into blocks changes no number.
@@ -47,8 +57,26 @@ def sample(logits: NDArray[np.floating], sampling: SamplingParams, uniforms: Flo
         drawn.tokens[rows] = choose(logprobs, sampling, uniforms[rows])
         drawn.logprobs[rows] = logprobs[np.arange(len(logprobs)), drawn.tokens[rows]]
         if sampling.truncation:
-            drawn.kept.update(enumerate(_kept_sets(logprobs), start=start))
+            drawn.kept.update(enumerate(_kept_sets(logprobs > -np.inf), start=start))
     return drawn
+
+
+def _sample_on_device(logits: Tensor, sampling: SamplingParams, uniforms: Floats) -> Drawn:
+    drawn = Drawn(tokens=np.empty(len(logits), dtype=np.int64), logprobs=np.empty(len(logits)))
+    block = max(1, DEVICE_BLOCK_ITEMS // logits.shape[-1])
+    for start in range(0, len(logits), block):
+        rows = slice(start, min(start + block, len(logits)))
+        of_block = draw_on_device(logits[rows], sampling, torch.from_numpy(uniforms[rows]).to(logits.device))
+        drawn.tokens[rows], drawn.logprobs[rows] = of_block.tokens.cpu(), of_block.logprobs.cpu()
+        if of_block.kept is not None:
+            drawn.kept.update(enumerate(_kept_sets(of_block.kept.cpu().numpy()), start=start))
+    if not np.isfinite(drawn.logprobs).all():
+        raise not_finite()
+    return drawn
+
+
+def not_finite() -> BatchFailed:
+    return BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
 
 
 def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Floats:
@@ -58,7 +86,7 @@ def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> 
     those of temperature 1. Raises BatchFailed for logits that are not finite.
     """
     if not np.isfinite(logits.max(axis=-1)).all():
-        raise BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
+        raise not_finite()
     # No filter below removes the arg-max, which is 0.
     values = scaled(logits, sampling.temperature)
     if 0 < sampling.top_k < values.shape[-1]:
@@ -110,11 +138,11 @@ def completion_uniforms(batch: PromptBatch) -> Floats:
     return uniforms
 
 
-def _kept_sets(logprobs: Floats) -> list[NDArray[np.int32]]:
+def _kept_sets(is_kept: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
     """The ids of each row that have a probability."""
-    rows, ids = np.nonzero(logprobs > -np.inf)
+    rows, ids = np.nonzero(is_kept)
     sets = np.split(ids.astype(np.int32), np.flatnonzero(np.diff(rows)) + 1)
-    return [of_row if len(of_row) < logprobs.shape[-1] else of_row[:0] for of_row in sets]
+    return [of_row if len(of_row) < is_kept.shape[-1] else of_row[:0] for of_row in sets]
 
 
 def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:

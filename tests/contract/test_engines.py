@@ -207,6 +207,15 @@ def test_the_same_batch_gives_the_same_bytes_whatever_ran_before(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
+def test_batches_of_several_sizes_in_turn_have_the_bytes_of_the_first_time(rig: Rig) -> None:
+    manifest = rig.load()
+    sizes = [([[5, 6, 7]], 3), ([[8], [9, 10]], 9), ([[5, 6, 7]], 3), ([[11]] * 3, 8)]
+    in_turn = [rig.generate(manifest, prompts, group_size=number) for prompts, number in sizes * 2]
+    assert in_turn[4:] == in_turn[:4]
+    assert in_turn[0] == in_turn[2]
+
+
+@pytest.mark.parametrize("rig", REPRODUCIBLE, indirect=True)
 def test_a_generation_that_was_cancelled_changes_nothing_for_the_next(rig: Rig) -> None:
     manifest = rig.load()
     expected = encode(rig.generate(manifest, PROMPTS))

@@ -21,7 +21,8 @@ import torch
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.process.crash_points import reach
-from producer.engine.held_rows import GrowingBatch, not_finite
+from producer.engine.held_rows import GrowingBatch
+from producer.engine.sampling import not_finite
 
 TORCH_ERRORS = (RuntimeError, IndexError)
 """torch's own: out of memory, a kernel that failed."""

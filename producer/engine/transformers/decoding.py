@@ -23,7 +23,8 @@ from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.batch_rows import BatchRows
 from producer.engine.held_rows import GrowingBatch
-from producer.engine.transformers.row_steps import forward, left_padded, on_host
+from producer.engine.sampling import Logits
+from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
 
 
 class RoomLayer(DynamicLayer):
@@ -89,19 +90,19 @@ class Decoding:
             RoomLayer(num_tokens=num_tokens) if type(layer) is DynamicLayer else layer for layer in self._cache.layers
         ]
 
-    def prefill(self, group_size: int) -> np.ndarray:
+    def prefill(self, group_size: int) -> Logits:
         """Logits [k·G, V] after the prompts: each goes through the model once, and its G rows follow one another."""
-        logits = on_host(forward(self._model, self._prompt_ids, self._mask, self._cache))
+        logits = forward(self._model, self._prompt_ids, self._mask, self._cache)
         self._cache.batch_repeat_interleave(group_size)
         self._mask = self._mask.repeat_interleave(group_size, dim=0)
-        return logits.repeat(group_size, axis=0)
+        return to_draw_from(logits.repeat_interleave(group_size, dim=0))
 
-    def step(self, next_tokens: np.ndarray) -> np.ndarray:
+    def step(self, next_tokens: np.ndarray) -> Logits:
         """[N] next tokens → [N, V] logits after them."""
         tokens = torch.from_numpy(next_tokens).to(self._mask.device)
         # [N, P + t] → [N, P + t + 1]: the new token is attended to, also in rows that are padded on the left.
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        return on_host(forward(self._model, tokens[:, None], self._mask, self._cache))
+        return to_draw_from(forward(self._model, tokens[:, None], self._mask, self._cache))
 
     def keep(self, rows: np.ndarray) -> None:
         """Lets only these rows (ascending) go on."""

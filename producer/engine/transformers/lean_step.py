@@ -59,6 +59,9 @@ class Norm:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[…, D]"""
+        if hidden.is_cuda:
+            # The same numbers by one kernel, also inside of a lower precision.
+            return self.weight * functional.rms_norm(hidden, hidden.shape[-1:], eps=self.epsilon)
         if hidden.dtype == torch.float32:
             return self.weight * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.epsilon))
         wide = hidden.to(torch.float32)
@@ -76,6 +79,10 @@ class LeanStep:
         self._layers = [LeanLayer(layer, packing) for layer in self._decoder.layers[:num_layers]]
         self._norm = Norm.of(self._decoder.norm)
         self._rotary = RotaryTable(cos=torch.empty(0), signed_sin=torch.empty(0))
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self._decoder.embed_tokens.weight.is_cuda
 
     def refresh(self) -> None:
         """Takes what is made of the weights from those that the model has now."""
@@ -132,7 +139,12 @@ class LeanLayer:
 
     def refresh(self) -> None:
         self._norms = Norm.of(self._layer.input_layernorm), Norm.of(self._layer.post_attention_layernorm)
-        self._head_norm = _query_and_key_norm(self._attention)
+        head_norm = _query_and_key_norm(self._attention)
+        if self._head_norm is None or head_norm is None:
+            self._head_norm = head_norm
+        else:
+            # Into the memory that a recorded step reads (step_runs.py).
+            self._head_norm.weight.copy_(head_norm.weight)
 
     def release(self) -> None:
         for product in (self._heads, self._out, self._gate, self._up, self._down):
@@ -155,13 +167,17 @@ class LeanLayer:
             heads = self._head_norm(heads)
         heads = rotary.rotate(heads)
         all_keys, all_values = cache.extend(index, heads[:, num_query_heads:], values)
+        queries = heads[:, :num_query_heads, None]
+        if normed.is_cuda:
+            # The queries of a key's head as rows of one product: a GPU would copy keys and values for each query.
+            queries = heads[:, :num_query_heads].unflatten(1, (num_rotated - num_query_heads, -1))
         attended = functional.scaled_dot_product_attention(
-            heads[:, :num_query_heads, None],
+            queries,
             all_keys,
             all_values,
             attn_mask=cache.step_mask,
             scale=self._scaling,
-            enable_gqa=True,
+            enable_gqa=not normed.is_cuda,
         )
         return self._out(attended.reshape(num_rows, -1))
 

@@ -68,8 +68,10 @@ class RowCache:
         """Memory of a cache of another size."""
         return self._store[0, :, :, 0].nbytes * num_places * rounded_up(num_columns)
 
-    def suits(self, num_places: int, num_columns: int) -> bool:
-        """Whether so many rows fit, and don't leave most of it idle."""
+    def suits(self, num_places: int, num_columns: int, *, exactly: bool) -> bool:
+        """Whether so many rows fit, and don't leave most of it idle; exactly: or none of it."""
+        if exactly:
+            return (num_places, rounded_up(num_columns)) == (self.num_places, self.num_columns)
         fits = num_places <= self.num_places and num_columns <= self.num_columns
         return fits and self.num_places * self.num_columns <= MOST_IDLE * num_places * num_columns
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import PromptBatch
+from producer.engine.sampling import Logits
 from producer.engine.transformers.lean_step import LeanStep, is_lean
 from producer.engine.transformers.packed_products import Packing
 from producer.engine.transformers.row_cache import CacheShape, RowCache, as_transformers_cache
@@ -143,5 +144,6 @@ def cache_shape(held: Tensor) -> CacheShape:
     )
 
 
-def on_host(logits: Tensor) -> np.ndarray:
-    return logits.float().cpu().numpy()
+def to_draw_from(logits: Tensor) -> Logits:
+    """Float32 logits; those of a GPU stay there, since draws are faster than their way to the host."""
+    return logits.float() if logits.is_cuda else logits.float().numpy()

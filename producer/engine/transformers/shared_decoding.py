@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, without_a_finite_maximum
+from producer.engine.sampling import Logits
 from producer.engine.transformers.packed_products import FEWEST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import (
@@ -26,9 +27,10 @@ from producer.engine.transformers.row_steps import (
     forward,
     held_prompts,
     left_padded,
-    on_host,
     prompt_lengths,
+    to_draw_from,
 )
+from producer.engine.transformers.step_runs import run_of
 
 
 class SharedDecoding:
@@ -42,7 +44,7 @@ class SharedDecoding:
         A batch that is larger by itself is decoded without company.
         """
         self._model = model
-        self._step = step
+        self._run = run_of(step)
         self._most_rows, self._most_bytes = most_rows, most_bytes
         self._rows = HeldRows(eos_ids)
         self._cache: RowCache | None = None
@@ -62,14 +64,14 @@ class SharedDecoding:
         batch, lengths = growing.batch, prompt_lengths(growing.batch)
         token_ids, mask = left_padded(batch, self._model.device)
         prompts = DynamicCache(config=self._model.config)
-        logits = on_host(forward(self._model, token_ids, mask, prompts))
+        logits = forward(self._model, token_ids, mask, prompts).repeat_interleave(batch.group_size, dim=0)
         held = held_prompts(prompts)
         cache = self._with_room(cache_shape(held), batch)
         places = self._rows.join(growing)
         try:
             cache.put(int(places[0]), held, lengths, group_size=batch.group_size)
             self._positions[places] = np.repeat(lengths, batch.group_size)
-            tokens, ended = self._rows.append(logits.repeat(batch.group_size, axis=0), places)
+            tokens, ended = self._rows.append(to_draw_from(logits), places)
         except BaseException:
             self._rows.leave(places)
             raise
@@ -80,13 +82,12 @@ class SharedDecoding:
         num_rows, cache = len(self._rows), self._cache
         if cache is None:
             raise AssertionError("there are no rows")
-        width = _num_places(num_rows)
+        num_columns = int(self._positions[:num_rows].max()) + 1
+        width, num_columns = self._run.size(_num_places(num_rows), rounded_up(num_columns), cache)
         # What fills the step up attends to a first column: a row that attends to none is NaN.
         self._tokens[num_rows:width] = self._positions[num_rows:width] = 0
-        device = cache.shape.device
-        tokens, positions = (torch.from_numpy(of[:width]).to(device) for of in (self._tokens, self._positions))
-        cache.begin_step(positions, rounded_up(int(self._positions[:num_rows].max()) + 1))
-        logits = on_host(self._step(tokens, positions, cache)[:num_rows])
+        tokens, positions = (torch.from_numpy(of[:width]) for of in (self._tokens, self._positions))
+        logits = to_draw_from(self._run(tokens, positions, cache, num_columns=num_columns)[:num_rows])
         diverged: list[GrowingBatch] = []
         try:
             next_tokens, ended = self._rows.append(logits)
@@ -108,8 +109,9 @@ class SharedDecoding:
     def reset(self) -> None:
         self._rows.leave(np.arange(len(self._rows)))
         self._cache = None
+        self._run.reset()
 
-    def _without_diverged(self, logits: np.ndarray) -> tuple[list[GrowingBatch], np.ndarray]:
+    def _without_diverged(self, logits: Logits) -> tuple[list[GrowingBatch], Logits]:
         """Drops each batch with a row from which nothing can be sampled; answers them, and the others' logits."""
         places = without_a_finite_maximum(logits)
         diverged = [growing for growing in self._rows.batches if np.isin(places, self._rows.places_of(growing)).any()]
@@ -118,8 +120,9 @@ class SharedDecoding:
             if self._cache is not None:
                 self._cache.clear(gone.tolist())
             moves = self._rows.leave(gone)
-            logits[moves.target] = logits[moves.source]
-            logits = logits[: moves.num_rows]
+            left = np.arange(len(logits))
+            left[moves.target] = moves.source
+            logits = logits[left[: moves.num_rows]]
             self._follow(moves)
         return diverged, logits
 
@@ -138,7 +141,8 @@ class SharedDecoding:
         num_places, num_columns = _num_places(len(self._rows) + batch.num_completions), longest_row(batch)
         cache = self._cache
         # Without company, what was decoded before leaves no trace: not even in the distances between rows.
-        if cache is None or not self._most_rows or not (len(self._rows) or cache.suits(num_places, num_columns)):
+        is_kept = len(self._rows) or (cache and cache.suits(num_places, num_columns, exactly=not self._most_rows))
+        if cache is None or not is_kept:
             self._cache = None
             cache = RowCache(shape, num_places=num_places, num_columns=num_columns)
         elif num_places > cache.num_places or num_columns > cache.num_columns:
