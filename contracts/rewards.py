@@ -32,8 +32,7 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     """Factor of this score in the reward; negative for a penalty."""
     on_unscorable: OnUnscorable = "fail"
     """What a completion gets that this scorer can't score: fail, which fails its batch and in the end the job, or a
-    score to take in its place, counted and audited. A time-out or a crash gets it as the last resort only. A bad
-    reference and an unknown plug-in always fail. A resume may change it."""
+    score, counted and audited; of a time-out or a crash as the last resort only. A resume may change it."""
 
     @property
     def stated_score(self) -> float | None:

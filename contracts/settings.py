@@ -99,15 +99,13 @@ class StackSettings(Record, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which trainers and the transformers engine of generators compute."""
     held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
-    """Host memory in MiB that a generator of the transformers engine may take for versions beside the one that it
-    samples with, in a job with a lag, whose versions are received in the background; 0, or less than a version: they
-    are loaded between two batches."""
+    """Host memory in MiB that a transformers generator may take for versions that it receives in the background, in a
+    job with a lag; 0, or less than a version: they are loaded between two batches."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     network: str = ""
-    """Interface, or range of addresses such as 10.0.0.0/8, over which the ranks of this host and of others talk: by it
-    a consumer offers its host to jobs with trainer.hosts. Gradients go there as they are, so it is no public one. "":
-    this consumer leaves such jobs alone."""
+    """Interface, or range of addresses such as 10.0.0.0/8 (none that is public), over which the ranks of this host and
+    of others talk: by it a consumer offers its host to jobs with trainer.hosts. "": it leaves such jobs alone."""
     max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Most ranks of a trainer here, of a job that asks for more; 0: as many as this process may use cores."""
     max_passes: Annotated[int, Meta(ge=0, le=64)] = 0
@@ -116,8 +114,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
     max_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 64
-    """MiB that the specs of all those jobs may take in Redis together; a job that has no room left is refused until an
-    ended one is removed. The default is 64 KiB for each of 1,000 jobs; a single spec has at most 1 MiB."""
+    """MiB that the specs of all those jobs may take in Redis together, at most 1 MiB each; a job that has no room left
+    is refused until an ended one is removed."""
     keep_keys_days: Age = 30.0
     """Days that Redis keeps a job which has ended, where its spec says nothing else (retention.keys_days)."""
     keep_files_days: Age = 36500.0
@@ -142,8 +140,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """How long a trainer's process may take from its start until it holds its job, most of it imports; a consumer kills
     it past that, and starts another."""
     scorer_start_s: Start = 120.0
-    """How long a scorer's process may take to start, or to import a scorer and what it needs; then its items are
-    errors. A reward plugin that loads a model may need more, and then reward.request_timeout_s too."""
+    """How long a scorer's process may take to start, or to import a scorer; then its items are errors. One that loads a
+    model may need more, and then reward.request_timeout_s too."""
     scorer_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
     """Address space of one scorer's process in MiB, which is more than it uses: torch on a CPU takes 2048, with CUDA it
     takes several times that."""
@@ -182,8 +180,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     stage_models: Annotated[int, Meta(ge=1, le=1024)] = 4
     """Models that a stage worker keeps in memory; beyond them the one that was used longest ago is let go."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port on which a generator, a trainer, a stage worker or a consumer's worker serves `/metrics` for Prometheus, at
-    ONBEAT_HOST; 0: it doesn't. The HTTP services serve it at their own ports."""
+    """Port on which a process that is no HTTP service serves `/metrics` for Prometheus, at ONBEAT_HOST; 0: it
+    doesn't."""
     trainer_metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """The metrics_port of the trainers that a consumer's worker starts, one at a time."""
     metrics_key: str = ""

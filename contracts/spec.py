@@ -43,8 +43,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     path: FilePath
     """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Parameter dtype of trainer and generators. The optimizer steps float32 masters of bfloat16 parameters (4 bytes
-    each more), and they are what a checkpoint keeps. On a CPU without bf16 units float32 is 2-4 times faster."""
+    """Parameter dtype of trainer and generators. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more. On
+    a CPU without bf16 units float32 is 2-4 times faster."""
 
 
 class ForkSpec(Record, frozen=True, kw_only=True):
@@ -82,10 +82,9 @@ class JobSpec(Record, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
-    """Which version samples an iteration, and when it is trained. Its own version: periodic trains while the iteration
-    is still being generated, synchronous after its last batch, and colocated too, with generators and trainer taking
-    turns on the same cores or GPU. Older versions, max_policy_lag says which: delayed is sampled by exactly version
-    max(0, t - max_policy_lag), bounded by the newest that a generator holds of the versions from there to t."""
+    """Which version samples an iteration, and when it is trained. Its own version: periodic trains while batches still
+    come, synchronous after the last one, colocated too, in turns on the same cores or GPU. Older ones: delayed exactly
+    max(0, t - max_policy_lag), bounded the newest that a generator holds of those from there to t."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
     """K: how many versions older than iteration t the one that samples it may be; delayed and bounded need 1 or more,
     the others 0. Redis and checkpoints hold K iterations and versions more."""

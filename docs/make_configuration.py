@@ -85,7 +85,7 @@ and `onbeat up` set them for the processes that they start, and docker-compose.y
 
 def configuration_page() -> str:
     """The whole page, ending in one line break."""
-    job = _spec_sections("Top level", _struct(JobSpec), path="")
+    job = _spec_sections("Top level", _struct(JobSpec), path="", seen={})
     return "\n".join([INTRO, *job, PRODUCTS, PROFILE_HEAD, *_profile_tables(), SETTINGS_HEAD, _settings_table()])
 
 
@@ -106,34 +106,54 @@ def documented_types() -> set[type]:
     return {JobSpec, StackProfile, StackSettings, *ENGINES.values(), *_reachable(JobSpec), *_reachable(StackProfile)}
 
 
-def _spec_sections(heading: str, struct: types.StructType, *, path: str) -> Iterator[str]:
-    """A section for the struct, then one for each struct below it, in the order of the fields."""
-    yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{_table(struct)}"
+def _spec_sections(heading: str, struct: types.StructType, *, path: str, seen: dict[type, str]) -> Iterator[str]:
+    """A section for the struct, then one for each struct below it, in the order of the fields; a type once."""
+    first = seen.setdefault(struct.cls, heading)
+    if first != heading:
+        yield f"## {heading}\n\nThe keys of {first}.\n"
+        return
+    yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{_table(_rows(struct))}"
     for field in struct.fields:
-        yield from _below(field, f"{path}.{field.name}".lstrip("."))
+        yield from _below(field, f"{path}.{field.name}".lstrip("."), seen)
 
 
-def _below(field: types.Field, path: str) -> Iterator[str]:
+def _below(field: types.Field, path: str, seen: dict[type, str]) -> Iterator[str]:
     choices = _structs_in(field.type)
     if field.name in UNIONS:
         heading, sentence = UNIONS[field.name]
         yield f"## {heading}\n\n{sentence}\n"
+        shared = _shared_rows(choices)
+        if shared:
+            yield f"Keys of each of them, but for what a row says:\n\n{_table(list(shared.values()))}"
         for choice in choices:
-            yield f"### `{choice.tag_field} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(choice)}"
+            own = [row for row in _rows(choice) if row not in shared]
+            yield f"### `{choice.tag_field} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(own)}"
         inner = {below.name: below for choice in choices for below in choice.fields if _structs_in(below.type)}
         for name, below in inner.items():
-            yield from _below(below, f"{path}.{name}")
+            yield from _below(below, f"{path}.{name}", seen)
     else:
         for choice in choices:
-            yield from _spec_sections(f"`[{path}]`", choice, path=path)
+            yield from _spec_sections(f"`[{path}]`", choice, path=path, seen=seen)
 
 
-def _table(struct: types.StructType) -> str:
-    if not struct.fields:
-        return "No other keys.\n"
+def _shared_rows(choices: list[types.StructType]) -> dict[str, str]:
+    """Row → the row that tells which types have it, of those that most of several types have alike."""
+    has = {choice.tag: _rows(choice) for choice in choices}
+    shared = {}
+    for row in dict.fromkeys(row for rows in has.values() for row in rows):
+        without = [f"`{tag}`" for tag, rows in has.items() if row not in rows]
+        if len(has) > 2 * len(without) and len(has) > 1:
+            shared[row] = row.removesuffix(" |") + (f" Not of {', '.join(without)}." if without else "") + " |"
+    return shared
+
+
+def _rows(struct: types.StructType) -> list[str]:
     docstrings = field_docstrings(struct.cls)
-    rows = [_row(field, name=field.name, docstring=docstrings[field.name]) for field in struct.fields]
-    return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n"
+    return [_row(field, name=field.name, docstring=docstrings[field.name]) for field in struct.fields]
+
+
+def _table(rows: list[str]) -> str:
+    return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n" if rows else "No other keys.\n"
 
 
 def _profile_tables() -> list[str]:
@@ -146,7 +166,7 @@ def _profile_tables() -> list[str]:
     for option in ENGINE_OPTIONS:
         key = KEY_VARIABLE if option == "api_key" else option
         rows.append(f"| `{key}` | {', '.join(users_of(option))} | {variable(option)} |")
-    return [_table(_struct(GeneratorProfile)), head + "\n".join(rows) + "\n"]
+    return [_table(_rows(_struct(GeneratorProfile))), head + "\n".join(rows) + "\n"]
 
 
 def _settings_table() -> str:
@@ -203,7 +223,7 @@ def _type_words(kind: types.Type) -> str:
         case types.FloatType():
             return f"number{_range_words(kind)}"
         case types.StrType():
-            longest = f", at most {kind.max_length} characters" if kind.max_length else ""
+            longest = f", ≤ {kind.max_length} characters" if kind.max_length else ""
             return f"string{', not empty' if kind.min_length else ''}{longest}"
         case types.LiteralType():
             return " or ".join(f"`{json.dumps(value)}`" for value in kind.values)

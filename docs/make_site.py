@@ -1,7 +1,7 @@
 """What the site is built from: `python -m docs.make_site FOLDER`, which `make site` runs before MkDocs.
 
 README, docs/*.md, docs/decisions/ ─┬─▶ FOLDER, at the same paths, with every file that they link to
-commands, functions, routes, keys ─┴─▶ FOLDER/reference/{commands,python,http,redis-keys}.md
+commands, functions, routes, keys ─┴─▶ FOLDER/reference/{commands,python,http,metrics,redis-keys}.md
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from click import Context
+from prometheus_client import CollectorRegistry
 
 import onbeat
 from broker import keys
 from contracts.settings import StackSettings
 from gateway.app import create_app
+from gateway.exposition.requests import GatewayMetrics
+from gateway.exposition.stack_state import FAMILIES
 from gateway.services import Services
 from onbeat.cli import app
+from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
+from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
@@ -95,6 +100,37 @@ def http() -> str:
     return "\n".join(parts)
 
 
+class Metric(NamedTuple):
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def metrics() -> Iterator[Metric]:
+    """The metrics of all processes, but for the numbers of an iteration, which have a name for each field."""
+    for one in FAMILIES:
+        yield Metric(one.name + "_total" * (one.kind == "counter"), one.kind, one.labels, one.meaning)
+    of_rewards = CollectorRegistry()
+    RewardMetrics(of_rewards)
+    EnvironmentMetrics(of_rewards)
+    made = (GatewayMetrics(), GeneratorMetrics(), TrainerMetrics(), StageMetrics(), WorkerMetrics(lambda: True))
+    for registry in (of_rewards, *(one.registry for one in made)):
+        for collector in list(registry._collector_to_names):
+            kind, name = getattr(collector, "_type", ""), getattr(collector, "_name", "")
+            if name.startswith("onbeat_"):
+                full = name + "_total" * (kind == "counter")
+                yield Metric(full, kind, tuple(collector._labelnames), collector._documentation)  # type: ignore[attr-defined]
+
+
+def metrics_page() -> str:
+    parts = ["# Metrics\n", "| metric | type | what |\n| --- | --- | --- |"]
+    for one in metrics():
+        labels = f"{{{','.join(one.labels)}}}" if one.labels else ""
+        parts.append(f"| `{one.name}{labels}` | {one.kind} | {cell(one.meaning)} |")
+    return "\n".join(parts) + "\n"
+
+
 def redis_keys() -> str:
     table = [line for line in inspect.cleandoc(keys.__doc__ or "").splitlines() if line.startswith("|")]
     return "# Keys in Redis\n\n" + "\n".join(table).replace("{", "&#123;").replace("}", "&#125;") + "\n"
@@ -110,6 +146,7 @@ def main(folder: Path) -> None:
     (reference / "commands.md").write_text(commands())
     (reference / "python.md").write_text(python())
     (reference / "http.md").write_text(http())
+    (reference / "metrics.md").write_text(metrics_page())
     (reference / "redis-keys.md").write_text(redis_keys())
 
 

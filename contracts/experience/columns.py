@@ -43,9 +43,8 @@ class Column(Record, frozen=True, kw_only=True):
     type: ColumnType
     """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
     per: Axis = "rollout"
-    """rollout: one value a row; token: one for each sampled token; prompt_token: one for each token of its prompt;
-    completion_token: one for each token of its completion, which are more than were sampled where an environment
-    answered."""
+    """What has a value: the row (rollout), each sampled token, each token of its prompt, or each of its completion, an
+    environment's too."""
 
 
 class RowShape(NamedTuple):

@@ -85,35 +85,28 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Advantage and loss; docs/job.md has the equations."""
 
     loss: LossName | PluginLoss = "grpo"
-    """The objective and how it is normalised: the mean of response means (grpo, gspo), a constant budget (dr_grpo), the
-    mean over the iteration's tokens (dapo, cispo), the mean of the batches' token means (bnpo). Or a table: the loss of
-    an installed package. sft learns the completions that the data set gives, by their mean over the iteration's tokens,
-    and needs advantage = "none" and rollout.group_size = 1. A response mean is biased by length: each token of a long
-    response counts less, so that of right answers short ones are pulled up more, of wrong ones long ones pushed down
-    less; not so: dr_grpo, dapo."""
+    """The objective and how it is normalised: the mean of response means (grpo, gspo: biased by length), a constant
+    budget (dr_grpo), the mean over the iteration's tokens (dapo, cispo; sft, which learns the data set's completions),
+    the mean of the batches' token means (bnpo). Or a table: the loss of an installed package."""
     advantage: AdvantageName = "grpo"
     """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
-    samples (rloo), over the mean and then the deviation of the whole iteration (reinforce++_baseline). Without groups:
-    over mean and deviation of the whole iteration (reinforce++), for a second backward pass and a second sum. 0 for
-    every completion (none): nothing is learnt from rewards, only from a teacher or from what is given."""
+    samples (rloo), over the mean and then the iteration's deviation (reinforce++_baseline). Without groups: over mean
+    and deviation of the iteration (reinforce++). 0 for every completion (none): a teacher or the data teach."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """What an advantage is for, in a job with an environment. trajectory: one for all tokens of it, from its whole
-    reward; turn: one for each of its turns, from what it was given from that turn on, against the same turn of the
-    group's other trajectories. The metrics of advantages are then over turns (docs/operate.md)."""
+    """With an environment: one advantage for a trajectory, from its whole reward, or for each of its turns, from what
+    it was given from that turn on, against the same turn of the group's other trajectories."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches. The first
-    trains while they arrive; each further one trains all of them again, and its ratio is against the log-probs of the
-    first, so the clips act."""
+    """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches. From the
+    second step on the clips act."""
     mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
     """Equal parts of an iteration's rollout batches, in the order of their numbers, with an optimizer step each; left
     out: 1. Advantages and the old policy are those from before the first step. It divides
     rollout.batches_per_iteration."""
     old_policy: Literal["trainer", "generator"] = "trainer"
-    """Whose log-probs the policy ratio is taken against. trainer: its own before the iteration's first step, so in that
-    step the ratio is exactly 1 and no clip acts; generator: those of sampling, so the clips act on the gap between the
-    two engines."""
+    """Whose log-probs the policy ratio is taken against: the trainer's before the iteration's first step, in which no
+    clip acts then, or the generator's, of sampling."""
     clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound). Refused where it
     can't act: with old_policy = "trainer" and one update an iteration the ratio is exactly 1."""
@@ -142,8 +135,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     correction: CorrectionName | None = None
     """Weighs the surrogate, and the KL to a teacher, by the probability of the policy before the iteration's first step
     over that of sampling: truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which
-    needs a lag). none: no weight, which a job with max_policy_lag above 0 must say itself; without one it is what is
-    meant."""
+    needs a lag). none: no weight; under a lag it has to be named."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Whether each token has its weight, or a response one: the product over its tokens, or their geometric mean."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -155,9 +147,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     policy has left it already. Left out: none is masked."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
     """What a completion teaches that was cut before it had ended, at its longest or by its environment: what its reward
-    says (score, which is meant where it is left out), nothing (mask), or what truncated_reward says (penalise). A
-    masked one has no loss of any term, and keeps its place: its reward counts in its group, it and its tokens in the
-    divisor. The reward `overlong` penalises what is about to be cut."""
+    says (score, which is meant where it is left out), nothing (mask: it keeps its place in its group and the divisor),
+    or what truncated_reward says (penalise)."""
     truncated_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
     """With on_truncated = "penalise", the reward of such a completion, in place of the one that it earned; left out: 0.
     Those of evaluations keep their own."""

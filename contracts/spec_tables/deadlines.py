@@ -17,9 +17,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     trainer_lease_s: Lease = 10.0
     """A trainer without a heartbeat for this long may be replaced."""
     generation_s: Seconds = 1800.0
-    """Longest that a generator samples one batch (one turn of it, where an environment answers), or loads one version,
-    and that a stage worker computes one item; past it the process ends with an error, and the work goes to another one
-    when its lease is over."""
+    """Longest that a generator samples one batch (one turn of it, with an environment) or loads one version, and that
+    a stage worker computes one item; past it the process ends, and its work goes to another one."""
     iteration_s: Seconds = 3600.0
     """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
     long."""

@@ -54,9 +54,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
     on_failure: OnUnscorable = "fail"
     """What a trajectory gets at whose message the environment fails each time: fail, which fails its batch and in the
-    end the job, or a score to take as the environment's whole reward; the trajectory ends with that message, and is
-    counted and audited. Of a time-out or a crash, as a last resort only; a task that is refused always fails. A resume
-    may change it."""
+    end the job, or a score as the environment's whole reward, counted and audited; of a time-out or a crash as the last
+    resort only. A resume may change it."""
 
     @property
     def stated_score(self) -> float | None:

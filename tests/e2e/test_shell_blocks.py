@@ -1,0 +1,207 @@
+"""The shell commands of README and docs are typed as they stand there, in one session over one stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.encoding.wire import encode_json
+from tests.builders import tiny_model_folder
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(?:console|sh|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"^## Commands\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`(onbeat [^`]+)`")
+DEADLINE_S = 400.0
+MARK = re.compile(r"^=== (\d+) ended with (\d+) ===$", re.MULTILINE)
+
+NOT_HERE = {
+    "git clone <this repository>": "a checkout is what the tests run in; .ci/run sets it up",
+    "make setup": ".ci/run does it",
+    "source .venv/bin/activate": "its `bin` is on the session's PATH",
+    "make demo": "a minute of training; its command is tests/extras/runs/test_demo_process.py's",
+    "make test": "this is a part of it",
+    "make lint": ".ci/run does it",
+    "make mutants": "hours",
+    "make fuzz": "ten minutes",
+    "onbeat chaos": "minutes for each round; `make chaos` does it",
+    "onbeat bench chaos": "the same",
+    "docker compose": "there is no Docker engine; tests/unit/test_compose.py reads the file",
+    "(cd deploy/kubernetes/base && kustomize": "there is no kustomize",
+    "kubectl": "there is no cluster; tests/unit/test_kubernetes.py reads the manifests",
+    "sh deploy/kubernetes/make-secrets.sh | kubectl": "the same",
+    "pip install": "it asks a package registry",
+    "export AWS_REGION=…": "an account of yours",
+    "export AWS_ENDPOINT_URL=": "the same; tests/extras/objects has a server of its own",
+    "export ONBEAT_OBJECTS=": "the same",
+    "make setup-vllm": "hundreds of MB of packages; `make test-vllm` uses what it makes",
+    "onbeat up --profile configs/stacks/mixed.toml": "needs vLLM: tests/e2e/test_vllm_stack.py",
+    "onbeat demo --profile configs/stacks/vllm.toml": "the same",
+    "VLLM_SERVER_DEV_MODE=1": "the same: tests/contract/engine_rigs.py",
+    "ONBEAT_ENGINE=openai": "the same",
+    "ONBEAT_JUDGE_URL=": "needs a judge: tests/e2e/test_stage_workers.py has one of its own",
+}
+"""How commands begin that this machine can't run, or not in the time of a test → the reason."""
+ELSEWHERE = {
+    "onbeat demo": ("tests/extras/runs/test_demo_process.py", "--iterations"),
+    "onbeat up --generators 2": ("tests/extras/runs/test_demo_process.py", '"--generators", "2"'),
+    "onbeat up --generators 2 --stage-workers 1": ("tests/e2e/test_embedded_stack.py", "stage_workers"),
+    "onbeat up --stage-workers 2": ("tests/e2e/test_stage_workers.py", "stage"),
+    "onbeat up --metrics --generators 2": ("tests/e2e/test_prometheus.py", "generators=2, threads=1, metrics=True"),
+    "prometheus --config.file=": ("tests/e2e/test_prometheus.py", "embedded.yml"),
+    "promtool test rules": ("tests/integration/test_prometheus_rules.py", "promtool"),
+    "onbeat plan configs/demo.toml": ("tests/extras/planning/test_plan.py", '["plan", str(DEMO)'),
+    "onbeat view DIR": ("tests/extras/view/test_view.py", "viewed("),
+    "onbeat dead JOB --retry ENTRY": ("tests/extras/looking/test_looking.py", '"--retry"'),
+    "onbeat export JOB my-adapters --adapters": ("tests/extras/runs/test_export.py", "adapters"),
+    "(umask 077; sh deploy/make-env.sh": ("tests/unit/test_compose.py", "make-env.sh"),
+    "CONSUMERS=2 PRODUCERS=4 sbatch": ("tests/e2e/test_slurm.py", "onbeat.sbatch"),
+    "sh deploy/own-redis.sh": ("tests/e2e/test_own_redis.py", "own-redis.sh"),
+    "redis-server --port 0 --tls-port": ("tests/e2e/test_own_redis.py", "--tls-port"),
+    ". made/redis.env && redis-cli": ("tests/e2e/test_own_redis.py", "FUNCTION"),
+}
+"""How commands begin, or the whole of one that begins as another does → the test that runs it, and a word of that."""
+TYPED = {
+    "onbeat up": "onbeat up --detach",
+    "onbeat doctor": "onbeat doctor || [ $? = 1 ]",
+    "onbeat submit my-job.toml --wait": "onbeat submit my-job.toml --wait; FIRST=$(newest); JOB=$FIRST",
+    "onbeat cancel JOB": (
+        "onbeat submit my-job.toml --json && JOB=$(newest) && onbeat cancel $JOB && (onbeat watch $JOB || [ $? = 1 ])"
+    ),
+    "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 2 --wait",
+    "onbeat replay JOB --iteration 7 --batch 2": "onbeat replay $FIRST --iteration 1 --batch 0",
+    "onbeat replay JOB --iteration 12 --batch 3": "onbeat replay $FIRST --iteration 1 --batch 0",
+    "onbeat delete JOB": "onbeat delete $JOB --yes; JOB=$FIRST",
+    "onbeat export JOB my-model --run-dir runs/demo-<time>": "onbeat export $JOB my-model --run-dir runs",
+    "onbeat export JOB my-model": "onbeat export $JOB my-second-model",
+    "onbeat restore DIR": "onbeat restore DIR --run-dir restored",
+    "onbeat key NAME --scope read": "ONBEAT_KEYS_FILE=keys onbeat key NAME --scope read",
+    "onbeat backup /backups/monday": "onbeat backup monday",
+    "onbeat restore /backups/monday --run-dir runs && onbeat up": (
+        "onbeat down && mv runs lost && onbeat restore monday --run-dir runs && onbeat up --detach && onbeat verify $JOB"
+    ),
+    "onbeat up --detach; onbeat status; onbeat down": "onbeat status; onbeat down",
+}
+"""Command of a page → what is typed in its place: a stack in the background, numbers of a small job, a folder here."""
+SESSION = (
+    ("start.md", "Your first job"),
+    ("start.md", "Commands"),
+    ("start.md", "The demo"),
+    ("operate.md", "The trained model"),
+    ("operate.md", "Recording"),
+    ("operate.md", "Keys"),
+    ("operate.md", "Backup, restore, upgrade"),
+    ("operate.md", "On one machine"),
+)
+"""Sections in the order in which the session types their commands."""
+SMALLER = {
+    "iterations = 200": "iterations = 2",
+    "batches_per_iteration = 16": "batches_per_iteration = 1",
+    "prompts_per_batch = 4": "prompts_per_batch = 2",
+    "group_size = 8": "group_size = 2",
+    "max_new_tokens = 256": "max_new_tokens = 4",
+}
+"""Keys of docs/start.md's job → those of a job of seconds."""
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """Commands of the blocks, without comments and answers; then those of the table of commands."""
+    for block in BLOCK.findall(text):
+        for line in re.findall(r"^\$ (.*(?:\\\n.*)*)", block, re.MULTILINE):
+            yield re.sub(r" +# .*$", "", line.replace("\\\n", ""), flags=re.MULTILINE).strip()
+    for table in TABLE.findall(text):
+        for row in table.splitlines():
+            yield from CODE.findall(row.partition(" | ")[0])
+
+
+def sections(page: Path) -> Iterator[tuple[str, str]]:
+    """(heading, its text up to the next one of any depth); HTTP's are tests/integration/test_http_page.py's."""
+    for part in re.split(r"^##+ ", page.read_text(), flags=re.MULTILINE):
+        heading, _, text = part.partition("\n")
+        if heading != "HTTP":
+            yield heading, f"## {heading}\n{text}\n## "
+
+
+def matching(command: str, known: dict[str, object]) -> str | None:
+    """The key that a command is, else the longest one that it begins with."""
+    whole = [key for key in known if command == key]
+    begun = [key for key in known if command.startswith((f"{key} ", key if not key[-1].isalnum() else f"{key} "))]
+    return max(whole or begun, key=len, default=None)
+
+
+def session() -> list[str]:
+    found = {(page.name, heading): text for page in PAGES for heading, text in sections(page)}
+    typed = []
+    for place in SESSION:
+        for command in commands_of(found[place]):
+            if command in TYPED or not (matching(command, NOT_HERE) or matching(command, ELSEWHERE)):
+                typed.append(TYPED.get(command) or re.sub(r"\bJOB\b", "$JOB", command))
+    return list(dict.fromkeys(typed))
+
+
+def test_each_command_is_in_the_session_or_is_run_elsewhere_or_has_a_reason() -> None:
+    lost, used = [], set()
+    for page in PAGES:
+        for heading, text in sections(page):
+            for command in commands_of(text):
+                keys = {command} & TYPED.keys() or {matching(command, ELSEWHERE) or matching(command, NOT_HERE)} - {None}
+                used |= keys
+                if not keys and (page.name, heading) not in SESSION:
+                    lost.append(f"{page.name}, {heading}: {command}")
+    assert lost == []
+    assert {*TYPED, *ELSEWHERE, *NOT_HERE} - used == set(), "no page has it any more"
+    for path, word in ELSEWHERE.values():
+        assert word in (ROOT / path).read_text(), path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader of docs/start.md is: with configs/, the job of the page, a model and data for it."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (job,) = re.findall(r"```toml\n(name = .*?)```", (ROOT / "docs" / "start.md").read_text(), re.DOTALL)
+    for shown, small in SMALLER.items():
+        assert job.count(shown) == 1, shown
+        job = job.replace(shown, small)
+    (tmp_path / "my-job.toml").write_text(f"{job}\n[recording]\n")
+    made = tiny_model_folder(tmp_path / "models", context_tokens=256)
+    made.rename(tmp_path / "models" / "my-model")
+    (tmp_path / "data").mkdir()
+    rows = [{"prompt": f"What is {n} + {n}?", "reference": str(2 * n)} for n in range(80)]
+    (tmp_path / "data" / "train.jsonl").write_bytes(b"".join(encode_json(row) + b"\n" for row in rows))
+    return tmp_path
+
+
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_what_the_pages_tell_a_reader_to_type_works(folder: Path) -> None:
+    commands = session()
+    lines = ['newest() { onbeat jobs --limit 1 --json | grep -o "job-[0-9a-f]*" | head -1; }']
+    for number, command in enumerate(commands):
+        lines.append(f'{command}\necho "=== {number} ended with $? ==="')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    try:
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(lines)],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
+    finally:
+        subprocess.run(["onbeat", "down"], cwd=folder, env=environment, capture_output=True, check=False, timeout=60)
+    codes = {int(number): int(code) for number, code in MARK.findall(done.stdout)}
+    assert len(codes) == len(commands), done.stdout + done.stderr
+    wrong = [f"{codes[number]}: {command}" for number, command in enumerate(commands) if codes[number]]
+    assert wrong == [], done.stdout + done.stderr
+    assert json.loads((folder / "my-model" / "onbeat.json").read_bytes())["version"] == 2
