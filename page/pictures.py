@@ -1,12 +1,15 @@
 """The pictures of docs/images/ that show the page: `make page-pictures`, some minutes.
 
-embedded stack ─▶ two demos, one that fails, one that runs on ─▶ headless Chromium ─▶ docs/images/page-*.png
+embedded stack ─▶ two demos, in one of which a generator is killed and comes back, one that fails, one that runs on
+               ─▶ headless Chromium ─▶ docs/images/page-*.png
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,11 +34,9 @@ DESK, PHONE = (1280, 860), (390, 844)
 POLL_S = 0.25
 DEADLINE_S = 900.0
 RECORDED = "recording.keep_iterations=5"
-ENDED = (
-    ('name="half the learning rate"', "iterations=50", "optimizer.learning_rate=4.5e-4", 'tags=["learning rate"]'),
-    ('name="two-digit addition"', "iterations=110", RECORDED, 'tags=["learning rate"]'),
-    ('name="prompts that are too long"', "iterations=20", "rollout.max_prompt_tokens=1"),
-)
+OTHER = ('name="half the learning rate"', "iterations=50", "optimizer.learning_rate=4.5e-4", 'tags=["learning rate"]')
+SHOWN = ('name="two-digit addition"', "iterations=110", RECORDED, 'tags=["learning rate"]')
+FAILS = ('name="prompts that are too long"', "iterations=20", "rollout.max_prompt_tokens=1")
 RUNNING = ('name="two-digit addition, from another seed"', "iterations=400", "seed=7", RECORDED)
 QUEUED = ('name="waits for its turn"', "iterations=100")
 
@@ -74,6 +75,10 @@ def submitted(
 ) -> JobStatus:
     """A job of the demo's spec with these settings, looked at until its end, or until so many iterations are done."""
     job = client.submit(load_spec(ROOT / "configs" / "demo.toml", settings), idempotency_key=uuid4().hex)
+    return looked_at(client, stack, job, until=until)
+
+
+def looked_at(client: GatewayClient, stack: EmbeddedStack, job: JobStatus, *, until: int | None = None) -> JobStatus:
     waiting = Waiting(f"job {job.name}", deadline_s=DEADLINE_S)
     while not (job.state.is_final or (until is not None and job.iterations_committed >= until)):
         waiting.poke()
@@ -127,9 +132,13 @@ def take_all(camera: Camera, job_id: str, other_id: str) -> None:
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix="onbeat-pictures-") as folder, sync_playwright() as playwright:
-        plan = StackPlan(run_root=Path(folder) / "runs", model_root=ROOT, threads=1)
+        plan = StackPlan(run_root=Path(folder) / "runs", model_root=ROOT, threads=1, generators=2)
         with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
-            other, job, _ = (submitted(client, stack, settings) for settings in ENDED)
+            other = submitted(client, stack, OTHER)
+            job = submitted(client, stack, SHOWN, until=40)
+            os.kill(stack.pids()["generator-2"], signal.SIGKILL)
+            job = looked_at(client, stack, job)
+            submitted(client, stack, FAILS)
             submitted(client, stack, RUNNING, until=8)
             submitted(client, stack, QUEUED, until=0)
             chromium = shutil.which("chromium") or shutil.which("chromium-browser")

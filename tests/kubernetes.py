@@ -18,6 +18,7 @@ import yaml
 
 from contracts.errors import InvalidInput
 from contracts.settings import PREFIX, settings_from
+from docs.make_site import metrics
 
 ROOT = Path(__file__).parents[1]
 VERSION = "1.37"
