@@ -136,7 +136,7 @@ def main() -> None:
         with EmbeddedStack(plan) as stack, GatewayClient(stack.gateway_url, stack.api_key) as client:
             other = submitted(client, stack, OTHER)
             job = submitted(client, stack, SHOWN, until=40)
-            os.kill(stack.pids()["generator-2"], signal.SIGKILL)
+            os.kill(stack.pids["generator-2"], signal.SIGKILL)
             job = looked_at(client, stack, job)
             submitted(client, stack, FAILS)
             submitted(client, stack, RUNNING, until=8)

@@ -59,6 +59,8 @@ ELSEWHERE = {
     "prometheus --config.file=": ("tests/e2e/test_prometheus.py", "embedded.yml"),
     "promtool test rules": ("tests/integration/test_prometheus_rules.py", "promtool"),
     "onbeat plan configs/demo.toml": ("tests/extras/planning/test_plan.py", '["plan", str(DEMO)'),
+    "onbeat doctor": ("tests/extras/doctor/test_doctor.py", '"doctor"'),
+    "onbeat replay JOB": ("tests/extras/replay/test_replay.py", '"replay"'),
     "onbeat view DIR": ("tests/extras/view/test_view.py", "viewed("),
     "onbeat dead JOB --retry ENTRY": ("tests/extras/looking/test_looking.py", '"--retry"'),
     "onbeat export JOB my-adapters --adapters": ("tests/extras/runs/test_export.py", "adapters"),
@@ -71,24 +73,23 @@ ELSEWHERE = {
 """How commands begin, or the whole of one that begins as another does → the test that runs it, and a word of that."""
 TYPED = {
     "onbeat up": "onbeat up --detach",
-    "onbeat doctor": "onbeat doctor || [ $? = 1 ]",
     "onbeat submit my-job.toml --wait": "onbeat submit my-job.toml --wait; FIRST=$(newest); JOB=$FIRST",
+    "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 3",
     "onbeat cancel JOB": (
-        "onbeat submit my-job.toml --json && JOB=$(newest) && onbeat cancel $JOB && (onbeat watch $JOB || [ $? = 1 ])"
+        "onbeat submit my-job.toml && JOB=$(newest) && onbeat cancel $JOB && onbeat watch $FIRST && "
+        "(onbeat watch $JOB || [ $? = 1 ])"
     ),
-    "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 2 --wait",
-    "onbeat replay JOB --iteration 7 --batch 2": "onbeat replay $FIRST --iteration 1 --batch 0",
-    "onbeat replay JOB --iteration 12 --batch 3": "onbeat replay $FIRST --iteration 1 --batch 0",
+    "onbeat verify JOB": "onbeat verify $FIRST",
     "onbeat delete JOB": "onbeat delete $JOB --yes; JOB=$FIRST",
     "onbeat export JOB my-model --run-dir runs/demo-<time>": "onbeat export $JOB my-model --run-dir runs",
-    "onbeat export JOB my-model": "onbeat export $JOB my-second-model",
+    "onbeat export JOB my-model": "onbeat export $JOB my-model --run-dir runs",
     "onbeat restore DIR": "onbeat restore DIR --run-dir restored",
     "onbeat key NAME --scope read": "ONBEAT_KEYS_FILE=keys onbeat key NAME --scope read",
     "onbeat backup /backups/monday": "onbeat backup monday",
     "onbeat restore /backups/monday --run-dir runs && onbeat up": (
-        "onbeat down && mv runs lost && onbeat restore monday --run-dir runs && onbeat up --detach && onbeat verify $JOB"
+        "mv runs lost && onbeat restore monday --run-dir runs && onbeat export $JOB restored-model"
     ),
-    "onbeat up --detach; onbeat status; onbeat down": "onbeat status; onbeat down",
+    "onbeat up --detach; onbeat status; onbeat down": "onbeat down",
 }
 """Command of a page → what is typed in its place: a stack in the background, numbers of a small job, a folder here."""
 SESSION = (
@@ -130,11 +131,11 @@ def sections(page: Path) -> Iterator[tuple[str, str]]:
             yield heading, f"## {heading}\n{text}\n## "
 
 
-def matching(command: str, known: dict[str, object]) -> str | None:
-    """The key that a command is, else the longest one that it begins with."""
-    whole = [key for key in known if command == key]
-    begun = [key for key in known if command.startswith((f"{key} ", key if not key[-1].isalnum() else f"{key} "))]
-    return max(whole or begun, key=len, default=None)
+def listed(command: str) -> str | None:
+    """The longest key of what isn't typed here that a command is, or begins with."""
+    keys = {*NOT_HERE, *ELSEWHERE}
+    begun = (key for key in keys if command == key or command.startswith(f"{key} " if key[-1].isalnum() else key))
+    return max(begun, key=len, default=None)
 
 
 def session() -> list[str]:
@@ -142,19 +143,20 @@ def session() -> list[str]:
     typed = []
     for place in SESSION:
         for command in commands_of(found[place]):
-            if command in TYPED or not (matching(command, NOT_HERE) or matching(command, ELSEWHERE)):
+            if command in TYPED or not listed(command):
                 typed.append(TYPED.get(command) or re.sub(r"\bJOB\b", "$JOB", command))
     return list(dict.fromkeys(typed))
 
 
 def test_each_command_is_in_the_session_or_is_run_elsewhere_or_has_a_reason() -> None:
-    lost, used = [], set()
+    lost: list[str] = []
+    used: set[str] = set()
     for page in PAGES:
         for heading, text in sections(page):
             for command in commands_of(text):
-                keys = {command} & TYPED.keys() or {matching(command, ELSEWHERE) or matching(command, NOT_HERE)} - {None}
-                used |= keys
-                if not keys and (page.name, heading) not in SESSION:
+                key = command if command in TYPED else listed(command)
+                used |= {key} if key else set()
+                if key is None and (page.name, heading) not in SESSION:
                     lost.append(f"{page.name}, {heading}: {command}")
     assert lost == []
     assert {*TYPED, *ELSEWHERE, *NOT_HERE} - used == set(), "no page has it any more"
@@ -170,7 +172,7 @@ def folder(tmp_path: Path) -> Path:
     for shown, small in SMALLER.items():
         assert job.count(shown) == 1, shown
         job = job.replace(shown, small)
-    (tmp_path / "my-job.toml").write_text(f"{job}\n[recording]\n")
+    (tmp_path / "my-job.toml").write_text(job)
     made = tiny_model_folder(tmp_path / "models", context_tokens=256)
     made.rename(tmp_path / "models" / "my-model")
     (tmp_path / "data").mkdir()
@@ -204,4 +206,6 @@ def test_what_the_pages_tell_a_reader_to_type_works(folder: Path) -> None:
     assert len(codes) == len(commands), done.stdout + done.stderr
     wrong = [f"{codes[number]}: {command}" for number, command in enumerate(commands) if codes[number]]
     assert wrong == [], done.stdout + done.stderr
-    assert json.loads((folder / "my-model" / "onbeat.json").read_bytes())["version"] == 2
+    models = [json.loads((folder / name / "onbeat.json").read_bytes()) for name in ("my-model", "restored-model")]
+    assert [model["policy_version"] for model in models] == [3, 3]
+    assert models[0]["weights_digest"] == models[1]["weights_digest"]
