@@ -90,13 +90,28 @@ def test_the_audit_finds_a_version_that_its_publisher_has_withdrawn(tmp_path: Pa
     info = "mine-1.0.dist-info"
     with ZipFile(index / "mine-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
     yanked = ' data-yanked="it is broken"' if is_withdrawn else ""
     (index / "index.html").write_text(f'<a href="mine-1.0-py3-none-any.whl"{yanked}>mine-1.0-py3-none-any.whl</a>')
     place = (f"--index-url=file://{index.parent}", "--isolated", f"--target={tmp_path / 'installed'}")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--log", tmp_path / "pip.log", *place, "mine==1.0"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--log",
+        tmp_path / "pip.log",
+        *place,
+        "mine==1.0",
+    ]
     subprocess.run(pip, check=True, capture_output=True)
     (recipe,) = re.findall(r"\t(! grep .*yanked.*)", RECIPES)
-    audit = subprocess.run(["sh", "-c", recipe.replace("$(VENV)", str(tmp_path))], capture_output=True, text=True, check=False)
+    audit = subprocess.run(
+        ["sh", "-c", recipe.replace("$(VENV)", str(tmp_path))], capture_output=True, text=True, check=False
+    )
     assert (audit.returncode != 0, "it is broken" in audit.stdout) == (is_withdrawn, is_withdrawn)
