@@ -11,8 +11,6 @@ from broker.keys import OpenKeys
 from contracts.encoding.wire import Record, decode
 from contracts.errors import NotFound
 
-Joined = Literal["joined", "none", "late", "full", "other_code", "other_torch", "other_device", "other_cpu"]
-
 REFUSALS = {
     "full": "there are hosts enough",
     "late": "the others have begun",
@@ -20,6 +18,7 @@ REFUSALS = {
     "other_torch": "it has another torch",
     "other_device": "its ranks compute on another device, or with other threads",
     "other_cpu": "it has another kind of CPU, whose bits may differ",
+    "unreachable": "it cannot reach the first host",
 }
 """Why a host's offer is refused, in words."""
 MOST_NAMED = 8
@@ -82,8 +81,10 @@ class HostGroup(Record, frozen=True, kw_only=True):
     @property
     def in_words(self) -> str:
         """Which hosts have offered their ranks, and which were refused and why."""
-        offered = ", ".join(one.host for one in self.members[:MOST_NAMED])
-        refused = ", ".join(f"{one.host}: {REFUSALS.get(one.why, one.why)}" for one in self.refused[-MOST_NAMED:])
+        hosts = [one.host for one in self.members]
+        out = [one for one in self.refused if one.host not in hosts][-MOST_NAMED:]
+        offered = ", ".join(hosts[:MOST_NAMED])
+        refused = ", ".join(f"{one.host}: {REFUSALS.get(one.why, one.why)}" for one in out)
         return f"offered: {offered or 'none'}; refused: {refused or 'none'}"
 
 
@@ -124,9 +125,9 @@ class HostsSide:
         outcome, group = self._call("look", about={"waits": waits})
         return outcome, group  # type: ignore[return-value]
 
-    def join(self, kind: HostKind) -> tuple[Joined, HostGroup]:
-        outcome, group = self._call("join", about={"kind": kind})
-        return outcome, group  # type: ignore[return-value]
+    def join(self, kind: HostKind, *, reaches: bool = True) -> tuple[str, HostGroup]:
+        """joined, none where none forms now, or a word of REFUSALS. reaches: the leader, at its address."""
+        return self._call("join", about={"kind": kind, "reaches": reaches})
 
     def seal(self, formed: int) -> tuple[Literal["sealed", "few", "gone"], HostGroup]:
         outcome, group = self._call("seal", formed=formed)

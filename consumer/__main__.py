@@ -26,7 +26,7 @@ from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.process import crash_points
 from onbeat.process.entry_points import all_of
-from onbeat.process.launcher import NUMERIC_THREADS, SEAT_FD, end_with_parent, importing
+from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
 from onbeat.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")
@@ -85,19 +85,7 @@ def with_all_cores(settings: StackSettings, world_size: int) -> StackSettings:
     return replace(settings, threads=threads)
 
 
-def wait_for_seat() -> None:
-    """A rank of several hosts has imported what it needs before it is told which one it is."""
-    with importing():
-        import consumer.trainer.job_run  # noqa: F401
-        from consumer.ranks.orders import own_seat
-    seat = own_seat()
-    assert seat is not None
-    os.environ |= seat.environment
-
-
 def main(arguments: list[str]) -> int:
-    if SEAT_FD in os.environ:
-        wait_for_seat()
     rank = os.environ.get("RANK", "0")
     service = "trainer" if rank == "0" else f"trainer {rank}"
     configure(StackSettings(), service=service)

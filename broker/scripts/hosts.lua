@@ -1,7 +1,8 @@
 -- hosts: {call, host, ranks, formed, sealed, about}: what a host does for the trainer that several hosts make up, by `call`:
 --   form    about {least, most, lease_ms, kind, address, key}: begins a generation, which it leads -> formed | stands
 --   look    about {waits} -> none | forming | late: it is sealed; waits: this host is noted as one that would come
---   join    about {kind}: offers its ranks -> joined | none | late | full | other_code | other_torch | other_device | other_cpu
+--   join    about {kind, reaches: the leader}: offers its ranks -> joined | none | late | full | other_code | other_torch |
+--           other_device | other_cpu | unreachable
 --   seal    the leader: no other host comes, and all may start -> sealed | few | gone
 --   renew   sealed: under which its ranks run, or 0 -> forming | sealed | gone
 --   leave   about {reason}: ends the generation that it is a member of -> left
@@ -67,6 +68,7 @@ function calls.join()
   for _, name in ipairs(KINDS_ALIKE) do
     if a.about.kind[name] ~= hosts.kind[name] then return refuse('other_' .. name) end
   end
+  if not a.about.reaches then return refuse('unreachable') end
   enter()
   return answered('joined')
 end

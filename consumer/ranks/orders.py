@@ -38,6 +38,8 @@ from onbeat.process.launcher import SEAT_FD
 ORDERS = "orders"
 ANSWERS = "answers"
 SIGNATURE_BYTES = 32
+OWN_GLOO = "TRAINER_GLOO"
+"""Environment variable: the name of torch's backend by which CPUs add in gloo's place."""
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +272,7 @@ class Membership:
 def join(spec: JobSpec | None, *, device: str) -> Membership:
     """Joins the group; rank 0 has the spec, and tells the others what the job is. Raises Unavailable without them."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    seat = own_seat()
+    seat, gloo = own_seat(), os.environ.get(OWN_GLOO, "gloo")
     with store_errors():
         launched, _, _ = next(iter(rendezvous("env://")))
         store = PrefixStore("onbeat", launched)
@@ -281,7 +283,7 @@ def join(spec: JobSpec | None, *, device: str) -> Membership:
             store.set_timeout(timedelta(seconds=WAIT_FOR_SPEC_S))
             spec = _told_spec(store.get(SPEC), seat)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            f"cpu:{gloo},cuda:nccl" if device == "cuda" else gloo,
             store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,

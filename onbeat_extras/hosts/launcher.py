@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 import time
 
@@ -77,6 +76,11 @@ def clocks_apart(ahead_s: float) -> str:
     way = "ahead of" if ahead_s > 0 else "behind"
     off = f"this host's clock is {abs(ahead_s):.1f} s {way} Redis'"
     return f"{off}: leases go by Redis', but timelines and logs are off by as much; set it"
+
+
+def address_of(group: HostGroup) -> str:
+    """Where its leader listens, for people."""
+    return group.address.replace(" ", " port ")
 
 
 class Gone(Exception):
@@ -153,7 +157,7 @@ class Membership:
             if self._sealed and not self.is_leader:
                 num_missed = 0 if answers(group.address, self._lease_s / 3) else num_missed + 1
                 if num_missed == 2:
-                    self._why = f"cannot reach {group.address.replace(' ', ':')}"
+                    self._why = f"cannot reach {address_of(group)}"
                     with contextlib.suppress(Unavailable):
                         self._side.leave(group.formed, f"{self.host} {self._why}")
                     return
@@ -167,15 +171,17 @@ class HostLauncher:
         hosts = spec.trainer.over_hosts
         assert hosts is not None
         self._hosts = hosts
-        self._own = own_address(settings.network)
+        self._own = own_address(settings.network, by_interface=settings.device == "cuda")
         self._spec, self._job_id = spec, job_id
         self._jobs = JobStore(broker)
-        self._host = settings.process_id(socket.gethostname())
+        self._host = settings.process_id()
         self._side = HostsSide(broker, job_id, host=self._host, ranks=hosts.ranks)
         self._kind = kind_of_host(settings)
         self._now_s = broker.now_s
         self._waiting = WaitingRanks(job_id, hosts.ranks)
         self._is_asked_to_end = False
+        self._out_of_reach = 0
+        """The newest generation whose leader this host could not reach, which is said once."""
         self._num_expected = 0
         """Hosts that are likely to come, by what this one knows of the last generation; 0: it knows nothing."""
 
@@ -220,14 +226,18 @@ class HostLauncher:
         """Joins the generation that forms, or begins one; or an exit code. Raises Unavailable."""
         while not self._is_asked_to_end:
             outcome, group = self._side.look()
-            if outcome == "forming" and answers(group.address, self._spec.timeouts.trainer_lease_s):
-                joined, group = self._side.join(self._kind)
+            if outcome == "forming":
+                reaches = answers(group.address, self._spec.timeouts.trainer_lease_s)
+                joined, group = self._side.join(self._kind, reaches=reaches)
                 if joined == "joined":
                     log.info("this host, %s, offers its ranks to %s", self._host, group.members[0].host)
                     return Membership(self._side, group, host=self._host)
-                if joined != "none":
+                if joined not in ("unreachable", "none"):
                     log.warning("this host's offer is refused: %s", REFUSALS.get(joined, joined))
                     return TrainerExit.HELD
+                if not reaches and group.formed not in (0, self._out_of_reach):
+                    self._out_of_reach = group.formed
+                    log.warning("cannot reach %s, which leads: this host waits", address_of(group))
             elif outcome == "late":
                 log.info("other hosts have the ranks of this job; this one waits")
                 return TrainerExit.HELD

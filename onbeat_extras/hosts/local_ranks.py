@@ -12,6 +12,7 @@ from consumer.ranks.orders import Seat
 from contracts.encoding.wire import encode
 from onbeat.process.launcher import LAUNCHER_PID, SEAT_FD, end_with_launcher
 from onbeat_extras.hosts.network import OwnAddress
+from onbeat_extras.hosts.rank import ADDRESS
 
 STOP_GRACE_S = 12.0
 """For rank 0 to save, when its launcher is asked to end; below the grace that a consumer gives its trainer."""
@@ -51,7 +52,7 @@ class WaitingRanks:
     def _started(self) -> tuple[subprocess.Popen[bytes], int]:
         reader, writer = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "consumer", self._job_id],
+            [sys.executable, "-m", "onbeat_extras.hosts.rank", self._job_id],
             env=os.environ | {SEAT_FD: str(reader), LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             pass_fds=(reader,),
@@ -75,8 +76,10 @@ class LocalRanks:
             # As torch's own launcher says it: the store is there, and no rank serves it.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
-            "GLOO_SOCKET_IFNAME": own.interface,
-            "NCCL_SOCKET_IFNAME": own.interface,
+            ADDRESS: own.address,
+            # NCCL takes a name as the beginning of others', but for this sign.
+            "NCCL_SOCKET_IFNAME": f"={own.interface}",
+            "NCCL_SOCKET_FAMILY": "AF_INET6" if own.is_v6 else "AF_INET",
         }
         self.is_first = place == 0
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -22,9 +22,15 @@ class OwnAddress:
     address: str
     interface: str
 
+    @property
+    def is_v6(self) -> bool:
+        return ipaddress.ip_address(self.address).version == 6
 
-def own_address(network: str) -> OwnAddress:
+
+def own_address(network: str, *, by_interface: bool = False) -> OwnAddress:
     """The address that a network means here: of this interface, or in this range of addresses; IPv4 before IPv6.
+
+    by_interface: for NCCL, which takes the first address of the interface, of IPv4 or of IPv6.
 
     Raises InvalidInput where there is none, and for a public one: what ranks send is neither secret nor signed.
     """
@@ -45,7 +51,14 @@ def own_address(network: str) -> OwnAddress:
         raise InvalidInput(
             f"`{network}` is no interface or range with an address here", field=FIELD, cure=f"of {there}"
         )
-    chosen = min(found, key=lambda one: ipaddress.ip_address(one.address).version)
+    chosen = min(found, key=lambda one: one.is_v6)
+    alike = [one for one in known if (one.interface, one.is_v6) == (chosen.interface, chosen.is_v6)]
+    if by_interface and alike[0] != chosen:
+        raise InvalidInput(
+            f"{chosen.address} isn't the first address of {chosen.interface}, and NCCL would take {alike[0].address}",
+            field=FIELD,
+            cure="name an interface of these hosts' network alone",
+        )
     if ipaddress.ip_address(chosen.address).is_global:
         raise InvalidInput(
             f"{chosen.address} is a public address", field=FIELD, cure="name a network that only these hosts reach"
@@ -55,11 +68,9 @@ def own_address(network: str) -> OwnAddress:
 
 def listening_on(own: OwnAddress) -> socket.socket:
     """A socket that listens there, at a port of the kernel's choice. Raises InvalidInput where it can't."""
-    is_v6 = ipaddress.ip_address(own.address).version == 6
+    family = socket.AF_INET6 if own.is_v6 else socket.AF_INET
     try:
-        return socket.create_server(
-            (own.address, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=BACKLOG
-        )
+        return socket.create_server((own.address, 0), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidInput(f"cannot listen on {own.address}: {error.strerror}", field=FIELD) from error
 

@@ -80,3 +80,13 @@ def comes_in(machines: Machines, where: str, job_id: str, *, num_hosts: int = 2)
 
     until(is_in, f"{num_hosts} hosts")
     return launcher
+
+
+def cut_off(machines: Machines, where: str, other: str) -> None:
+    """No packet goes between two hosts any more, and no connection is told; each reaches all others."""
+    address = machines.hosts[other].address
+    machines.hosts[where].do(f"iptables -A INPUT -s {address} -j DROP; iptables -A OUTPUT -d {address} -j DROP")
+
+
+def heal(machines: Machines, where: str) -> None:
+    machines.hosts[where].do("iptables -F")

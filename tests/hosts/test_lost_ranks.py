@@ -12,7 +12,7 @@ from onbeat.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, sequential_digest, until
 from tests.hosts.machines import Machines
 from tests.hosts.network import Network
-from tests.hosts.ranks import HOSTS, both_training, comes_in, ends_well, finished, job, offer
+from tests.hosts.ranks import HOSTS, both_training, comes_in, cut_off, ends_well, finished, heal, job, offer
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.redundant_redis import RedundantRedis
 
@@ -62,14 +62,26 @@ def test_a_host_that_is_cut_off_from_redis_alone_ends_its_ranks_and_comes_back(
     spec = job(least=2, iterations=80)
     job_id, _ = machines.jobs.create(spec)
     launchers = both_training(machines, job_id)
-    second, services = machines.hosts["second"], machines.hosts["services"].address
-    second.do(f"iptables -A INPUT -s {services} -j DROP; iptables -A OUTPUT -d {services} -j DROP")
+    cut_off(machines, "second", "services")
     until(lambda: "could not renew its lease" in launchers["second"].tail(400), "the end of the ranks there")
     until(lambda: "lost second" in launchers["first"].tail(400), "the end of the group")
-    second.do("iptables -F")
+    heal(machines, "second")
     if wait_for_either(launchers["second"], "hosts of the ranks: 2", times=2) is False:
         launchers["second"] = comes_in(machines, "second", job_id)
     ends_well(machines, job_id, *launchers.values())
+    finished(machines, job_id, spec, tmp_path / "oracle")
+
+
+@long_variant
+def test_of_hosts_that_are_cut_off_from_each_other_alone_one_goes_on(machines: Machines, tmp_path: Path) -> None:
+    spec = job(least=1)
+    job_id, _ = machines.jobs.create(spec)
+    launchers = both_training(machines, job_id)
+    cut_off(machines, "second", "first")
+    until(lambda: "have ended: cannot reach" in launchers["second"].tail(400), "the end of the ranks there")
+    until(lambda: machines.jobs.state(job_id).is_final, "the end")
+    codes = {wait_for_exit(one) for one in launchers.values()}
+    assert TrainerExit.DONE in codes <= {TrainerExit.DONE, TrainerExit.HELD}
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 
@@ -118,15 +130,18 @@ def test_four_ranks_of_one_host_make_the_weights_of_one_process(machines: Machin
 
 @long_variant
 def test_ranks_meet_over_ipv6(machines: Machines, tmp_path: Path) -> None:
-    spec = job(iterations=8)
+    spec = job(iterations=20)
     job_id, _ = machines.jobs.create(spec)
     for number, where in enumerate(HOSTS, start=1):
         machines.hosts[where].do(
             f"ip -6 addr add fd00:5eed::{number}/64 nodad dev $(ip -o -4 addr show scope global | awk '{{print $2}}')"
         )
     launchers = [offer(machines, where, job_id, network="fd00:5eed::/64") for where in HOSTS]
+    until(committed(machines, job_id, 1), "a commit")
+    for number, where in enumerate(HOSTS, start=1):
+        listening = machines.hosts[where].do("ss -Htln | awk '{print $4}'").split()
+        assert {one.rpartition(":")[0] for one in listening} == {f"[fd00:5eed::{number}]"}
     ends_well(machines, job_id, *launchers)
-    assert any("at fd00:5eed::" in one.tail(400) for one in launchers)
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from broker.monitor import job_status
 from contracts.jobs import JobState, TrainerExit
 from tests.chaos.short_job import LAG, committed, long_variant, until
 from tests.hosts.machines import Machines
-from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, ends_well, finished, job, offer
+from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, ends_well, finished, heal, job, offer
 from tests.pipeline import wait_for_exit
 
 LORA = {"rank": 4}
@@ -109,17 +110,18 @@ def test_too_few_hosts_are_one_line_that_names_them_and_the_job_fails_with_it(
     assert "refused: second-" in reason
 
 
-def test_a_host_that_reaches_redis_and_not_the_other_host_leaves_and_one_of_the_two_goes_on(
+def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_they_are_healed(
     machines: Machines, tmp_path: Path
 ) -> None:
-    spec = job(least=1)
+    spec = job(hosts={"wait_s": 600.0})
     job_id, _ = machines.jobs.create(spec)
-    launchers = both_training(machines, job_id).values()
-    first, second = (machines.hosts[where] for where in HOSTS)
-    second.do(f"iptables -A INPUT -s {first.address} -j DROP; iptables -A OUTPUT -d {first.address} -j DROP")
-    until(lambda: machines.jobs.state(job_id).is_final, "the end")
-    assert TrainerExit.DONE in [wait_for_exit(one) for one in launchers]
-    assert any("cannot reach" in one.tail(400) or "the generation has ended" in one.tail(400) for one in launchers)
+    launchers = both_training(machines, job_id)
+    cut_off(machines, "second", "first")
+    until(lambda: "have ended: cannot reach" in launchers["second"].tail(400), "the end of the ranks there")
+    refused = "it cannot reach the first host)"
+    until(lambda: job_status(machines.broker, job_id).reason.endswith(refused), "one that waits for the other")
+    heal(machines, "second")
+    ends_well(machines, job_id, *launchers.values())
     finished(machines, job_id, spec, tmp_path / "oracle")
 
 

@@ -192,6 +192,17 @@ def test_a_host_of_another_kind_is_refused_by_name_and_noted(settings: StackSett
     assert [one.host for one in group.members] == ["a"]
 
 
+def test_a_host_that_does_not_reach_the_leader_is_noted_until_it_joins(settings: StackSettings) -> None:
+    broker = connect(settings)
+    job_id, _ = JobStore(broker).create(job_spec(name=uuid.uuid4().hex))
+    first, second = (HostsSide(broker, job_id, host=name, ranks=1) for name in ("a", "b"))
+    first.form(group_of(1, 2))
+    outcome, group = second.join(KIND, reaches=False)
+    assert (outcome, refused(group)) == ("unreachable", [("b", "unreachable")])
+    outcome, group = second.join(KIND)
+    assert (outcome, group.in_words) == ("joined", "offered: a, b; refused: none")
+
+
 def test_a_host_that_looks_is_told_what_stands_and_is_noted_as_late_where_it_would_come(
     settings: StackSettings,
 ) -> None:

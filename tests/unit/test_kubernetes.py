@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
 from contracts.settings import settings_from
 from contracts.spec_tables.deadlines import TimeoutSpec
+from contracts.weights import ObjectWeights
+from onbeat.client.spec_file import load_spec
 from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S
 from tests.kubernetes import ROOT, Document, documents, environment, pods, ports, problems, secrets, selected
 
@@ -38,12 +41,14 @@ TYPOS = [
     ("base/consumers.yaml", "maxUnavailable: 1", "maxUnavailabel: 1", "maxUnavailabel"),
     ("base/producers.yaml", "key: redis-generator", "key: redis-producer", "redis-producer"),
     ("base/producers.yaml", "name: onbeat-settings", "name: onbeat-setting", "onbeat-setting"),
-    ("base/producers.yaml", "{port: metrics}", "{port: metric}", "a probe asks port metric"),
+    ("base/producers.yaml", "/healthz, port: metrics", "/healthz, port: metric", "a probe asks port metric"),
+    ("base/producers.yaml", "path: /healthz", "path: /readyz", "a probe asks for /readyz"),
     ("base/producers.yaml", "localhost/onbeat:0.1.0", "localhost/onbeat:0.10", "is built nowhere"),
     ("base/producers.yaml", "mountPath: /tmp", "mountpath: /tmp", "mountPath"),
     ("base/producers.yaml", "{name: tmp, mountPath", "{name: temp, mountPath", "its mounts aren't its volumes"),
     ("base/services.yaml", "path: /readyz", "path: /ready", "a probe asks for /ready"),
     ("base/services.yaml", "targetPort: http", "targetPort: https", "no port https"),
+    ("base/services.yaml", "value: reward}", "value: rewards}", "reward doesn't answer to its name"),
     ("base/settings.yaml", "http://reward:8100", "http://reward:8000", "no Service reward has port 8000"),
     ("base/settings.yaml", "http://gateway:", "http://gatway:", "no Service gatway"),
     ("base/settings.yaml", 'ONBEAT_CACHE_MB: "40000"', "ONBEAT_CACHE_MB: 40GB", "ONBEAT_CACHE_MB"),
@@ -60,6 +65,7 @@ TYPOS = [
     ("scaling/producers-by-backlog.yaml", "name: producer}", "name: producers}", "producers"),
     ("scaling/producers-by-backlog.yaml", "key: metrics-key", "key: metric-key", "metric-key"),
     ("scaling/kustomization.yaml", "name: producer}", "name: producers}", "has no target"),
+    ("scaling/kustomization.yaml", "/spec/replicas", "/spec/replica", "can't remove /spec/replica"),
 ]  # fmt: skip
 """(file, text, what stands there by mistake, what is said of it)."""
 
@@ -77,6 +83,30 @@ def test_a_typo_in_a_manifest_is_seen(tmp_path: Path, name: str, text: str, typo
     assert text in before
     (folder / name).write_text(before.replace(text, typo, 1))
     assert said in " ".join(problems(folder)[:1])
+
+
+def test_the_page_leads_from_an_empty_cluster_to_a_job_over_what_is_there() -> None:
+    page = (ROOT / "docs" / "operate.md").read_text().partition("## Kubernetes\n")[2].partition("\n## ")[0]
+    commands = page.partition("```console\n")[2].partition("```")[0].replace("\\\n", "")
+    named = {ROOT / path for path in re.findall(r"deploy/kubernetes[\w/.-]*", commands)}
+    assert FOLDER / "make-secrets.sh" in named
+    for path in named:
+        assert path.is_file() or (path / "kustomization.yaml").is_file(), path
+    (extras,) = re.findall(r"EXTRAS=([\w,]+)", commands)
+    assert all((ROOT / "requirements" / f"{extra}.txt").is_file() for extra in extras.split(","))
+    images = {one["spec"]["containers"][0]["image"].partition(":")[0] for one in pods(FOUND).values()}
+    assert images == {*re.findall(r"localhost/[\w-]+", commands)}
+    namespaces = {one["metadata"]["name"] for one in FOUND if one["kind"] == "Namespace"}
+    assert namespaces == {*re.findall(r" -n (\w+)", commands)}
+    (kind, name) = re.findall(r"exec -n \w+ (\w+)/(\w+)", commands)[0]
+    assert (kind, name) in {(one["kind"].lower(), one["metadata"]["name"]) for one in FOUND}
+    (secret,) = re.findall(r"secret generic (\S+)", commands)
+    optional = [one["secretRef"] for app in ROLES for one in pods(FOUND)[app]["spec"]["containers"][0]["envFrom"][1:]]
+    assert optional == [{"name": secret, "optional": True}] * len(ROLES)
+    (file, changes) = re.findall(r"onbeat submit /app/(\S+) (.*) --wait", commands)[0]
+    assert "COPY configs /app/configs" in (ROOT / "Dockerfile").read_text()
+    spec = load_spec(ROOT / file, changes.split()[1::2])
+    assert isinstance(spec.weights, ObjectWeights)
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -17,6 +17,7 @@ HERE = {
     "eth0": [("203.0.113.7", socket.AF_INET), ("8.8.8.8", socket.AF_INET)],
     "eth1": [("fe80::1%eth1", socket.AF_INET6), ("fd00::7", socket.AF_INET6), ("10.1.2.3", socket.AF_INET)],
     "eth2": [("fd01::9", socket.AF_INET6)],
+    "eth3": [("9.9.9.9", socket.AF_INET), ("192.168.4.4", socket.AF_INET)],
 }
 
 
@@ -62,6 +63,16 @@ def test_what_leads_nowhere_or_to_a_public_address_is_one_clear_error(named: str
         own_address(named)
     assert raised.value.field == "ONBEAT_NETWORK"
     assert problem in raised.value.problem
+
+
+@pytest.mark.usefixtures("_interfaces")
+def test_nccl_which_takes_an_interfaces_first_address_is_given_no_other() -> None:
+    assert own_address("eth1", by_interface=True).address == "10.1.2.3"
+    assert own_address("fd00::/16", by_interface=True).address == "fd00::7"
+    assert own_address("192.168.0.0/16").address == "192.168.4.4"
+    with pytest.raises(InvalidInput) as raised:
+        own_address("192.168.0.0/16", by_interface=True)
+    assert raised.value.problem == "192.168.4.4 isn't the first address of eth3, and NCCL would take 9.9.9.9"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from consumer.model.checkpoint import Checkpoint
 from consumer.ranks import orders
-from consumer.ranks.orders import ANSWERS, ORDERS, Done, Exchange, Rest, Seat
+from consumer.ranks.group import RankGroup
+from consumer.ranks.orders import ANSWERS, ORDERS, Begin, Done, Exchange, Rest, Save, Seat
+from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import encode
 from contracts.errors import Unavailable
+from onbeat.weights.files.stored_tensors import StoredTensors
 
 SEAT = Seat(sealed=7, key="ab" * 32, environment={})
 DEADLINE_S = 30.0
@@ -54,6 +60,28 @@ def test_ranks_of_one_host_sign_nothing(store: TCPStore) -> None:
 def test_a_job_that_another_group_told_is_not_taken() -> None:
     with pytest.raises(Unavailable, match="not signed by this group"):
         orders._told_spec(msgspec.structs.replace(SEAT, sealed=6).signed(orders.SPEC, b"{}").hex().encode(), SEAT)
+
+
+@pytest.mark.parametrize("seat", [SEAT, None], ids=["several hosts", "one host"])
+def test_orders_name_a_folder_where_one_host_has_all_ranks_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seat: Seat | None
+) -> None:
+    """Another host may not have it, and what orders a group about must not choose what is read or written."""
+    given: list[orders.AnyOrder] = []
+    group = object.__new__(RankGroup)
+    group.learner = SimpleNamespace(shares_state=True)  # type: ignore[assignment]
+    group._rank_0 = SimpleNamespace()  # type: ignore[assignment]
+    monkeypatch.setattr(group, "_have_all", lambda order, *_: given.append(order), raising=False)
+    monkeypatch.setattr(orders, "own_seat", lambda: seat)
+    state = CheckpointState(
+        **{"format_version": 1, "job_id": "job", "iteration": 0, "policy_version": 1, "weights_digest": "0" * 64},
+        **{"adapters": None, "files": {}, "torch_random_state": ""},
+    )
+    tensors = StoredTensors(())
+    group.begin(Checkpoint(folder=tmp_path, state=state, model_tensors=tensors, optimizer_tensors=tensors))
+    group.save(tmp_path)
+    assert [type(one) for one in given] == [Begin, Save]
+    assert [str(tmp_path).encode() in encode(one) for one in given] == [seat is None] * 2
 
 
 def test_a_seat_comes_by_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,123 @@
+"""A host's launcher: which host it is, whom it joins, and ranks that listen where they should and end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from broker.hosts_side import HostKind, HostsSide
+from broker.monitor import job_status
+from contracts.jobs import JobState, TrainerExit
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
+from onbeat import processors
+from onbeat_extras.hosts import launcher
+from onbeat_extras.hosts.launcher import HostLauncher, kind_of_host
+from tests.builders import job_spec
+from tests.chaos.short_job import short_job, until
+from tests.integration.test_hosts import KIND, formed_by
+from tests.pipeline import Pipeline, wait_for_exit
+
+CPUINFO = "model name : Some CPU\nflags : fpu avx avx2 {}\n"
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with Pipeline(tmp_path_factory.mktemp("launcher")) as pipeline:
+        yield pipeline
+
+
+def on_one_host(**hosts: int) -> JobSpec:
+    return short_job(trainer__hosts={"least": 1, "most": 1} | hosts, weights={"transport": "redis"})
+
+
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def listens_at(process: psutil.Process) -> set[str]:
+    return {one.laddr.ip for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+
+def test_ranks_listen_at_their_hosts_address_alone_and_end_with_a_launcher_that_is_killed(pipeline: Pipeline) -> None:
+    job_id, _ = pipeline.jobs.create(on_one_host(ranks=2))
+    # The first address of this interface is another one, of IPv4.
+    child = pipeline.start(f"consumer-{job_id}", job_id, network="::1/128")
+    leader = psutil.Process(child.pid)
+    until(lambda: sum(map(bool, map(listens_at, leader.children()))) == 2, "two ranks that have met")
+    ranks = leader.children()
+    assert set().union(*map(listens_at, (leader, *ranks))) == {"::1"}
+    os.kill(leader.pid, signal.SIGKILL)
+    assert wait_for_exit(child) == -signal.SIGKILL
+    until(lambda: not any(map(lives, ranks)), "the end of the ranks")
+
+
+def test_an_interface_that_is_not_here_is_one_line_with_those_that_are(pipeline: Pipeline) -> None:
+    job_id, _ = pipeline.jobs.create(on_one_host())
+    child = pipeline.start(f"consumer-{job_id}", job_id, network="eth99")
+    assert wait_for_exit(child) == TrainerExit.FAILED
+    (line,) = child.tail().splitlines()
+    assert "ONBEAT_NETWORK: `eth99` is no interface or range with an address here" in line
+    assert "lo (127.0.0.1)" in line
+    assert pipeline.jobs.state(job_id) is JobState.QUEUED, "another host may have one"
+
+
+def test_a_host_is_told_by_what_its_bits_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(CPUINFO.format("fma"))
+    code = tmp_path / "broker" / "a.py"
+    code.parent.mkdir()
+    code.write_text("A = 1\n")
+    monkeypatch.setattr(processors, "CPU_INFO", cpu_info)
+    monkeypatch.setattr(launcher, "HOME", tmp_path)
+    settings = StackSettings(threads=2)
+    here = kind_of_host(settings)
+    assert here == kind_of_host(settings)
+
+    def differs(**told: int) -> list[str]:
+        other = kind_of_host(StackSettings(**{"threads": 2} | told))
+        return [name for name in HostKind.__struct_fields__ if getattr(other, name) != getattr(here, name)]
+
+    assert differs(threads=3) == ["device"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "2.0")
+        assert differs() == ["torch"]
+    cpu_info.write_text(CPUINFO.format("fma avx512f"))
+    assert differs() == ["cpu"]
+    cpu_info.write_text(CPUINFO.format("fma"))
+    code.write_text("A = 2\n")
+    assert differs() == ["code"]
+
+
+def test_a_host_that_does_not_reach_the_leader_is_named_and_joins_once_it_does(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job_spec(trainer__hosts={"least": 2, "most": 3}, weights={"transport": "redis"})
+    job_id, _ = pipeline.jobs.create(spec)
+    formed_by(HostsSide(pipeline.broker, job_id, host="a", ranks=1))
+    reached = threading.Event()
+    monkeypatch.setattr(launcher, "answers", lambda *_: reached.is_set())
+    monkeypatch.setattr(launcher, "kind_of_host", lambda _: KIND)
+    host = HostLauncher(StackSettings(network="lo", name="b"), pipeline.broker, spec, job_id)
+    entering = threading.Thread(target=host._entered, args=(contextlib.ExitStack(),), daemon=True)
+    entering.start()
+
+    def reason() -> str:
+        return re.sub("b-[0-9a-f]{8}", "b", job_status(pipeline.broker, job_id).reason)
+
+    until(lambda: "b" in reason().partition("refused: ")[2], "the host to be refused")
+    assert reason() == "waits for 2 hosts, 1 are there (offered: a; refused: b: it cannot reach the first host)"
+    reached.set()
+    entering.join(30.0)
+    assert reason() == "waits for 2 hosts, 2 are there (offered: a, b; refused: none)"
