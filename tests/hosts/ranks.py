@@ -14,7 +14,7 @@ from tests.hosts.machines import Machines
 from tests.pipeline import wait_for_exit
 
 HOSTS = ("first", "second")
-ITERATIONS = 60
+ITERATIONS = 30
 
 
 def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
