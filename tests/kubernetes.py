@@ -180,9 +180,7 @@ def problems(folder: Path) -> list[str]:
     overlays = sorted(path.parent for path in folder.rglob("kustomization.yaml"))
     read = {path.resolve() for path in folder.rglob("*.yaml") if path.name != "kustomization.yaml"}
     listed = {
-        (overlay / name).resolve()
-        for overlay in overlays
-        for name in kustomization_of(overlay).get("resources", ())
+        (overlay / name).resolve() for overlay in overlays for name in kustomization_of(overlay).get("resources", ())
     }
     said = [f"{path.name} is in no kustomization" for path in sorted(read - listed)]
     for overlay in overlays:
