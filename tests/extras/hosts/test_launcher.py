@@ -21,7 +21,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat import processors
 from onbeat_extras.hosts import launcher
-from onbeat_extras.hosts.launcher import HostLauncher, kind_of_host
+from onbeat_extras.hosts.launcher import HostLauncher, Membership, kind_of_host
 from tests.builders import job_spec
 from tests.chaos.short_job import short_job, until
 from tests.integration.test_hosts import KIND, formed_by
@@ -110,7 +110,8 @@ def test_a_host_that_does_not_reach_the_leader_is_named_and_joins_once_it_does(
     monkeypatch.setattr(launcher, "answers", lambda *_: reached.is_set())
     monkeypatch.setattr(launcher, "kind_of_host", lambda _: KIND)
     host = HostLauncher(StackSettings(network="lo", name="b"), pipeline.broker, spec, job_id)
-    entering = threading.Thread(target=host._entered, args=(contextlib.ExitStack(),), daemon=True)
+    entered: list[Membership | int] = []
+    entering = threading.Thread(target=lambda: entered.append(host._entered(contextlib.ExitStack())), daemon=True)
     entering.start()
 
     def reason() -> str:
@@ -121,3 +122,6 @@ def test_a_host_that_does_not_reach_the_leader_is_named_and_joins_once_it_does(
     reached.set()
     entering.join(30.0)
     assert reason() == "waits for 2 hosts, 2 are there (offered: a, b; refused: none)"
+    (membership,) = entered
+    assert isinstance(membership, Membership)
+    membership.close("the test is over")
