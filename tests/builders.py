@@ -14,6 +14,7 @@ from contracts.encoding.wire import convert
 from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
+from contracts.versions import WeightFile, WeightManifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -88,6 +89,23 @@ def tiny_model_folder(
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+def manifest(version: int, digest: str = DIGEST) -> WeightManifest:
+    """A version in one file, which isn't there."""
+    return WeightManifest(
+        policy_version=version,
+        weights_digest=digest,
+        dtype="float32",
+        directory=f"job/weights/v{version:06d}",
+        files=(WeightFile(name="a.safetensors", num_bytes=1),),
+    )
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the last tensor: the file keeps its size, its header and every name."""
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def completion(token_ids: Sequence[int], logprobs: Sequence[float] | None = None) -> Completion:

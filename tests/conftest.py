@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from contracts.settings import StackSettings
+from onbeat.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -53,6 +55,18 @@ def scripts_come_back(redis_server: EmbeddedRedis) -> Iterator[None]:
     """For tests that have the shared server forget its scripts: other tests' users of one role may load none."""
     yield
     redis_server.load_scripts()
+
+
+@pytest.fixture
+def restored_process() -> Iterator[None]:
+    """For what owns its process, as `run` and a trainer do: they set signal handlers and the root logger."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    logger = logging.getLogger()
+    lines, level = logger.handlers[:], logger.level
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    logger.handlers[:], logger.level = lines, level
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, latest_checkpo
 from contracts.events import versions_of
 from contracts.jobs import JobState, TrainerExit
 from contracts.run_folder import RunFolder
+from tests.builders import flip_a_bit
 from tests.chaos.short_job import (
     DEADLINE_S,
     LAG,
@@ -42,13 +43,6 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
-
-
-def flip_a_bit(path: Path) -> None:
-    """Flips a bit in the last tensor: the file keeps its size, its header and every name."""
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, pytest.param(cut, marks=long_variant)])

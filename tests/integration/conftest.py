@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +25,3 @@ def own(settings: StackSettings, tmp_path: Path) -> StackSettings:
     """Settings of a trainer of the test's own process, with a model."""
     tiny_model_folder(tmp_path / "models")
     return replace(settings, model_root=str(tmp_path / "models"), run_root=str(tmp_path / "runs"), threads=1)
-
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Puts back the signal handlers: a trainer installs its own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)

@@ -13,22 +13,11 @@ from broker.keys import JobKeys, item_fields
 from broker.ledger import LastClaim
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BrokerUnavailable
-from contracts.versions import WeightFile, WeightManifest
 
 
 def weights_digest(version: int, variant: int) -> str:
     """A replay after a rewind may make other weights."""
     return hashlib.blake2b(f"{version} {variant}".encode(), digest_size=32).hexdigest()
-
-
-def manifest(version: int, digest: str) -> WeightManifest:
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=digest,
-        dtype="float32",
-        directory=f"j/weights/v{version:06d}",
-        files=(WeightFile(name="m.safetensors", num_bytes=1),),
-    )
 
 
 def change_fence(

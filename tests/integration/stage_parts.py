@@ -21,8 +21,8 @@ from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, prompt_batch, rollout_batch
-from tests.integration.fence_parts import manifest, weights_digest
+from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
+from tests.integration.fence_parts import weights_digest
 
 NUM_GROUPS, GROUP_SIZE = 2, 4
 NUM_ROWS = NUM_GROUPS * GROUP_SIZE

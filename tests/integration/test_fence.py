@@ -20,13 +20,10 @@ from contracts.events import AuditRecord, Rewound
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
-from contracts.versions import WeightFile, WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, prompt_batch
+from tests.builders import DIGEST, job_spec, manifest, prompt_batch
 from tests.integration.fence_parts import let_expire
 from tests.integration.window_parts import answer_to
-
-DIGEST = "a" * 64
 
 
 @dataclass
@@ -67,16 +64,6 @@ class Job:
 
     def announce(self, version: int) -> None:
         self.trainer.publish_weights(manifest(version), oldest_kept=0)
-
-
-def manifest(version: int) -> WeightManifest:
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=DIGEST,
-        dtype="float32",
-        directory=f"j/weights/v{version:06d}",
-        files=(WeightFile(name="m.safetensors", num_bytes=1),),
-    )
 
 
 def record(iteration: int, batches: dict[str, str]) -> AuditRecord:

@@ -33,12 +33,11 @@ from contracts.rollouts import PromptBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.versions import WeightFile, WeightManifest
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat.http_service.server import server_config
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
 from tests.contract.golden_files import iteration_metrics
 
 KEY = "test-key"
@@ -465,7 +464,7 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     services.jobs.record_evaluation(job_id, EvaluationScore(iteration=0, policy_version=0, sampled=0.5, num_prompts=2))
     batches = [training_batch(job_id, index) for index in range(2)]
     for version in (0, 1):
-        trainer.publish_weights(manifest(version), oldest_kept=0)
+        trainer.publish_weights(manifest(version, (DIGEST, NEXT_DIGEST)[version]), oldest_kept=0)
     trainer.open_iteration(
         IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=tuple(batches)), {0: DIGEST}
     )
@@ -519,16 +518,6 @@ def rollouts_of(batch: PromptBatch, generator_id: str) -> Any:
         weights_digest=DIGEST,
         group_size=2,
         generator_id=generator_id,
-    )
-
-
-def manifest(version: int) -> WeightManifest:
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=(DIGEST, NEXT_DIGEST)[version],
-        dtype="float32",
-        directory=f"j/weights/v{version:06d}",
-        files=(WeightFile(name="m.safetensors", num_bytes=1),),
     )
 
 

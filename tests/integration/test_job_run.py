@@ -28,7 +28,7 @@ from contracts.settings import StackSettings
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from tests.builders import job_spec
 
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")
 

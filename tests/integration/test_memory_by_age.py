@@ -18,7 +18,7 @@ from contracts.rollouts import encoded_batch
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.fence_parts import manifest
+from tests.builders import manifest
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, answer_to, digest, lagging_spec
 
 LARGE = {"response_tokens": (6000, 6000)}

@@ -29,7 +29,7 @@ from onbeat.rendering.pieces import Pieces
 from tests.builders import job_spec
 from tests.own_trainer import generating, names_in, one_trainer
 
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 STEP = trainer.step
 FULL = OSError(errno.ENOSPC, "No space left on device")

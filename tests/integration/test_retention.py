@@ -283,6 +283,10 @@ def test_a_forgotten_job_is_deleted_by_its_id(stack: Stack) -> None:
     stack.sweep()
     assert not folder.path.exists()
     remove_for_good(stack.gateway, folder.job_id)  # repeated, while its note stands
+    for unknown in ("job-000000000000", "../outside"):
+        with pytest.raises(NotFound):
+            remove_for_good(stack.gateway, unknown)
+    assert list(Removals(stack.consumer).notes().removals) == [folder.job_id]
 
 
 def test_a_job_that_trained_nothing_and_has_no_folder_is_forgotten_without_one(stack: Stack) -> None:

@@ -22,7 +22,8 @@ from contracts.settings import StackSettings
 from onbeat.loop.chain import rewind_record
 from onbeat.loop.staged import staged_batch
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.fence_parts import manifest, weights_digest
+from tests.builders import manifest
+from tests.integration.fence_parts import weights_digest
 from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled
 from tests.integration.test_broker_restart import Crash
 

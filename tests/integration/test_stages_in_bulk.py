@@ -18,7 +18,8 @@ from contracts.encoding.wire import encode
 from contracts.errors import FenceViolation
 from contracts.rollouts import RolloutBatch, batch_digest
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.fence_parts import manifest, weights_digest
+from tests.builders import manifest
+from tests.integration.fence_parts import weights_digest
 from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external, sampled
 
 JUDGE = [external("judge")]
@@ -67,7 +68,7 @@ def test_a_large_batch_that_is_another_one_by_now_is_not_worked_on(job: StagedJo
             job.operator.redis.hdel(job.keys.slots[0].ledger, "0/train/0")
             return super()._large_payload(found)  # type: ignore[arg-type]
 
-        def _fail(self, *_: object, **__: object) -> NoReturn:
+        def _give_back(self, *_: object, **__: object) -> NoReturn:
             raise AssertionError("its items are not failed: nothing is wrong with them")
 
     assert Between(job.brokers[STAGE], job.job_id, "s1").claim("judge", NUM_ROWS) == []

@@ -29,7 +29,7 @@ from onbeat.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec
 from tests.own_trainer import generating, one_trainer
 
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 SITE = Path(__file__).parent / "trainer_plugins"
 

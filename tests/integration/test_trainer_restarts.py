@@ -27,10 +27,10 @@ from onbeat.audit.weights import digests_on_disk
 from onbeat.loop.lease_keeper import Cancelled
 from onbeat.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, tiny_model_folder
+from tests.builders import flip_a_bit, job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
 
-pytestmark = pytest.mark.usefixtures("handlers")
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 STEP = trainer.step
 
@@ -242,12 +242,6 @@ def until_published(held: HeldJob, *, iterations: int) -> None:
             return
         waiting.poke()
         time.sleep(0.01)
-
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_checkpoint_with_a_damaged_older_version_is_skipped_and_its_published_file_is_written_again(

@@ -9,7 +9,6 @@ INTERRUPT  Ctrl-C, at each phase
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -36,12 +35,13 @@ from contracts.rewards import PluginReward, RewardItem, Unscorable
 from contracts.settings import StackSettings
 from onbeat.cli import run
 from onbeat.client.spec_file import parse_spec
-from onbeat.process.signals import ENDING
 from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from reward_service.scorers.rubric import score_component
 from tests.builders import job_spec
+
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 MODEL = Path(__file__).parents[2] / "configs" / "models" / "two-digit-addition"
 JOB = """
@@ -210,18 +210,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.syspath_prepend(str(folder / "site"))
         patch.setenv("PYTHONPATH", str(folder / "site"))
         yield folder
-
-
-@pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
-    """`run` and a trainer own their process: they set signal handlers and the root logger."""
-    handlers = {number: signal.getsignal(number) for number in ENDING}
-    logger = logging.getLogger()
-    lines, level = logger.handlers[:], logger.level
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    logger.handlers[:], logger.level = lines, level
 
 
 @pytest.fixture(scope="module")

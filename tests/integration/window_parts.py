@@ -19,9 +19,9 @@ from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
 from tests.every_key import fence_keys
-from tests.integration.fence_parts import let_expire, manifest
+from tests.integration.fence_parts import let_expire
 
 LEASE_S = 600.0
 NUM_TRAIN = 2

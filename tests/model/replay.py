@@ -14,7 +14,8 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable
 from contracts.events import AuditRecord
 from contracts.jobs import JobState
-from tests.integration.fence_parts import AnswerLosingBroker, lose_prompts, manifest
+from tests.builders import manifest
+from tests.integration.fence_parts import AnswerLosingBroker, lose_prompts
 from tests.model import fence
 from tests.model.generator_replay import GeneratorReplay, is_free
 from tests.model.move import Move

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from broker.connection.client import Broker
 from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
-from tests.integration.fence_parts import manifest, set_claim_times, set_typical_time
+from tests.builders import manifest
+from tests.integration.fence_parts import set_claim_times, set_typical_time
 from tests.model import fence, table
 from tests.model.invariants import holds
 from tests.model.real import ATTEMPTS, GENERATORS, LONG_S, MAX_BATCH_BYTES, RealFence, digest_text

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,12 +16,13 @@ import pytest
 
 from onbeat.cli import run
 from onbeat.process.child_process import MAX_LOG_BYTES
-from onbeat.process.signals import ENDING
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.background import command
 from onbeat_extras.background.command import lines, look_at
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text
+
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 
 def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -38,18 +37,6 @@ def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=300,
     )
-
-
-@pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
-    """`run` owns its process: it sets signal handlers and the root logger."""
-    handlers = {number: signal.getsignal(number) for number in ENDING}
-    logger = logging.getLogger()
-    lines, level = logger.handlers[:], logger.level
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    logger.handlers[:], logger.level = lines, level
 
 
 @pytest.fixture

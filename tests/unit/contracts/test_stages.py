@@ -8,7 +8,7 @@ import pytest
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert, encode
-from contracts.errors import ContractViolation, InvalidInput
+from contracts.errors import ContractViolation, FenceViolation, InvalidInput
 from contracts.experience.columns import (
     BASE_COLUMNS,
     Column,
@@ -19,7 +19,7 @@ from contracts.experience.columns import (
     row_shapes,
     unpack_values,
 )
-from contracts.experience.plan import circle
+from contracts.experience.plan import circle, columns_of
 from contracts.rollouts import BatchTimings, Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, ReferenceStage, stage_plan, stage_problems
@@ -226,6 +226,14 @@ def test_a_number_that_is_not_finite_is_no_value_of_a_column(number: float) -> N
 def test_stages_that_cannot_be_together_have_no_plan() -> None:
     with pytest.raises(ContractViolation, match='two are named "reference"'):
         stage_plan([ReferenceStage(), ReferenceStage()])
+
+
+def test_columns_of_a_batch_are_those_of_all_of_its_items_or_the_first_that_lacks_them_is_named() -> None:
+    plan, batch = spec_with(external("judge", ["text"], "score")).stage_plan, batch_of(1, 2)
+    packed = [pack_values({"score": [pack_float32([row])]}) for row in (1.0, 2.0)]
+    assert columns_of(plan, batch, packed) == {"score": (pack_float32([1.0]), pack_float32([2.0]))}
+    with pytest.raises(FenceViolation, match="stage judge, batch 0/train/0: item 1 lacks its columns"):
+        columns_of(plan, batch, [packed[0], None])
 
 
 def test_an_unknown_input_is_said_once_and_no_circle_is_looked_for() -> None:

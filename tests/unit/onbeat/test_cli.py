@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,10 @@ from onbeat.audit.folder import write_audit
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
-from onbeat.process.signals import ENDING
 from onbeat.terminal.job_view import event_line, iteration_line, panel
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, fake_gateway, metrics_of
 
-
-@pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
-    """`run` owns its process: it sets signal handlers and the root logger."""
-    handlers = {number: signal.getsignal(number) for number in ENDING}
-    root = logging.getLogger()
-    lines, level = root.handlers[:], root.level
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    root.handlers[:], root.level = lines, level
+pytestmark = pytest.mark.usefixtures("restored_process")
 
 
 @pytest.fixture

@@ -23,25 +23,15 @@ from contracts.events import AuditRecord, TimelineSpan, record_digest
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from contracts.versions import WeightFile, WeightManifest
+from contracts.versions import WeightManifest
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.recording import NoRecord
 from onbeat.loop.trained_job import HealthWatch, Succession, TrainedJob
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
 from onbeat.run_files import SharedFolder
-from tests.builders import DIGEST, job_spec
+from tests.builders import DIGEST, job_spec, manifest
 from tests.contract.golden_files import iteration_metrics
-
-
-def manifest(version: int) -> WeightManifest:
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=DIGEST,
-        dtype="float32",
-        directory=f"job/weights/v{version:06d}",
-        files=(WeightFile(name="a.safetensors", num_bytes=1),),
-    )
 
 
 def stepped(iteration: int) -> Stepped:

@@ -25,11 +25,11 @@ from contracts.experience.columns import values_digest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
-from contracts.versions import WeightFile, WeightManifest
+from contracts.versions import WeightManifest
 from onbeat.loop.recording import NoRecord
 from onbeat.loop.window import AskedIteration
 from onbeat.process.waiting import Waiting
-from tests.builders import DIGEST, batch_of, job_spec, prompt_batch, rollout
+from tests.builders import DIGEST, batch_of, job_spec, manifest, prompt_batch, rollout
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")
 STAGE: dict[str, Any] = {
@@ -231,16 +231,7 @@ class NeverLate:
 class Ahead:
     """A window with iterations 1 and 2 open beyond the one that is gathered, and the versions -2 to 0."""
 
-    manifests = tuple(
-        WeightManifest(
-            policy_version=version,
-            weights_digest=DIGEST,
-            dtype="float32",
-            directory=f"job/weights/v{version % 1000000:06d}",
-            files=(WeightFile(name="a.safetensors", num_bytes=1),),
-        )
-        for version in (-2, -1, 0)
-    )
+    manifests = tuple(manifest(version) for version in (-2, -1, 0))
 
     def ahead_of(self, iteration: int) -> list[tuple[int, tuple[str, ...]]]:
         return [(iteration + 1, ("a", "b")), (iteration + 2, ())]
@@ -347,10 +338,10 @@ def test_the_open_version_is_written_again_where_a_generator_refuses_it_and_no_o
 def test_an_older_version_that_is_refused_is_read_back_and_where_it_is_damaged_the_trainer_ends(
     folder: RunFolder,
 ) -> None:
-    whole = Played(folder, *IDS, rejected="job/weights/v999999")
+    whole = Played(folder, *IDS, rejected=manifest(-1).directory)
     gathered(whole)
     assert whole.said[:2] == ["read version -1 back", "wrote version 0 again"]
-    damaged = Played(folder, *IDS, rejected="job/weights/v999999")
+    damaged = Played(folder, *IDS, rejected=manifest(-1).directory)
     damaged.is_damaged = True
     with pytest.raises(Unavailable):
         gathered(damaged)

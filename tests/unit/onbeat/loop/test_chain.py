@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from broker.fence import FenceState, OpenIteration
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
-from contracts.versions import WeightFile, WeightManifest
 from onbeat.loop.chain import check_same_environment, check_same_run, first_version, furthest_commit, needs_rewind
-from tests.builders import job_spec
+from tests.builders import job_spec, manifest
 
 
 def digest_of(version: int) -> str:
@@ -38,44 +37,34 @@ def rewind(iteration: int) -> AuditRecord:
     return commit(iteration, kind="rewind", next_weights_digest="")
 
 
-def manifest(version: int, digest: str = "") -> WeightManifest:
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=digest or digest_of(version),
-        dtype="float32",
-        directory=f"job/weights/v{version:06d}",
-        files=(WeightFile(name="a.safetensors", num_bytes=1),),
-    )
-
-
 CHAIN = [commit(0), commit(1), commit(2)]
 
 
 def test_a_deterministic_run_goes_on_with_the_version_of_its_chain_and_with_no_other() -> None:
-    check_same_run(CHAIN, manifest(2), job_spec())
+    check_same_run(CHAIN, manifest(2, digest_of(2)), job_spec())
     with pytest.raises(FenceViolation, match=r"version 2 is ffffffffffff, the audit chain says 222222222222"):
-        check_same_run(CHAIN, manifest(2, digest="f" * 64), job_spec())
+        check_same_run(CHAIN, manifest(2, "f" * 64), job_spec())
 
 
 def test_a_run_that_is_not_deterministic_may_have_made_another_version() -> None:
     spec = job_spec(deterministic=False)
-    check_same_run(CHAIN, manifest(2, digest="f" * 64), spec)
+    check_same_run(CHAIN, manifest(2, "f" * 64), spec)
     with pytest.raises(InvalidInput, match=r"version 0 is ffffffffffff, the audit chain says 000000000000") as refusal:
-        check_same_run(CHAIN, manifest(0, digest="f" * 64), spec)
+        check_same_run(CHAIN, manifest(0, "f" * 64), spec)
     assert refusal.value.field == "model.path"
 
 
 def test_any_run_starts_again_with_the_model_that_it_was_started_with() -> None:
-    check_same_run(CHAIN, manifest(0), job_spec())
+    check_same_run(CHAIN, manifest(0, digest_of(0)), job_spec())
     with pytest.raises(InvalidInput, match="put the folder back"):
-        check_same_run(CHAIN, manifest(0, digest="f" * 64), job_spec())
+        check_same_run(CHAIN, manifest(0, "f" * 64), job_spec())
 
 
 def test_what_counts_is_the_newest_commit_that_made_the_version() -> None:
     replayed = [*CHAIN, rewind(2), commit(1, next_weights_digest="e" * 64)]
-    check_same_run(replayed, manifest(2, digest="e" * 64), job_spec())
+    check_same_run(replayed, manifest(2, "e" * 64), job_spec())
     with pytest.raises(FenceViolation, match="the audit chain says eeeeeeeeeeee"):
-        check_same_run(replayed, manifest(2), job_spec())
+        check_same_run(replayed, manifest(2, digest_of(2)), job_spec())
 
 
 def test_a_rewind_takes_versions_back_and_an_evaluation_makes_none() -> None:

@@ -9,23 +9,14 @@ from msgspec.structs import replace
 
 from broker.openings import IterationOpening
 from contracts.schedule import Schedule, ScheduleName
-from contracts.versions import WeightFile, WeightManifest
+from contracts.versions import WeightManifest
 from onbeat.loop.window import Window
 from onbeat.prompts.plan import IterationPlan
+from tests.builders import manifest
 
 
 def digest_of(version: int) -> str:
     return f"{version:x}" * 64
-
-
-def manifest(version: int) -> WeightManifest:
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=digest_of(version),
-        dtype="float32",
-        directory=f"job/weights/v{version:06d}",
-        files=(WeightFile(name="a.safetensors", num_bytes=1),),
-    )
 
 
 class Planned(IterationPlan):
@@ -58,7 +49,7 @@ class Opened:
 def window(name: ScheduleName, lag: int, *, iterations: int = 6, versions: range = range(1)) -> Window:
     made = Window(Schedule(name, lag), Planned(iterations), last_iteration=iterations)
     for version in versions:
-        made.add(manifest(version))
+        made.add(manifest(version, digest_of(version)))
     return made
 
 
@@ -67,7 +58,7 @@ def test_without_a_lag_one_iteration_is_open_and_its_evaluation_goes_out_with_it
     (first,) = map(Opened, one.begin(0))
     assert first.batches == ["0/train by 0", "0/train by 0", "0/evaluation by 0"]
     assert (first.versions, first.later) == ((0, 0), 0)
-    one.add(manifest(1))
+    one.add(manifest(1, digest_of(1)))
     assert Opened(one.opened_by(0)).versions == (1, 1)
     asked = one.turn_to(1)
     assert (asked.samplers, asked.weights_digest) == ({1: digest_of(1)}, digest_of(1))
@@ -88,12 +79,12 @@ def test_a_start_opens_the_whole_window_and_only_evaluates_the_version_that_is_t
 def test_a_commit_opens_the_iteration_that_its_version_is_the_oldest_of_and_evaluates_the_next() -> None:
     lagging = window("delayed", 2)
     lagging.begin(0)
-    lagging.add(manifest(1))
+    lagging.add(manifest(1, digest_of(1)))
     opened = Opened(lagging.opened_by(0))
     assert (opened.number, opened.versions, opened.batches) == (3, (1, 1), ["3/train by 1"] * 2)
     assert lagging.evaluation(1) == ()
     lagging.turn_to(1)
-    lagging.add(manifest(2))
+    lagging.add(manifest(2, digest_of(2)))
     lagging.opened_by(1)
     assert lagging.evaluation(2) == ("2/evaluation by 2",)
     asked = lagging.turn_to(2)
@@ -112,10 +103,10 @@ def test_the_last_iterations_open_nothing_and_one_that_only_evaluates_has_no_bat
     lagging = window("delayed", 2, versions=range(2, 5))
     last = Opened(lagging.begin(4)[-1])
     assert (last.number, last.batches, last.later) == (6, [], 1)
-    lagging.add(manifest(5))
+    lagging.add(manifest(5, digest_of(5)))
     assert lagging.opened_by(4) is None
     lagging.turn_to(5)
-    lagging.add(manifest(6))
+    lagging.add(manifest(6, digest_of(6)))
     assert lagging.turn_to(6).batches == ("6/evaluation by 6",)
 
 
@@ -124,7 +115,7 @@ def test_a_turn_lets_go_what_is_older_than_the_window_needs() -> None:
     lagging.begin(3)
     lagging.turn_to(3)
     assert lagging.digests == {version: digest_of(version) for version in (1, 2, 3)}
-    lagging.add(manifest(4))
+    lagging.add(manifest(4, digest_of(4)))
     lagging.opened_by(3)
     # The checkpoint of the commit comes before the turn, and takes 2 and 3 with it.
     assert (list(lagging.older_than(4)), lagging.oldest_version(3)) == ([2, 3], 1)
@@ -135,5 +126,5 @@ def test_a_turn_lets_go_what_is_older_than_the_window_needs() -> None:
 
 def test_a_version_that_is_published_anew_takes_the_place_of_what_it_was() -> None:
     one = window("periodic", 0)
-    one.add(replace(manifest(0), transport="redis"))
+    one.add(replace(manifest(0, digest_of(0)), transport="redis"))
     assert [made.transport for made in one.manifests] == ["redis"]

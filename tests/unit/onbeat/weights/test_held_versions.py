@@ -29,7 +29,7 @@ from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
-from tests.builders import job_spec
+from tests.builders import flip_a_bit, job_spec
 from tests.publishing import publish
 
 TRANSPORTS: dict[str, WeightsSpec] = {
@@ -221,11 +221,6 @@ def test_a_version_of_a_number_that_was_taken_back_is_not_used_for_its_successor
     assert engine.has(version(1, seed=8))
     engine.receive()
     assert engine.versions.held.count(identity(again)) == 1
-
-
-def flip_a_bit(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, Path.unlink])
