@@ -11,20 +11,16 @@ from pathlib import Path
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import Claim, GeneratorSide, PublishOutcome
-from broker.job_store import JobStore
-from broker.leases import FailOutcome, Renewal
+from broker.generator_side import Claim, GeneratorSide
+from broker.leases import FailOutcome
 from broker.stage_side import StageSide
 from contracts.errors import BrokerUnavailable, FenceViolation
-from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.every_key import fence_keys
 from tests.integration.fence_checks import read
-from tests.integration.fence_parts import let_expire, lose_prompts, set_recent_times
+from tests.integration.fence_parts import lose_prompts, set_recent_times
 from tests.integration.stage_parts import StagedJob, external
 from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
-from tests.integration.test_stages_faults import rewind as end_by_rewind
 
 LEASE_S = 600.0
 NAME = "host-1-0a1b2c3d"
@@ -62,31 +58,6 @@ def rewind(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, 3), {0: DIGEST})
 
 
-def test_a_claim_whose_answer_was_lost_comes_again_before_anything_else_and_counts_no_attempt(job: Job) -> None:
-    lost = answer_lost(job, NAME)
-    side = job.generator(NAME)
-    assert (claimed(side), num_leased(job, NAME)) == (lost, 1)
-    assert (lost.attempt, claimed(side).prompt_batch.batch_id) == (1, "0/train/1")
-    assert side.renew([lost]) == Renewal()
-
-
-def test_a_lost_claim_comes_again_though_its_lease_has_expired_and_no_other_took_it(job: Job) -> None:
-    lost = answer_lost(job, NAME)
-    let_expire(job.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
-    assert claimed(job.generator(NAME)) == lost
-    assert claimed(job.generator("another")).prompt_batch.batch_id == "0/train/1", "its lease has begun anew"
-
-
-def test_a_lost_claim_is_given_to_no_other_process_and_not_after_another_took_it_over(job: Job) -> None:
-    lost = answer_lost(job, NAME)
-    other = job.generator("host-1-ffffffff")
-    assert claimed(other).prompt_batch.batch_id == "0/train/1"
-    let_expire(job.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
-    taken = claimed(other)
-    assert (taken.prompt_batch, taken.attempt) == (lost.prompt_batch, 2)
-    assert claimed(job.generator(NAME)).prompt_batch.batch_id == "0/train/2"
-
-
 def test_a_lost_claim_whose_prompt_is_gone_holds_its_process_up_with_nothing(job: Job) -> None:
     lost = answer_lost(job, NAME)
     lose_prompts(job.broker, job.broker.job_keys(job.job_id), lost.prompt_batch.batch_id)
@@ -119,23 +90,6 @@ def test_a_copy_whose_answer_was_lost_comes_again(job: Job) -> None:
     assert claimed(job.generator(NAME), hedge=True) == copy
 
 
-@pytest.mark.parametrize("end", ["published", "failed", "rewound", "ended"])
-def test_a_claim_that_is_over_does_not_come_again(job: Job, end: str) -> None:
-    lost = answer_lost(job, NAME)
-    other = job.generator("quick")
-    if end == "published":
-        other.publish(lost, answer_to(lost.prompt_batch, "quick"))
-    elif end == "failed":
-        other.fail(lost, "no reward")
-    elif end == "rewound":
-        rewind(job)
-    else:
-        JobStore(job.broker).move(job.job_id, JobState.FAILED)
-        assert job.generator(NAME).claim(LEASE_S) is None
-        return
-    assert claimed(job.generator(NAME)).number > lost.number
-
-
 def test_what_is_kept_of_who_claims_is_bounded(job: Job) -> None:
     """Names are the callers' own words; who is forgotten waits for the end of a lease, as before it was known."""
     claimers = job.broker.job_keys(job.job_id).claimers
@@ -151,44 +105,6 @@ def test_claims_of_several_threads_of_one_generator_are_of_different_batches(job
     with ThreadPoolExecutor(3) as threads:
         claims = list(threads.map(lambda _: claimed(side), range(3)))
     assert len({claim.prompt_batch.batch_id for claim in claims}) == 3
-
-
-@pytest.mark.parametrize("by", ["the same generator", "another"])
-def test_nothing_under_a_claim_that_a_rewind_has_ended_is_taken_for_the_claim_that_came_after_it(
-    job: Job, by: str
-) -> None:
-    old_side = job.generator(NAME)
-    old = claimed(old_side)
-    rewind(job)
-    new_side = old_side if by == "the same generator" else job.generator("another")
-    new = claimed(new_side)
-    assert (new.prompt_batch, new.attempt) == (old.prompt_batch, old.attempt), "but for its number it is the same claim"
-    assert new.number > old.number
-    assert old_side.renew([old]).lost == (old,)
-    assert old_side.fail(old, "late") is FailOutcome.SETTLED
-    assert old_side.fail(old, "late", is_released=True) is FailOutcome.SETTLED
-    assert new_side.renew([new]) == Renewal()
-    # What was sampled under the very version is the batch, of the first that brings it; the second copy is a duplicate.
-    late = answer_to(old.prompt_batch, NAME)
-    assert old_side.publish(new, late) is PublishOutcome.ACCEPTED
-    assert new_side.publish(new, answer_to(new.prompt_batch, "another")) is PublishOutcome.DUPLICATE
-    assert old_side.publish(old, late) is PublishOutcome.ACCEPTED, "a repeat whose answer was lost writes nothing"
-    assert len(job.trainer.claim_rollouts(0, max_batches=8)[0]) == 1
-
-
-def test_a_claim_that_a_restart_has_forgotten_is_another_than_the_next_of_its_entry_and_attempt(job: Job) -> None:
-    keys = job.broker.job_keys(job.job_id)
-    on_disk = {key: job.broker.redis.dump(key) for key in fence_keys(keys)}
-    old = claimed(job.generator(NAME))
-    for key, value in on_disk.items():
-        job.broker.redis.delete(key)
-        if value:
-            job.broker.redis.restore(key, 0, value)  # type: ignore[arg-type]
-    new = claimed(job.generator(NAME))
-    assert (new.attempt, new.prompt_batch) == (old.attempt, old.prompt_batch)
-    assert new.number > old.number
-    assert job.generator(NAME).fail(old, "late") is FailOutcome.SETTLED
-    assert job.generator(NAME).renew([old, new]) == Renewal(lost=(old,))
 
 
 @pytest.fixture
@@ -231,17 +147,6 @@ def another_call(job: StagedJob, worker: str) -> StageSide:
     return StageSide(job.stage(worker).broker, job.job_id, worker)
 
 
-def test_items_whose_answer_was_lost_come_again_before_anything_else_and_count_no_attempt(staged: StagedJob) -> None:
-    lost = another_call(staged, "s1").claim("judge", 2)
-    (other,) = staged.stage("s2").claim("judge")
-    assert other.item not in [item.item for item in lost]
-    again = staged.stage("s1").claim("judge", 2)
-    assert [(item.claim, item.item, item.attempt) for item in again] == [(item.claim, item.item, 1) for item in lost]
-    assert staged.stage("s1").renew(again).lost == ()
-    free = staged.stage("s1").claim("judge", 2)
-    assert not {item.item for item in free} & {item.item for item in (*lost, other)}
-
-
 def test_of_a_lost_claim_of_items_only_those_come_again_that_no_other_has_ended_or_taken(staged: StagedJob) -> None:
     lost = another_call(staged, "s1").claim("judge", 3)
     staged.stage("s2").put([(lost[0], staged.made(lost[0]))])
@@ -250,16 +155,3 @@ def test_of_a_lost_claim_of_items_only_those_come_again_that_no_other_has_ended_
     assert (taken.item, taken.attempt) == (lost[1].item, 2)
     (again,) = staged.stage("s1").claim("judge", 3)
     assert (again.item, again.claim) == (lost[2].item, lost[2].claim)
-
-
-def test_a_claim_of_items_that_a_rewind_has_ended_is_another_than_the_next_of_its_name(staged: StagedJob) -> None:
-    (old,) = staged.stage().claim("judge")
-    end_by_rewind(staged)
-    staged.open()
-    staged.publish()
-    (new,) = staged.stage().claim("judge")
-    assert (new.batch_id, new.item, new.attempt, new.digest) == (old.batch_id, old.item, old.attempt, old.digest)
-    assert new.claim > old.claim
-    assert staged.stage().renew([old]).lost == (old,)
-    assert staged.stage().fail(old, "late") is FailOutcome.SETTLED
-    assert staged.stage().renew([new]).lost == ()

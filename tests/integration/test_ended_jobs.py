@@ -12,11 +12,11 @@ from broker.generator_side import Claim, PublishOutcome
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
-from contracts.errors import Conflict, FencedOff
+from contracts.errors import Conflict
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from tests.integration.fence_parts import change_fence
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
+from tests.integration.test_fence import Job, answer_to, opened
 
 LEASE_S = 600.0
 
@@ -55,13 +55,6 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
     assert read_fence(job.broker, keys).state == "closed"
 
 
-def test_a_trainer_whose_job_was_ended_beside_it_is_fenced_off(job: Job) -> None:
-    JobStore(job.broker).move(job.job_id, JobState.FAILED, reason="given up")
-    for call in (job.trainer.renew, lambda: job.trainer.open_iteration(job.opening(0), {0: DIGEST})):
-        with pytest.raises(FencedOff):
-            call()
-
-
 @pytest.mark.parametrize("lock", ["the fence", "the job's state"])
 def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
     """The end of a job closes the fence; what is opened by hand shows that the other lock holds too."""
@@ -73,18 +66,6 @@ def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
     assert job.generator("g2").claim(LEASE_S) is None
     outcome = job.generator("g1").publish(held, answer_to(held.prompt_batch, "g1"))
     assert outcome is (PublishOutcome.CLOSED if lock == "the fence" else PublishOutcome.ENDED)
-
-
-def test_a_commit_forgets_who_has_read_the_streams(job: Job) -> None:
-    keys, redis = job.broker.job_keys(job.job_id), job.broker.redis
-    for name in ("g1", "g2"):
-        claim = claimed(job, name)
-        job.generator(name).publish(claim, answer_to(claim.prompt_batch, name))
-    trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
-    job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
-    assert redis.xinfo_consumers(keys.slots[0].rollouts, "trainers") == []
-    assert claimed(job, "g3").prompt_batch.batch_id == "1/train/0"
 
 
 def test_a_clock_that_steps_back_holds_nobody_off_for_as_long_as_the_step(job: Job) -> None:

@@ -85,14 +85,6 @@ def test_a_publication_that_comes_after_another_kind_was_chosen_is_refused_and_c
     assert job.broker.redis.xlen(job.broker.job_keys(job.job_id).slots[0].rollouts) == 0
 
 
-def test_a_publication_says_the_kind_again_that_a_restart_has_forgotten(job: Job) -> None:
-    generator = side(job, "g1", KIND)
-    claim = claimed(generator)
-    forget(job)
-    assert publish(generator, "g1", claim) is PublishOutcome.ACCEPTED
-    assert kept(job) == KIND
-
-
 def trained(job: Job, *generators: tuple[str, GeneratorSide]) -> dict[str, str]:
     """Each publishes a batch, which the trainer takes; a restart forgets the kind after each. Batch id → digest."""
     found = {}
@@ -106,13 +98,6 @@ def trained(job: Job, *generators: tuple[str, GeneratorSide]) -> dict[str, str]:
 
 def commit(job: Job, batches: dict[str, str]) -> None:
     job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
-
-
-def test_a_commit_says_the_kind_again_that_a_restart_has_forgotten(job: Job) -> None:
-    batches = trained(job, ("g1", side(job, "g1", KIND)), ("g1", side(job, "g1", KIND)))
-    assert kept(job) == ""
-    commit(job, batches)
-    assert kept(job) == KIND
 
 
 def test_what_two_kinds_have_sampled_across_a_restart_is_not_committed(job: Job) -> None:
@@ -136,8 +121,3 @@ def test_a_resumed_job_keeps_its_kind_unless_nothing_was_committed(job: Job, is_
     assert kept(job) == KIND
     jobs.resume(job.job_id)
     assert kept(job) == expected
-
-
-def test_generators_that_name_no_kind_leave_none_behind(job: Job) -> None:
-    commit(job, trained(job, *[("g1", side(job, "g1", None))] * 2))
-    assert (kept(job), read_fence(job.broker, job.broker.job_keys(job.job_id)).committed) == ("", 0)

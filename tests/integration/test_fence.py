@@ -15,14 +15,13 @@ from broker.job_store import JobStore
 from broker.leases import FailOutcome
 from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
-from contracts.errors import Conflict, FencedOff
+from contracts.errors import FencedOff
 from contracts.events import AuditRecord, Rewound
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DIGEST, job_spec, manifest, prompt_batch
-from tests.integration.fence_parts import let_expire
 from tests.integration.window_parts import answer_to
 
 
@@ -151,18 +150,6 @@ def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> No
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.CLOSED
 
 
-def test_a_trainer_whose_lease_was_taken_is_fenced_off(job: Job) -> None:
-    with pytest.raises(Conflict):
-        TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30).acquire()
-    job.trainer.release()
-    second = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
-    assert second.acquire() > job.trainer.trainer_epoch
-    with pytest.raises(FencedOff):
-        job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    with pytest.raises(FencedOff):
-        job.trainer.claim_rollouts(0, max_batches=1)
-
-
 def test_a_batch_that_keeps_failing_is_dead_lettered_with_its_reason(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST})
     generator = job.generator()
@@ -187,19 +174,6 @@ def test_a_server_without_our_roles_is_given_the_library_by_who_calls_first(tmp_
         assert operator.seal == UNSEALED
         operator.redis.function_flush()
         assert job.trainer.open_iteration(job.opening(0, 1), {0: DIGEST}) is True
-
-
-def test_an_expired_lease_is_found_behind_any_number_of_live_ones(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, 12), {0: DIGEST})
-    alive, dead = job.generator("alive"), job.generator("dead")
-    for _ in range(11):
-        assert alive.claim(600)
-    last = dead.claim(600)
-    assert last is not None
-    let_expire(job.broker, job.broker.job_keys(job.job_id), last.prompt_batch.batch_id)
-    again = alive.claim(600)
-    assert again is not None
-    assert (again.prompt_batch, again.attempt) == (last.prompt_batch, 2)
 
 
 def test_a_rewind_is_recorded_once_however_often_it_is_sent(job: Job) -> None:

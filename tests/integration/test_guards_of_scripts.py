@@ -10,18 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import connect
-from broker.fence import read_fence
 from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.leases import FailOutcome
-from broker.ledger import BatchRecord, Dead, Expected, Published, batch_record
+from broker.ledger import BatchRecord, Dead, Published, batch_record
 from broker.monitor import stream_report
-from broker.openings import NewBatch
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
 from contracts.errors import FencedOff, FenceViolation, NotFound
-from contracts.events import AuditRecord, StateChanged
+from contracts.events import StateChanged
 from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
 from contracts.versions import WeightShard
@@ -74,22 +72,6 @@ def test_a_prompt_whose_batch_is_published_is_never_claimed(job: Job) -> None:
     assert job.generator("g2").claim(10) is None
     assert ledger(job, "0/train/0") == published
     assert job.broker.redis.zcard(keys(job).slots[0].work) == 0
-
-
-def test_a_trainer_whose_epoch_is_over_commits_nothing_though_its_record_would_fit(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
-    job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    (arrived,), _ = job.trainer.claim_rollouts(0, max_batches=1)
-    trained = {arrived.batch.batch_id: arrived.digest}
-    job.announce(1)
-    job.broker.redis.hset(keys(job).fence, "epoch", 1 + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0))  # type: ignore[arg-type]
-    with pytest.raises(FencedOff):
-        job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
-    fence = read_fence(job.broker, keys(job))
-    assert (fence.committed, fence.iteration) == (-1, 0)
-    assert job.broker.redis.xlen(keys(job).audit) == 0
 
 
 def test_a_claim_of_rollouts_that_a_restart_has_forgotten_is_empty_and_no_error(job: Job) -> None:
@@ -160,59 +142,6 @@ def trained_iteration(job: Job) -> dict[str, str]:
     return {one.batch.batch_id: one.digest for one in arrived}
 
 
-@pytest.mark.parametrize(
-    ("of", "trained", "problem"),
-    [
-        (record(1, {}), {}, "wrong_iteration"),
-        (replace(record(0, {}), previous="f" * 64), {}, "broken_link"),
-        (record(0, {}), {"0/train/0": "f" * 64}, "divergent 0/train/0"),
-        (record(0, {}), {"0/train/9": "f" * 64}, "divergent 0/train/9"),
-    ],
-    ids=["another iteration", "after another record", "another copy", "a batch too many"],
-)
-def test_a_commit_that_the_ledger_or_the_chain_contradicts_changes_nothing(
-    job: Job, of: AuditRecord, trained: dict[str, str], problem: str
-) -> None:
-    batches = trained_iteration(job) | trained
-    with pytest.raises(FenceViolation, match=problem):
-        job.trainer.commit(of, batches, event=None, opening=None, made=None)
-    fence = job.trainer.fence()
-    assert (fence.committed, fence.iteration, fence.state) == (-1, 0, "open")
-    assert job.broker.redis.xlen(keys(job).audit) == 0
-
-
-def test_a_commit_without_one_of_the_batches_changes_nothing(job: Job) -> None:
-    batches = trained_iteration(job)
-    del batches["0/train/1"]
-    with pytest.raises(FenceViolation, match="missing 0/train/1"):
-        job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
-    assert job.trainer.fence().committed == -1
-
-
-def test_a_commit_opens_no_iteration_but_the_next_and_none_without_its_weights(job: Job) -> None:
-    batches = trained_iteration(job)
-    job.announce(2)
-    for opening, problem in ((job.opening(2), "out_of_order"), (job.opening(1), "no_manifest")):
-        with pytest.raises(FenceViolation, match=problem):
-            job.trainer.commit(record(0, batches), batches, event=None, opening=opening, made=(1, DIGEST))
-    with pytest.raises(FenceViolation, match="no_manifest"):
-        job.trainer.commit(record(0, batches), batches, event=None, opening=job.opening(1), made=None)
-    assert job.trainer.fence().committed == -1
-
-
-def test_an_iteration_opens_after_the_committed_one_and_never_over_an_open_one(job: Job) -> None:
-    job.announce(1)
-    with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(job.opening(1), {1: DIGEST})
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    other = "b" * 64
-    with pytest.raises(FenceViolation, match="divergent"):
-        job.trainer.publish_weights(replace(manifest(0), weights_digest=other), oldest_kept=0)
-    with pytest.raises(FenceViolation, match="out_of_order"):
-        job.trainer.open_iteration(job.opening(0), {0: other})
-    assert job.trainer.fence().weights_digest == manifest(0).weights_digest
-
-
 def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
@@ -221,32 +150,6 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
     job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", encode(published))
     assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
     assert ledger(job, "0/train/0") == published
-
-
-@pytest.mark.parametrize(
-    ("fence", "changes", "outcome"),
-    [
-        ({"iteration": 1, "committed": 0}, {}, PublishOutcome.STALE),
-        ({}, {"iteration": 1}, PublishOutcome.FUTURE),
-        ({"is_open": False, "committed": 0}, {}, PublishOutcome.CLOSED),
-        ({"oldest_version": 1, "newest_version": 1}, {}, PublishOutcome.STALE),
-        ({}, {"policy_version": 1}, PublishOutcome.FUTURE),
-        ({}, {"weights_digest": "b" * 64}, PublishOutcome.WRONG_WEIGHTS),
-        ({}, {"num_groups": 1}, PublishOutcome.INCOMPLETE),
-    ],
-    ids=lambda value: value.value if isinstance(value, PublishOutcome) else " ".join(value),
-)
-def test_a_publication_that_is_wrong_in_one_thing_alone_is_refused_for_it(
-    job: Job, fence: dict[str, Any], changes: dict[str, Any], outcome: PublishOutcome
-) -> None:
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
-    if fence:
-        change_fence(job.broker, keys(job), **fence)
-    assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1", **changes)) is outcome
-    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
-    assert isinstance(ledger(job, "0/train/0"), Expected)
 
 
 def test_a_publication_of_a_job_that_has_ended_is_refused_though_its_iteration_is_open(job: Job) -> None:
@@ -275,17 +178,6 @@ def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: 
     assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
 
 
-def test_a_publication_above_the_specs_size_is_refused(job: Job) -> None:
-    spec = job_spec(limits__max_batch_bytes=1024)
-    job.broker.redis.set(keys(job).spec, encode(spec))
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
-    large = answer_to(claim.prompt_batch, "g1", response_tokens=(200, 200))
-    assert job.generator().publish(claim, large) is PublishOutcome.OVERSIZE
-    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
-
-
 def test_a_commit_of_a_ledger_that_lost_a_batch_changes_nothing(job: Job) -> None:
     batches = trained_iteration(job)
     del batches["0/train/1"]
@@ -306,44 +198,6 @@ def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(j
     assert job.trainer.reconcile(0, job.batches(0, 3)) == 1
 
 
-def test_a_dispatch_by_a_trainer_that_is_over_or_of_another_iteration_changes_nothing(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/1")
-    before = job.broker.redis.hlen(keys(job).slots[0].prompts)
-    with pytest.raises(FenceViolation, match="not open at iteration 1"):
-        job.trainer.reconcile(1, job.batches(1))
-    change_fence(job.broker, keys(job), is_open=False)
-    with pytest.raises(FenceViolation, match="not open at iteration 0"):
-        job.trainer.reconcile(0, job.batches(0))
-    job.broker.redis.hset(keys(job).fence, "epoch", "1")
-    with pytest.raises(FencedOff):
-        job.trainer.reconcile(0, job.batches(0))
-    assert job.broker.redis.hlen(keys(job).slots[0].prompts) == before
-
-
-@pytest.mark.parametrize(
-    ("epoch_more", "iteration", "is_open", "answer"),
-    [
-        (1, 0, True, b"fenced"),
-        (0, 1, True, b"wrong_iteration"),
-        (0, 0, False, b"wrong_iteration"),
-        (0, 0, True, b"dispatched"),
-    ],
-)
-def test_the_script_that_dispatches_asks_the_fence_itself(
-    job: Job, epoch_more: int, iteration: int, is_open: bool, answer: bytes
-) -> None:
-    """The script before it in a trainer's call has asked the same, a moment ago."""
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    epoch = epoch_more + int(job.broker.redis.hget(keys(job).fence, "epoch") or 0)  # type: ignore[arg-type]
-    change_fence(job.broker, keys(job), is_open=is_open)
-    before = job.broker.redis.hlen(keys(job).slots[0].prompts)
-    told = {"epoch": epoch, "iteration": iteration, "batches": [NewBatch(id="0/train/9", shape="2x4")]}
-    said = job.broker.run("dispatch", b"prompts", job=job.job_id, **told)
-    assert said[0] == answer
-    assert job.broker.redis.hlen(keys(job).slots[0].prompts) == before + (answer == b"dispatched")
-
-
 @pytest.mark.parametrize(
     ("epoch_more", "iteration", "is_open", "answer"),
     [
@@ -362,14 +216,6 @@ def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
     change_fence(job.broker, keys(job), is_open=is_open)
     told = {"epoch": epoch, "iteration": iteration, "batch_ids": []}
     assert job.broker.run("reconcile", job=job.job_id, **told) == answer
-
-
-def test_a_trainer_whose_epoch_is_over_extends_nobodys_lease(job: Job) -> None:
-    job.broker.redis.hset(keys(job).fence, mapping={"epoch": "1", "lease_until": "5"})
-    for renew in (job.trainer.renew, job.trainer.release):
-        with pytest.raises(FencedOff):
-            renew()
-    assert job.broker.redis.hget(keys(job).fence, "lease_until") == b"5"
 
 
 def test_a_trainer_whose_epoch_is_over_rewinds_nothing_and_one_that_lives_leaves_no_gap(

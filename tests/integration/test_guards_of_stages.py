@@ -88,17 +88,6 @@ def test_an_item_of_what_is_over_is_settled_though_it_is_there(job: StagedJob, o
     assert job.stage().put([(item, job.made(item))]) == [PutOutcome.SETTLED]
 
 
-def test_an_item_that_is_put_needs_no_lease_and_one_of_another_claim_is_lost(job: StagedJob) -> None:
-    done, given_on, kept = job.stage().claim("judge", 3)
-    job.stage("s2").put([(done, job.made(done))])
-    job.expire(given_on)
-    (taken,) = job.stage("s2").claim("judge")
-    assert (taken.item, taken.attempt) == (given_on.item, 2)
-    renewal = job.stage().renew([done, given_on, kept])
-    assert (renewal.settled, renewal.lost) == ((done,), (given_on,))
-    assert job.stage("s2").renew([dataclasses.replace(taken, claim=kept.claim)]).lost != ()
-
-
 def test_no_worker_renews_or_gives_back_what_is_of_the_other_role(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, CHAIN)
     job.open(count=2)
@@ -117,15 +106,6 @@ def test_no_worker_renews_or_gives_back_what_is_of_the_other_role(redis_server: 
     with pytest.raises(OnbeatError, match=refused):
         job.brokers[STAGE].run("fail_rows", job=job.job_id, lease=of_prompt, stages=[], **told)
     assert generator.renew([claim]) == job.stage().renew([item]) == Renewal()
-
-
-def test_columns_name_each_of_their_inputs_and_no_other(job: StagedJob) -> None:
-    job.run_stage("judge")
-    (item,) = job.stage().claim("after")
-    for inputs in ((), item.input_digests[:-1], (*item.input_digests, "x"), (*item.input_digests[:-1], "x")):
-        wrong = dataclasses.replace(item, input_digests=inputs)
-        assert job.stage().put([(wrong, job.made(item))]) == [PutOutcome.NOT_READY]
-    assert job.stage().put([(item, job.made(item))]) == [PutOutcome.ACCEPTED]
 
 
 def test_an_item_that_was_never_handed_out_takes_no_columns(job: StagedJob) -> None:

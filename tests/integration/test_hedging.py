@@ -144,14 +144,6 @@ def test_a_batch_that_may_take_several_rounds_is_late_only_after_the_time_of_all
     assert recent_times(stack.broker, stack.keys)[0] // 1000 == 80, "of three rounds, each"
 
 
-def test_new_work_and_expired_leases_come_before_copies(stack: Straggling) -> None:
-    stack.held_for(10 * TYPICAL_S)
-    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
-    claim = stack.hedge()
-    assert claim is not None
-    assert (claim.hedged, claim.attempt) == (False, 2)
-
-
 @pytest.mark.parametrize("oldest", [0, 1])
 def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, oldest: int) -> None:
     assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
@@ -163,11 +155,6 @@ def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, o
         set_claim_times(stack.broker, stack.keys, f"1/train/{index}", claimed_ms=1 if index == oldest else 2)
     copies = [stack.hedge(), stack.hedge()]
     assert [copy and copy.prompt_batch.batch_id for copy in copies] == [f"1/train/{oldest}", f"1/train/{1 - oldest}"]
-
-
-def test_nobody_hedges_its_own_batch(stack: Straggling) -> None:
-    stack.held_for(10 * TYPICAL_S)
-    assert stack.hedge(stack.slow) is None
 
 
 def test_a_batch_is_hedged_by_one_generator_only(stack: Straggling) -> None:
@@ -209,19 +196,6 @@ def test_a_failed_hedge_takes_no_attempt_away_and_is_not_repeated_at_once(stack:
     assert (again.attempt, again.hedged) == (2, False)
 
 
-def test_what_was_given_back_is_claimed_and_not_copied(stack: Straggling) -> None:
-    stack.held_for(10 * TYPICAL_S)
-    assert stack.slow.fail(stack.held, "no reward") is FailOutcome.RETRIED
-    assert stack.broker.redis.zcard(stack.keys.slots[0].claims) == 0
-
-
-def test_a_batch_is_hedged_once_whatever_became_of_the_hedger(stack: Straggling) -> None:
-    copy = stack.hedged()
-    set_claim_times(stack.broker, stack.keys, STRAGGLER_BATCH, claimed_ms=1, hedged_ms=1)
-    assert stack.hedge(stack.job.generator("third")) is None
-    assert stack.quick.renew([copy]) == Renewal()
-
-
 def test_a_batch_that_lost_a_holder_is_not_copied(stack: Straggling) -> None:
     let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
     again = stack.job.generator("third").claim(LEASE_S)
@@ -229,19 +203,6 @@ def test_a_batch_that_lost_a_holder_is_not_copied(stack: Straggling) -> None:
     assert again.attempt == 2
     stack.held_for(10 * TYPICAL_S)
     assert stack.hedge() is None
-
-
-def test_the_copy_of_a_batch_whose_holder_died_is_accepted(stack: Straggling) -> None:
-    copy = stack.hedged()
-    let_expire(stack.broker, stack.keys, stack.held.prompt_batch.batch_id)
-    successor = stack.job.generator("third")
-    again = successor.claim(LEASE_S)
-    assert again is not None
-    assert (again.attempt, again.hedged) == (2, False)
-    assert stack.quick.renew([copy]) == Renewal(), "the hedge goes on beside the successor"
-    assert stack.publish("quick", copy) is PublishOutcome.ACCEPTED
-    assert stack.publish("third", again) is PublishOutcome.DUPLICATE
-    assert stack.counted() == (1, 1, {"duplicate": 1})
 
 
 def test_a_hedger_that_takes_the_lease_over_holds_it_like_anybody(stack: Straggling) -> None:
@@ -253,20 +214,6 @@ def test_a_hedger_that_takes_the_lease_over_holds_it_like_anybody(stack: Straggl
     assert stack.quick.fail(copy, "no reward") is FailOutcome.SETTLED, "the copy's failure is not the lease's"
     assert stack.publish("quick", taken) is PublishOutcome.ACCEPTED
     assert stack.counted() == (1, 0, {})
-
-
-def test_a_hedge_that_outlives_its_iteration_is_refused_and_does_no_harm(stack: Straggling) -> None:
-    copy = stack.hedged()
-    assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
-    trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(0, max_batches=8)[0]}
-    stack.job.announce(1)
-    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST))
-    assert stack.quick.renew([copy]) == Renewal(settled=(copy,))
-    assert stack.publish("quick", copy) is PublishOutcome.STALE
-    assert stack.quick.fail(copy, "no reward") is FailOutcome.SETTLED
-    fresh = stack.hedge()
-    assert fresh is not None
-    assert (fresh.prompt_batch.batch_id, fresh.hedged) == ("1/train/0", False)
 
 
 def test_an_idle_generator_waits_no_longer_than_until_the_batch_is_late(stack: Straggling) -> None:

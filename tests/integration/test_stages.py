@@ -8,7 +8,6 @@ from broker.leases import FailOutcome
 from broker.stage_side import PutOutcome
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import ContractViolation, NotFound
-from contracts.experience.columns import base_values
 from contracts.rollouts import batch_digest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
@@ -48,45 +47,6 @@ def test_a_batch_passes_its_stages_and_then_the_trainer_gets_it_with_its_columns
     assert chain.arrived() == [batch.batch_id]
     columns = chain.trainer.columns(batch)
     assert columns == dict.fromkeys(("rows", "groups", "whole", "after"), numbers(*range(NUM_ROWS)))
-
-
-def test_an_item_is_free_when_all_of_its_inputs_are_there_and_not_before(chain: StagedJob) -> None:
-    chain.publish()
-    side = chain.stage()
-    rows = side.claim("rows", NUM_ROWS)
-    assert [item.rows for item in rows] == [range(row, row + 1) for row in range(NUM_ROWS)]
-    of_first, of_second = rows[:GROUP_SIZE], rows[GROUP_SIZE:]
-    for item in of_first[:-1]:
-        side.put([(item, chain.made(item))])
-        assert side.claim("groups") == []
-    side.put([(of_first[-1], chain.made(of_first[-1]))])
-    (group,) = side.claim("groups", NUM_ROWS)
-    assert (group.item, group.rows) == (0, range(GROUP_SIZE))
-    assert group.inputs["rows"] == list(numbers(*range(GROUP_SIZE)))
-    assert group.inputs["reward"] == base_values(group.batch, ["reward"], group.rows)["reward"]
-    side.put([(item, chain.made(item)) for item in of_second])
-    side.put([(group, chain.made(group))])
-    assert side.claim("whole") == []
-    (group,) = side.claim("groups", NUM_ROWS)
-    side.put([(group, chain.made(group))])
-    (whole,) = side.claim("whole")
-    assert whole.inputs == {"groups": list(numbers(*range(NUM_ROWS))), "rows": list(numbers(*range(NUM_ROWS)))}
-    side.put([(whole, chain.made(whole))])
-    assert [item.inputs["whole"] for item in side.claim("after", 3)] == [[one] for one in numbers(0, 1, 2)]
-
-
-def test_the_first_put_counts_the_same_again_is_accepted_and_other_content_is_refused(judged: StagedJob) -> None:
-    judged.publish()
-    side, late = judged.stage("s1"), judged.stage("s2")
-    (item,) = side.claim("judge")
-    judged.expire(item)
-    (copy,) = late.claim("judge")
-    assert (copy.item, copy.attempt) == (item.item, 2)
-    assert side.put([(item, judged.made(item))]) == [PutOutcome.ACCEPTED]
-    assert late.put([(copy, judged.made(copy))]) == [PutOutcome.AGAIN]
-    assert late.put([(copy, judged.made(copy, add=1.0))]) == [PutOutcome.DIVERGENT]
-    judged.run_stage("judge")
-    assert judged.trainer.columns(copy.batch) == {"judge": numbers(*range(NUM_ROWS))}
 
 
 def test_an_item_that_fails_is_tried_again_and_past_its_attempts_the_batch_is_dead(redis_server: EmbeddedRedis) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,9 @@ from contracts.errors import ContractViolation, FenceViolation
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from onbeat.loop.chain import rewind_record
 from onbeat.loop.staged import staged_batch
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import manifest
-from tests.integration.fence_parts import weights_digest
-from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled
+from tests.integration.stage_parts import NUM_ROWS, StagedJob, external
 from tests.integration.test_broker_restart import Crash
 
 JUDGE = [external("judge", unit="batch")]
@@ -35,19 +32,6 @@ def judged(server: EmbeddedRedis, count: int = 1, **spec: object) -> StagedJob:
     job = StagedJob(server, JUDGE, **spec)
     job.open(count=count)
     return job
-
-
-def test_an_expired_lease_goes_to_another_worker_before_what_is_free(redis_server: EmbeddedRedis) -> None:
-    job = judged(redis_server, count=2)
-    job.publish_all(2)
-    (dead,) = job.stage("s1").claim("judge")
-    job.expire(dead)
-    (again,) = job.stage("s2").claim("judge")
-    assert (again.batch_id, again.attempt) == (dead.batch_id, 2)
-    renewal = job.stage("s1").renew([dead])
-    assert (renewal.lost, renewal.settled) == ((dead,), ())
-    assert job.stage("s1").put([(dead, job.made(dead))]) == [PutOutcome.ACCEPTED], "content decides, not the lease"
-    assert job.stage("s2").renew([again]).settled == (again,)
 
 
 def test_a_clock_that_steps_back_lengthens_no_lease(redis_server: EmbeddedRedis) -> None:
@@ -66,103 +50,6 @@ def end(job: StagedJob) -> None:
     job.jobs.move(job.job_id, JobState.CANCELLED)
 
 
-def end_and_resume(job: StagedJob) -> None:
-    end(job)
-    job.jobs.resume(job.job_id)
-
-
-def end_and_remove(job: StagedJob) -> None:
-    job.trainer.release()
-    end(job)
-    job.jobs.remove(job.job_id)
-
-
-def rewind(job: StagedJob) -> None:
-    record = rewind_record("", manifest(0, weights_digest(0, 0)), trainer_epoch=job.trainer.trainer_epoch)
-    job.trainer.rewind(record)
-
-
-def commit(job: StagedJob) -> None:
-    (arrived,), _ = job.trainer.claim_rollouts(0, max_batches=9)
-    trained = {"0/train/0": arrived.digest}
-    job.trainer.commit(job.record(trained), trained, event=None, opening=None, made=None)
-
-
-@pytest.mark.parametrize("over", [end, end_and_resume, end_and_remove, rewind])
-def test_what_ends_an_iteration_leaves_nothing_of_its_stages_and_settles_what_comes_late(
-    over: Callable[[StagedJob], None], redis_server: EmbeddedRedis
-) -> None:
-    job = StagedJob(redis_server, TWO)
-    job.open()
-    job.publish()
-    side = job.stage()
-    done, held = side.claim("judge", 2)
-    side.put([(done, job.made(done))])
-    over(job)
-    assert job.left_behind() == set()
-    assert side.renew([held]).settled == (held,)
-    assert side.put([(held, job.made(held))]) == [PutOutcome.SETTLED]
-    assert side.claim("judge") == []
-    assert job.left_behind() == set()
-
-
-def test_columns_of_a_batch_that_was_sampled_anew_are_not_taken_for_it(redis_server: EmbeddedRedis) -> None:
-    job = judged(redis_server)
-    job.publish()
-    (late,) = job.stage("s1").claim("judge")
-    rewind(job)
-    job.open()
-    side, claim, _ = job.sample()
-    other = sampled(claim.prompt_batch, "g1", seed=1)
-    assert side.publish(claim, other) is PublishOutcome.ACCEPTED
-    assert job.stage("s1").put([(late, job.made(late))]) == [PutOutcome.SETTLED]
-    (item,) = job.stage("s1").claim("judge")
-    assert batch_digest(item.batch) == batch_digest(other), "a batch that is kept is known by its digest"
-    job.stage("s1").put([(item, job.made(item, add=0.5))])
-    with pytest.raises(FenceViolation, match="not what the ledger records"):
-        job.trainer.columns(late.batch)
-    assert job.trainer.columns(other)["judge"] == tuple(job.made(item, add=0.5)["judge"])
-
-
-def test_columns_that_were_made_of_inputs_that_are_gone_are_not_taken(redis_server: EmbeddedRedis) -> None:
-    """As after a restart that lost the inputs, where a stage then made others of the same rows."""
-    job = StagedJob(redis_server, TWO)
-    job.open()
-    job.publish()
-    columns, work = job.keys.slots[0].columns, job.keys.slots[0].work
-    before = {key: job.operator.redis.dump(key) for key in (columns, work, job.keys.slots[0].ledger)}
-    job.run_stage("judge")
-    (late,) = job.stage("s1").claim("after")
-    for key, value in before.items():
-        job.operator.redis.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
-    side = job.stage("s2")
-    assert side.put([(late, job.made(late))]) == [PutOutcome.NOT_READY]
-    side.put([(item, job.made(item, add=0.25)) for item in side.claim("judge", NUM_ROWS)])
-    assert side.put([(late, job.made(late))]) == [PutOutcome.NOT_READY]
-    job.run_stage("after")
-    assert job.arrived() == ["0/train/0"]
-
-
-def test_the_oldest_iteration_of_a_lag_window_comes_first_and_each_has_columns_of_its_own(
-    redis_server: EmbeddedRedis,
-) -> None:
-    lagging = {"schedule": "delayed", "max_policy_lag": 1, "algorithm__correction": "none"}
-    job = StagedJob(redis_server, JUDGE, **lagging)
-    job.open(0)
-    job.open(1)
-    for _ in range(2):
-        job.publish()
-    side = job.stage()
-    first, second = side.claim("judge", NUM_ROWS), side.claim("judge", NUM_ROWS)
-    assert [item.iteration for item in first + second] == [0, 1]
-    side.put([(item, job.made(item)) for item in second])
-    assert (job.arrived(0), job.arrived(1)) == ([], ["1/train/0"])
-    side.put([(item, job.made(item)) for item in first])
-    commit(job)
-    assert job.trainer.columns(second[0].batch)["judge"] == tuple(job.made(second[0])["judge"])
-    assert job.left_behind() == {job.keys.slots[1].columns, "waiting:1"}
-
-
 def test_a_full_table_pushes_back_until_stages_have_caught_up_and_one_batch_always_goes(
     redis_server: EmbeddedRedis,
 ) -> None:
@@ -176,15 +63,6 @@ def test_a_full_table_pushes_back_until_stages_have_caught_up_and_one_batch_alwa
     job.run_stage("judge")
     assert side.publish(claim, batch) is PublishOutcome.ACCEPTED
     assert side.publish(claim, batch) is PublishOutcome.ACCEPTED, "its answer was lost"
-
-
-def test_an_evaluation_passes_no_stage(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, JUDGE)
-    job.open(count=0)
-    job.trainer.dispatch(0, job.prompts(0, purpose="evaluation"))
-    job.publish()
-    assert job.arrived() == ["0/evaluation/0"]
-    assert job.left_behind() == set()
 
 
 def test_a_batch_without_the_texts_that_stages_read_is_refused_where_it_is_published(

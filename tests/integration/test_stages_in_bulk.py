@@ -20,7 +20,7 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import manifest
 from tests.integration.fence_parts import weights_digest
-from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external, sampled
+from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled
 
 JUDGE = [external("judge")]
 LARGE = 3 * 2**17
@@ -145,51 +145,6 @@ def test_a_worker_keeps_no_more_bytes_than_it_may_and_always_the_newest_batch(
         publish_large(job, text)
     ids = [f"0/train/{number}" for number in range(3)]
     assert kept(job.stage(), job)[-1] == ids[3 - num_kept :]
-
-
-def test_items_of_several_batches_and_stages_are_put_at_once_each_with_its_outcome(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [*JUDGE, external("other"), external("after", ["judge", "other"])])
-    job.open(count=2)
-    job.publish_all(2)
-    side = job.stage()
-    judged, others = side.claim("judge", 2 * NUM_ROWS), side.claim("other", 2 * NUM_ROWS)
-    mixed = [one for pair in zip(judged, others, strict=True) for one in pair]
-    twice = [*mixed, mixed[0]]
-    outcomes = side.put([*((item, job.made(item)) for item in twice), (mixed[1], job.made(mixed[1], add=0.5))])
-    assert outcomes == [*[PutOutcome.ACCEPTED] * len(mixed), PutOutcome.AGAIN, PutOutcome.DIVERGENT]
-    assert job.arrived() == []
-    assert job.run_stage("after") == [PutOutcome.ACCEPTED] * 2 * NUM_ROWS
-    assert sorted(job.arrived()) == ["0/train/0", "0/train/1"]
-
-
-def test_a_claim_takes_whole_items_and_no_more_rows_than_it_asks_for(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", unit="group")])
-    job.open()
-    job.publish()
-    side = job.stage()
-    assert [item.rows for item in side.claim("judge", GROUP_SIZE + 1)] == [range(GROUP_SIZE)]
-    assert [item.rows for item in side.claim("judge", 1)] == [range(GROUP_SIZE, NUM_ROWS)]
-
-
-def test_an_item_that_comes_twice_in_one_put_counts_once(job: StagedJob) -> None:
-    batch = job.publish()
-    side = job.stage()
-    first, *rest = side.claim("judge", NUM_ROWS)
-    outcomes = side.put([(first, job.made(first)), (first, job.made(first)), (first, job.made(first, add=0.5))])
-    assert outcomes == [PutOutcome.ACCEPTED, PutOutcome.AGAIN, PutOutcome.DIVERGENT]
-    assert job.arrived() == []
-    side.put([(item, job.made(item)) for item in rest])
-    assert job.arrived() == [batch.batch_id]
-    assert job.operator.redis.hget(job.keys.counters, "stage_rows:1") == str(NUM_ROWS).encode()
-
-
-def test_a_repeat_of_the_put_that_completed_a_batch_sends_it_no_second_time(job: StagedJob) -> None:
-    batch = job.publish()
-    made = [(item, job.made(item)) for item in job.stage().claim("judge", NUM_ROWS)]
-    assert job.stage().put(made) == [PutOutcome.ACCEPTED] * NUM_ROWS
-    assert job.stage().put(made) == [PutOutcome.AGAIN] * NUM_ROWS
-    assert job.arrived() == [batch.batch_id]
-    assert job.operator.redis.xlen(job.keys.slots[0].rollouts) == 1
 
 
 def test_leases_that_ended_are_counted_and_buried_together_and_the_rest_goes_out(redis_server: EmbeddedRedis) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from broker.connection.client import Broker
 from broker.generator_side import PublishOutcome
@@ -26,17 +25,6 @@ def bounded(broker: Broker, lag: int) -> LaggingJob:
     return job
 
 
-def test_an_expired_batch_of_the_oldest_iteration_comes_before_a_later_one(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    lost = job.claim("dead")
-    job.claim("g1")
-    assert job.claim("g1").prompt_batch.batch_id == "1/train/0"
-    job.let_expire(lost)
-    again = job.claim("g1")
-    assert (again.prompt_batch.batch_id, again.attempt) == ("0/train/0", 2)
-    assert job.claim("g1").prompt_batch.batch_id == "1/train/1"
-
-
 @pytest.mark.parametrize(
     ("oldest", "newest", "problem"),
     [(1, 1, "no_manifest"), (0, 2, "out_of_order"), (1, 0, "out_of_order"), (-1, 0, "out_of_order")],
@@ -54,18 +42,6 @@ def test_an_iteration_opens_with_no_versions_but_those_that_its_lag_allows(
             {},
         )
     assert job.open_iterations == [0]
-
-
-def test_a_publication_after_the_last_commit_is_closed(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    held = job.claim("late")
-    job.let_expire(held)
-    job.sample(count=2 * NUM_TRAIN)
-    late_of_0, late_of_1 = held, replace(held, prompt_batch=job.batches(1)[0])
-    job.commit(0, opens=False)
-    job.commit(1, opens=False)
-    assert job.publish(late_of_0, "late") is PublishOutcome.STALE
-    assert job.publish(late_of_1, "late") is PublishOutcome.CLOSED
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 
 from broker.connection.client import Broker, connect
-from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.leases import FailOutcome
-from broker.monitor import job_status
 from contracts.encoding.wire import encode
-from contracts.errors import FencedOff, FenceViolation
-from contracts.jobs import JobState
+from contracts.errors import FenceViolation
 from contracts.settings import StackSettings
 from tests.integration.fence_parts import StutteringBroker
-from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
+from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, lagging_spec
 
 
 @pytest.fixture
@@ -110,39 +107,6 @@ def test_a_batch_of_a_later_iteration_that_kills_its_generators_is_buried(broker
 # Lost writes
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_a_trainer_whose_commit_was_lost_takes_away_no_version_that_the_window_needs(broker: Broker, lag: int) -> None:
-    job = begun(broker, lag, num_done=1)
-    disk = job.dump()
-    job.sample()
-    job.commit(1)
-    job.restore(disk)
-    # It has not noticed, and goes on: its step of iteration 2 announces version 3.
-    job.announce(3, oldest_kept=2 - lag)
-    claim = job.claim()
-    assert (claim.prompt_batch.iteration, claim.manifest.policy_version) == (1, 1 - lag)
-
-
-def test_a_restart_that_lost_an_opening_of_the_window_is_noticed_by_its_trainer(broker: Broker) -> None:
-    job = LaggingJob(broker, lagging_spec(1))
-    job.announce(0)
-    job.trainer.open_iteration(job.opening(0), {0: digest(0)})
-    disk = job.dump()
-    job.trainer.open_iteration(job.opening(1), {0: digest(0)})
-    job.restore(disk)
-    job.sample()
-    for call in (
-        lambda: job.trainer.reconcile(1, job.batches(1)),
-        lambda: job.trainer.claim_rollouts(1, max_batches=1),
-        lambda: job.trainer.dispatch(1, job.batches(1)),
-    ):
-        with pytest.raises(FenceViolation, match="not open at iteration 1"):
-            call()
-    assert job.trainer.open_iteration(job.opening(1), {0: digest(0)})
-    job.commit(0)
-    assert job.open_iterations == [1, 2]
-
-
 # Rewind, end, resume, removal
 
 
@@ -156,30 +120,6 @@ def assert_nothing_is_in_work(job: LaggingJob) -> None:
     assert job.broker.redis.exists(*(key for slot in job.keys.slots for key in (slot.ledger, slot.claims))) == 0
     assert (job.fence.window, job.fence.versions) == ((), {})
     assert job.generator("late").claim(LEASE_S) is None
-
-
-@pytest.mark.parametrize("end", [JobState.FAILED, JobState.CANCELLED])
-def test_the_end_of_a_job_in_the_middle_of_its_window_leaves_nothing_in_work(broker: Broker, end: JobState) -> None:
-    job = begun(broker, lag=2, num_done=2)
-    held = job.claim()
-    job.sample(count=3)
-    jobs = JobStore(broker)
-    if end is JobState.CANCELLED:
-        jobs.move(job.job_id, JobState.CANCELLING)
-    jobs.move(job.job_id, end)
-    assert_nothing_is_in_work(job)
-    assert job.publish(held) is PublishOutcome.ENDED
-    with pytest.raises(FencedOff):
-        job.trainer.reconcile(2, job.batches(2))
-    status = job_status(broker, job.job_id)
-    assert (status.policy_version, status.weights_digest) == (2, digest(2))
-    jobs.resume(job.job_id)
-    jobs.move(job.job_id, JobState.RUNNING)
-    job.trainer = job.new_trainer("t2")
-    job.start(version=2)
-    assert job.open_iterations == [2, 3, 4]
-    job.sample()
-    job.commit(2)
 
 
 def test_a_resume_clears_what_an_end_has_left(broker: Broker) -> None:
