@@ -79,15 +79,3 @@ class AnswerLosingBroker(Broker):
             self.lost = answer
             raise BrokerUnavailable("the answer was lost")
         return answer
-
-
-class StutteringBroker(Broker):
-    """Loses answers on demand: the command runs, its answer is lost, and the client tries again."""
-
-    loses_next_answer = False
-
-    def run(self, function: str, *payloads: str | int | bytes, **told: Any) -> list[Any]:
-        if self.loses_next_answer:
-            self.loses_next_answer = False
-            super().run(function, *payloads, **told)
-        return super().run(function, *payloads, **told)

@@ -20,7 +20,6 @@ from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
-from tests.every_key import fence_keys
 from tests.integration.fence_parts import let_expire
 
 LEASE_S = 600.0
@@ -213,17 +212,3 @@ class LaggingJob:
     def let_expire(self, claim: Claim) -> None:
         batch = claim.prompt_batch
         let_expire(self.broker, self.keys, batch.batch_id, iteration=batch.iteration)
-
-    # What a server loses
-
-    def dump(self) -> dict[str, bytes]:
-        rows = {key: self.broker.redis.dump(key) for key in fence_keys(self.keys)}
-        return {key: value for key, value in rows.items() if value}  # type: ignore[misc]
-
-    def restore(self, rows: dict[str, bytes]) -> None:
-        with self.broker.redis.pipeline(transaction=True) as pipe:
-            for key in fence_keys(self.keys):
-                pipe.delete(key)
-                if key in rows:
-                    pipe.restore(key, 0, rows[key])
-            pipe.execute()

@@ -56,7 +56,6 @@ FENCE = (
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",
     "tests/integration/test_window.py",
-    "tests/integration/test_window_faults.py",
     *STAGES,
 )
 REMOVAL = (
@@ -163,6 +162,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/scripts/restore_chain.lua": ("tests/integration/test_older_redis.py",),
     "broker/leases.py": ("tests/integration/test_fence.py", *STAGES),
     "broker/stage_side.py": STAGES,
+    "broker/generator_side.py": FENCE,
+    "broker/trainer_side.py": (
+        *FENCE,
+        "tests/integration/test_older_redis.py",
+        "tests/integration/test_broker_restart.py",
+    ),
+    "broker/hosts_side.py": ("tests/integration/test_hosts.py", *HOSTS),
     "onbeat_extras/looking/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
     "consumer/supervisor/sweeper.py": ("tests/unit/consumer/supervisor/test_sweeper.py", *REMOVAL),
