@@ -192,5 +192,12 @@ def test_a_trainer_that_never_acquired_is_fenced_off(settings: StackSettings) ->
     broker = connect(settings)
     job_id, _ = JobStore(broker).create(job_spec())
     job = Job(broker, job_id, TrainerSide(broker, job_id, owner="t1", lease_s=600))
+    for call in (lambda: job.announce(0), job.trainer.fence, lambda: job.trainer.trainer_epoch):
+        with pytest.raises(FencedOff):
+            call()
+    job.trainer.acquire()
+    job.trainer.release()
+    assert job.trainer.fence().trainer_epoch == job.trainer.trainer_epoch
+    TrainerSide(broker, job_id, owner="t2", lease_s=600).acquire()
     with pytest.raises(FencedOff):
-        job.announce(0)
+        job.trainer.fence()

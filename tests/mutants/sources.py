@@ -164,6 +164,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/stage_side.py": STAGES,
     "broker/generator_side.py": FENCE,
     "broker/trainer_side.py": (
+        *HOSTS,
         *FENCE,
         "tests/integration/test_older_redis.py",
         "tests/integration/test_broker_restart.py",
