@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import connect
-from broker.generator_side import PublishOutcome
+from broker.generator_side import Claim, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.leases import FailOutcome
@@ -47,6 +47,14 @@ def ledger(job: Job, batch_id: str) -> BatchRecord:
     return batch_record(held)
 
 
+def publish(job: Job) -> Claim:
+    """The next batch, answered."""
+    claim = job.generator().claim(10)
+    assert claim is not None
+    assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
+    return claim
+
+
 def test_nothing_is_claimed_of_an_iteration_that_is_closed_though_a_prompt_is_left(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     change_fence(job.broker, keys(job), is_open=False)
@@ -61,10 +69,7 @@ def test_nothing_is_claimed_of_a_job_that_has_ended_though_its_iteration_is_open
 
 def test_a_prompt_whose_batch_is_published_is_never_claimed(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
-    generator = job.generator()
-    claim = generator.claim(10)
-    assert claim is not None
-    generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+    claim = publish(job)
     published = ledger(job, "0/train/0")
     assert isinstance(published, Published)
     job.broker.redis.hset(keys(job).slots[0].prompts, "0/train/0", encode(claim.prompt_batch))
@@ -80,28 +85,10 @@ def test_a_claim_of_rollouts_that_a_restart_has_forgotten_is_empty_and_no_error(
     assert job.trainer.claim_rollouts(0, max_batches=8) == ([], 0)
 
 
-def test_a_claim_of_rollouts_answers_no_more_than_it_was_asked(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=3), {0: DIGEST})
-    generator = job.generator()
-    for _ in range(3):
-        claim = generator.claim(10)
-        assert claim is not None
-        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    claimed = [job.trainer.claim_rollouts(0, max_batches=1)[0] for _ in range(3)]
-    assert [[one.batch.batch_id for one in arrived] for arrived in claimed] == [
-        ["0/train/0"],
-        ["0/train/1"],
-        ["0/train/2"],
-    ]
-
-
 def test_a_successor_is_given_no_more_than_it_asked_of_what_is_claimed_and_what_is_new(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=3), {0: DIGEST})
-    generator = job.generator()
     for _ in range(3):
-        claim = generator.claim(10)
-        assert claim is not None
-        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
+        publish(job)
     job.trainer.claim_rollouts(0, max_batches=1)
     job.broker.redis.hset(keys(job).fence, "lease_until", 0)
     successor = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
@@ -112,13 +99,10 @@ def test_a_successor_is_given_no_more_than_it_asked_of_what_is_claimed_and_what_
 
 def test_what_a_restart_forgot_was_given_reaches_a_successor_though_the_next_was_read_ahead(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=2), {0: DIGEST})
-    generator, rollouts = job.generator(), keys(job).slots[0].rollouts
-    for at in range(2):
-        claim = generator.claim(10)
-        assert claim is not None
-        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-        if at == 0:
-            job.trainer.claim_rollouts(0, max_batches=1)
+    rollouts = keys(job).slots[0].rollouts
+    publish(job)
+    job.trainer.claim_rollouts(0, max_batches=1)
+    publish(job)
     job.broker.redis.xgroup_destroy(rollouts, "trainers")
     job.broker.redis.xgroup_create(rollouts, "trainers", "0")
     job.trainer.wait_for_rollouts(0, 10.0)
@@ -130,18 +114,6 @@ def test_what_a_restart_forgot_was_given_reaches_a_successor_though_the_next_was
     assert [one.batch.batch_id for one in arrived] == ["0/train/0", "0/train/1"]
 
 
-def trained_iteration(job: Job) -> dict[str, str]:
-    """Iteration 0 is open, and its batches are published and claimed: batch id → digest."""
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    generator = job.generator()
-    for _ in range(2):
-        claim = generator.claim(10)
-        assert claim is not None
-        generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
-    arrived, _ = job.trainer.claim_rollouts(0, max_batches=8)
-    return {one.batch.batch_id: one.digest for one in arrived}
-
-
 def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
@@ -150,15 +122,6 @@ def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Jo
     job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", encode(published))
     assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
     assert ledger(job, "0/train/0") == published
-
-
-def test_a_publication_of_a_job_that_has_ended_is_refused_though_its_iteration_is_open(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
-    job.broker.redis.hset(keys(job).job, "state", "failed")
-    assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ENDED
-    assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
 
 
 def test_there_is_nothing_to_claim_where_a_restart_has_forgotten_the_prompts(job: Job) -> None:
@@ -176,26 +139,6 @@ def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: 
         job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", entry)
     assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.UNEXPECTED
     assert job.broker.redis.xlen(keys(job).slots[0].rollouts) == 0
-
-
-def test_a_commit_of_a_ledger_that_lost_a_batch_changes_nothing(job: Job) -> None:
-    batches = trained_iteration(job)
-    del batches["0/train/1"]
-    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/1")
-    with pytest.raises(FenceViolation, match="missing"):
-        job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
-    assert job.trainer.fence().committed == -1
-
-
-def test_what_is_published_or_dead_is_not_dispatched_again_and_what_is_gone_is(job: Job) -> None:
-    job.trainer.open_iteration(job.opening(0, count=3), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
-    job.generator().publish(claim, answer_to(claim.prompt_batch, "g1"))
-    job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/1", encode(Dead(reason="no reason")))
-    assert job.trainer.reconcile(0, job.batches(0, 3)) == 0
-    job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/2")
-    assert job.trainer.reconcile(0, job.batches(0, 3)) == 1
 
 
 @pytest.mark.parametrize(
