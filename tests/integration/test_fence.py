@@ -15,7 +15,7 @@ from broker.job_store import JobStore
 from broker.leases import FailOutcome
 from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
-from contracts.errors import FencedOff
+from contracts.errors import ContractViolation, FencedOff
 from contracts.events import AuditRecord, Rewound
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch
@@ -119,12 +119,16 @@ def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> 
         claim = generator.claim(10)
         assert claim is not None
         assert claim.manifest == manifest(0)
+        another = answer_to(claim.prompt_batch, "g1", batch_id="0/train/9")
+        with pytest.raises(ContractViolation, match=f"claimed {claim.prompt_batch.batch_id}, got 0/train/9"):
+            generator.publish(claim, another)
         assert generator.publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
     assert generator.claim(10) is None
     arrived, dead = job.trainer.claim_rollouts(0, max_batches=8)
     trained = {one.batch.batch_id: one.digest for one in arrived}
     assert sorted(trained) == ["0/train/0", "0/train/1"]
     assert dead == 0
+    assert job.trainer.columns(arrived[0].batch) == {}, "it has no stages"
     job.announce(1)
     job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     fence = job.trainer.fence()
