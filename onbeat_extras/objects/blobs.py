@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import IO, Literal
 
 from blake3 import blake3
 
@@ -31,8 +31,8 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
 from onbeat.process.folders import sync
 from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
-from onbeat_extras.objects.cache import HostCache, open_cache
-from onbeat_extras.objects.hosts import CacheHosts
+from onbeat_extras.objects.cache import HostCache, open_cache, private
+from onbeat_extras.objects.hosts import CacheHost, CacheHosts
 
 Area = Literal["run", "weights"]
 DIGEST = "[0-9a-f]{64}"
@@ -42,14 +42,6 @@ MOST_READS = 3
 """Reads of bytes that come as others each time; those that come twice alike are stored so."""
 
 log = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """A layer that is no folder of this host."""
-
-    def stream(self, key: str, take: Callable[[memoryview], None], *, most_bytes: int) -> int:
-        """As `Bucket.stream`."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -74,8 +66,16 @@ class Blobs:
     job_id: str
     area: Area
     deadline_s: float
-    hosts: CacheHosts | None = None
+    hosts: CacheHosts
     counts: BlobCounts = field(default_factory=BlobCounts)
+
+    def check_writable(self) -> None:
+        """Raises InvalidInput that names ONBEAT_OBJECTS for no such bucket, or one that this process may not write."""
+        try:
+            self.bucket.now(self._folder)
+        except NotFound as error:
+            problem = f"`{self.bucket.url[:200]}` names a bucket that isn't there"
+            raise InvalidInput(problem, field=SETTING, cure="make it, or name another") from error
 
     def put(self, data: bytes | memoryview, *, again: bool = False) -> str:
         """Stores bytes, and answers their digest. What the store has already isn't sent.
@@ -114,36 +114,14 @@ class Blobs:
 
     def get(self, digest: str, *, num_bytes: int) -> bytes:
         """Reads bytes; they are those of the digest, from whichever layer they come."""
-        data = bytearray()
-
-        def begin() -> Callable[[memoryview], object]:
-            data.clear()
-            return data.extend
-
-        self._read(digest, num_bytes, begin, lambda cache: cache.put(digest, memoryview(data)))
-        return bytes(data)
+        file = BytesIO()
+        self._read(digest, num_bytes, file, lambda cache: cache.put(digest, file.getbuffer()))
+        return file.getvalue()
 
     def fetch(self, digest: str, path: Path, *, num_bytes: int) -> None:
         """Reads bytes into a file, which is there whole and durable, or not at all. Raises OSError."""
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-        try:
-            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-
-                def begin() -> Callable[[memoryview], object]:
-                    file.seek(0)
-                    file.truncate()
-                    return file.write
-
-                def keep(cache: HostCache) -> None:
-                    file.flush()
-                    cache.put_file(digest, part)
-
-                self._read(digest, num_bytes, begin, keep)
-            sync(part)
-            part.rename(path)
-            sync(path.parent)
-        finally:
-            part.unlink(missing_ok=True)
+        with written_whole(path) as file:
+            self._read(digest, num_bytes, file, lambda cache: cache.put_file(digest, file))
 
     def has(self, digests: Collection[str]) -> set[str]:
         """Those of them that the store has."""
@@ -162,8 +140,7 @@ class Blobs:
 
     def drop_all(self) -> None:
         """Deletes the whole area, and with that of a run the pointers into it."""
-        folders = [self._folder, self._pointers] if self.area == "run" else [self._folder]
-        self.bucket.delete([one.key for folder in folders for one in self.bucket.objects(folder)])
+        self.bucket.delete_below(self._folder, *([self._pointers] if self.area == "run" else []))
 
     def put_pointer(self, name: str, data: bytes) -> bool:
         """Gives a name to bytes once; False where it is given already, whatever to."""
@@ -201,31 +178,25 @@ class Blobs:
         # The clocks of store and host may differ by some minutes.
         return there == num_bytes and time.time() - written_at.timestamp() < REFRESHED_S
 
-    def _read(
-        self,
-        digest: str,
-        num_bytes: int,
-        begin: Callable[[], Callable[[memoryview], object]],
-        keep: Callable[[HostCache], None],
-    ) -> None:
-        """begin: takes all anew. keep: gives the cache what came from another layer."""
+    def _read(self, digest: str, num_bytes: int, file: IO[bytes], keep: Callable[[HostCache], None]) -> None:
+        """keep: gives the cache what came into the file from another layer."""
         check_name(digest, DIGEST)
         if self.cache is None:
-            self._verified(digest, num_bytes, begin)
-        elif not self.cache.read(digest, begin()):
+            self._verified(digest, num_bytes, file)
+        elif not self.cache.read(digest, _emptied(file)):
             with self.cache.turn(digest, wait_s=self.deadline_s):
-                if not self.cache.read(digest, begin()):
-                    self._verified(digest, num_bytes, begin)
+                if not self.cache.read(digest, _emptied(file)):
+                    self._verified(digest, num_bytes, file)
                     keep(self.cache)
 
-    def _verified(self, digest: str, num_bytes: int, begin: Callable[[], Callable[[memoryview], object]]) -> None:
+    def _verified(self, digest: str, num_bytes: int, file: IO[bytes]) -> None:
         """Reads until the bytes are those of the digest, from other hosts, then from the store. What comes wrong
         from there twice alike is stored so, and is deleted; what differs was spoilt on its way. What is more than was
         asked for stays: the caller may be wrong, and who puts it again sees that its size is another."""
 
-        def came(source: Source) -> str:
+        def came(source: Bucket | CacheHost) -> str:
             """The digest of what came, "" for more."""
-            hasher, take = blake3(), begin()
+            hasher, take = blake3(), _emptied(file)
 
             def take_hashed(piece: memoryview) -> None:
                 hasher.update(piece)
@@ -234,7 +205,7 @@ class Blobs:
             num_came = source.stream(self._key(digest), take_hashed, most_bytes=num_bytes)
             return hasher.hexdigest() if num_came <= num_bytes else ""
 
-        for host in self.hosts or ():
+        for host in self.hosts:
             with contextlib.suppress(NotFound):
                 if came(host) == digest:
                     self.counts.num_from_hosts += 1
@@ -272,38 +243,39 @@ def open_blobs(
     deadline_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Blobs:
-    """Opens an area of a job to write it.
+    """Opens an area of a job; asks nothing of the store.
 
     deadline_s: the longest that each call goes on without a byte from the store. sleep: pauses meanwhile; it may raise.
-    Raises InvalidInput that names
-    ONBEAT_OBJECTS for no URL of a store, no such bucket, or one that this process may not write, and ObjectsUnavailable
-    for one that is away.
+    Raises InvalidInput that names the setting for no URL of a store, and a cache or hosts that can't be used.
     """
-    blobs = reading(settings, job_id, area, deadline_s=deadline_s, sleep=sleep)
+    return Blobs(
+        bucket=Bucket(settings.objects, deadline_s=deadline_s, sleep=sleep),
+        cache=open_cache(settings.cache, cache_mb=settings.cache_mb) if settings.cache else None,
+        hosts=CacheHosts(settings),
+        job_id=check_job_id(job_id),
+        area=area,
+        deadline_s=deadline_s,
+    )
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A private file that is there durably with all that is written inside, or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
-        blobs.bucket.now(f"{job_id}/{area}")
-    except NotFound as error:
-        raise InvalidInput(
-            f"`{settings.objects[:200]}` names a bucket that isn't there",
-            field=SETTING,
-            cure="make it, or name another",
-        ) from error
-    return blobs
+        with open(part, "xb", opener=private) as file:
+            yield file
+        sync(part)
+        part.rename(path)
+        sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def reading(
-    settings: StackSettings,
-    job_id: str,
-    area: Area,
-    *,
-    deadline_s: float,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Blobs:
-    """Opens an area of a job to read it; asks nothing of the store. Raises InvalidInput for no URL of a store."""
-    cache = open_cache(settings.cache, cache_mb=settings.cache_mb) if settings.cache else None
-    bucket = Bucket(settings.objects, deadline_s=deadline_s, sleep=sleep)
-    hosts = CacheHosts(settings) if settings.cache_hosts else None
-    return Blobs(bucket=bucket, cache=cache, hosts=hosts, job_id=check_job_id(job_id), area=area, deadline_s=deadline_s)
+def _emptied(file: IO[bytes]) -> Callable[[memoryview], object]:
+    file.seek(0)
+    file.truncate()
+    return file.write
 
 
 def digest_of(path: Path) -> str:

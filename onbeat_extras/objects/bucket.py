@@ -75,6 +75,7 @@ class Bucket:
 
         Raises InvalidInput for what is no URL of a store, and where obstore isn't installed.
         """
+        self.url = url
         self._deadline_s = deadline_s
         self._sleep = sleep
         self._store = open_store(url, still_s=min(STILL_S, deadline_s / 2))
@@ -89,8 +90,6 @@ class Bucket:
 
     def put_parts(self, key: str, parts: Callable[[int], Iterator[bytes | memoryview]], *, num_bytes: int) -> None:
         """Writes an object of several pieces, whole or not at all. parts: the bytes of each → all of them, anew."""
-        import obstore
-
         part_bytes = max(PART_BYTES, -(-num_bytes // MOST_PARTS))
         furthest = 0
 
@@ -107,20 +106,14 @@ class Bucket:
 
             is_whole = num_bytes <= part_bytes
             data: Any = b"".join(sent()) if is_whole else sent()
-            obstore.put(
-                self._store,
-                key,
-                data,
-                use_multipart=not is_whole,
-                chunk_size=part_bytes,
-                max_concurrency=PARTS_AT_ONCE,
+            self._store.put(
+                key, data, use_multipart=not is_whole, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE
             )
 
         self._ask(f"take {num_bytes} bytes", key, put)
 
     def create(self, key: str, data: bytes) -> bool:
         """Writes an object where there is none; False where there is one, which stays."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         is_again = False
@@ -128,10 +121,10 @@ class Bucket:
         def put(waiting: Waiting) -> bool:
             nonlocal is_again
             try:
-                obstore.put(self._store, key, data, mode="create")
+                self._store.put(key, data, mode="create")
             except AlreadyExistsError:
                 # The store may have taken the name, and only its answer was lost.
-                return is_again and bytes(obstore.get(self._store, key).bytes()) == data
+                return is_again and bytes(self._store.get(key).bytes()) == data
             finally:
                 is_again = True
             self.traffic.num_sent_bytes += len(data)
@@ -144,15 +137,13 @@ class Bucket:
 
         A stream that breaks off goes on where it was. Raises NotFound.
         """
-        import obstore
-
         num_taken = 0
 
         def read(waiting: Waiting) -> int:
             nonlocal num_taken
             if num_taken and num_taken >= most_bytes:
                 return num_taken
-            rest = obstore.get(self._store, key, options={"range": {"offset": num_taken}} if num_taken else None)
+            rest = self._store.get(key, options={"range": {"offset": num_taken}} if num_taken else None)
             for piece in rest.stream(min_chunk_size=1024**2):
                 data = memoryview(piece)
                 self.traffic.num_received_bytes += len(data)
@@ -167,21 +158,17 @@ class Bucket:
 
     def size_and_age(self, key: str) -> tuple[int, datetime]:
         """Bytes of an object, and when the store says that it was written. Raises NotFound."""
-        import obstore
-
-        meta = self._ask("say what it has", key, lambda _: obstore.head(self._store, key))
+        meta = self._ask("say what it has", key, lambda _: self._store.head(key))
         return meta["size"], meta["last_modified"]
 
     def objects(self, prefix: str) -> list[StoredObject]:
         """The objects below a prefix, which ends where a name does."""
-        import obstore
-
         furthest = 0
 
         def listed(waiting: Waiting) -> list[StoredObject]:
             nonlocal furthest
             found: list[StoredObject] = []
-            for some in obstore.list(self._store, prefix=prefix):
+            for some in self._store.list(prefix=prefix):
                 found += (
                     StoredObject(key=one["path"], num_bytes=one["size"], written_at=one["last_modified"])
                     for one in some
@@ -195,23 +182,25 @@ class Bucket:
 
     def delete(self, keys: Collection[str]) -> None:
         """Deletes those that are there."""
-        import obstore
-
         left = list(keys)
 
         def delete_each(waiting: Waiting) -> None:
             while some := left[:DELETED_AT_ONCE]:
                 try:
-                    obstore.delete(self._store, some)
+                    self._store.delete(some)
                 except FileNotFoundError:
                     # A folder stops at the first one that isn't there.
                     for key in some:
                         with contextlib.suppress(FileNotFoundError):
-                            obstore.delete(self._store, key)
+                            self._store.delete(key)
                 del left[: len(some)]
                 waiting.progress()
 
         self._ask(f"delete {len(keys)} objects", "", delete_each)
+
+    def delete_below(self, *prefixes: str) -> None:
+        """Deletes what is below them."""
+        self.delete([one.key for prefix in prefixes for one in self.objects(prefix)])
 
     def now(self, prefix: str) -> datetime:
         """The store's clock, by an object that it takes below the prefix, and that goes again."""

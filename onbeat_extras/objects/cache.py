@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 from blake3 import blake3
 
@@ -109,9 +110,10 @@ class HostCache:
 
         self._put(digest, len(data), write)
 
-    def put_file(self, digest: str, source: Path) -> None:
-        """Keeps a copy of a file whose digest this is, if there is room."""
-        self._put(digest, source.stat().st_size, lambda part: shutil.copyfile(source, part))
+    def put_file(self, digest: str, source: IO[bytes]) -> None:
+        """Keeps a copy of an open file whose digest this is, if there is room."""
+        source.flush()
+        self._put(digest, os.fstat(source.fileno()).st_size, lambda part: shutil.copyfile(source.name, part))
 
     def turn(self, digest: str, *, wait_s: float) -> contextlib.AbstractContextManager[None]:
         """Inside it no other process of this host fetches the bytes; past wait_s without the lock, one might."""
@@ -147,7 +149,7 @@ class HostCache:
                     left -= size
             if left > 0:
                 return False
-            with open(part, "xb", opener=_private) as file:
+            with open(part, "xb", opener=private) as file:
                 file.truncate(num_bytes)
         return True
 
@@ -242,5 +244,6 @@ def _lock(descriptor: int, kind: int, *, wait_s: float) -> bool:
         time.sleep(POLL_S)
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """An opener of files that this user alone may read."""
     return os.open(path, flags, 0o600)

@@ -15,9 +15,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path, PurePosixPath
-from tempfile import NamedTemporaryFile
 
 from msgspec.structs import replace
 
@@ -32,7 +30,7 @@ from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_private
 from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
-from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs, reading
+from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs, written_whole
 
 log = logging.getLogger(__name__)
 
@@ -123,10 +121,9 @@ class ObjectFiles(RunFiles):
     def __init__(
         self, settings: StackSettings, folder: RunFolder, *, deadline_s: float, pause: Callable[[float], None]
     ) -> None:
-        """Raises InvalidInput for an ONBEAT_OBJECTS that names no store; `begin` does for one that can't be written."""
+        """Raises as `open_blobs`; `begin` as `Blobs.check_writable`."""
         self._folder = folder
-        self._open = partial(open_blobs, settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
-        self._blobs = reading(settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
+        self._blobs = open_blobs(settings, folder.job_id, "run", deadline_s=deadline_s, sleep=pause)
         self._brought: dict[str, bytes] = {}
         """Part of the folder → the list that it was brought by."""
         self._growing: dict[str, GrowingFile] = {}
@@ -136,7 +133,7 @@ class ObjectFiles(RunFiles):
         self._appended = tuple(path.name for path in paths)
 
     def begin(self, listed: bytes | None) -> None:
-        self._blobs = self._open()
+        self._blobs.check_writable()
         files: Files = {}
         for newest in sorted([*_read(listed), *_read(self._newest_pointer())], key=lambda one: one.age, reverse=True):
             try:
@@ -196,14 +193,11 @@ class ObjectFiles(RunFiles):
     def forget(self, paths: Collection[Path]) -> None:
         gone = [path.relative_to(self._folder.path) for path in paths]
         self._relist(lambda files: {name: one for name, one in files.items() if not _is_in(name, gone)}, sweeps=True)
-        bucket = self._blobs.bucket
-        areas = [f"{self._folder.job_id}/{area}" for area in ("versions", "weights")]
-        bucket.delete([stored.key for area in areas for stored in bucket.objects(area)])
+        self._blobs.bucket.delete_below(*(f"{self._folder.job_id}/{area}" for area in ("versions", "weights")))
 
     def remove(self) -> None:
-        bucket = self._blobs.bucket
         # Its versions are among them, where its trainer's end could not see to them.
-        bucket.delete([stored.key for stored in bucket.objects(self._folder.job_id)])
+        self._blobs.bucket.delete_below(self._folder.job_id)
 
     def _relist(self, change: Callable[[Files], Files], *, sweeps: bool = False) -> None:
         """Puts another list of an ended job's files in the place of the newest one, which may be changed at once."""
@@ -287,16 +281,8 @@ class ObjectFiles(RunFiles):
         if len(pieces) == 1:
             self._blobs.fetch(pieces[0].digest, path, num_bytes=pieces[0].num_bytes)
             return
-        with NamedTemporaryFile(prefix=f".{path.name}.", dir=path.parent, delete=False) as scratch:
-            try:
-                for data in self._content(path, pieces):
-                    scratch.write(data)
-                scratch.flush()
-                os.fsync(scratch.fileno())
-                Path(scratch.name).replace(path)
-            except BaseException:
-                Path(scratch.name).unlink(missing_ok=True)
-                raise
+        with written_whole(path) as file:
+            file.writelines(self._content(path, pieces))
 
     def _content(self, path: Path, pieces: Iterable[Piece]) -> Iterator[bytes]:
         """The bytes of each piece: those that the file here has in its place already, and the copies of others."""

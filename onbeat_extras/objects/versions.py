@@ -26,9 +26,10 @@ from contracts.run_folder import VERSION, number_of
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.layout import PlannedVersion
+from onbeat.weights.redis.chunks import ChunkedFile
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore, version_files
 from onbeat.weights.transports import ChunksOf, Store, StoreNeeds
-from onbeat_extras.objects.blobs import open_blobs, reading
+from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.bucket import Bucket
 
 ABANDONED_S = 3600.0
@@ -43,26 +44,6 @@ TENSORS = ".safetensors"
 NAME = re.compile(r"(?P<stem>.+)\.(?P<digest>[0-9a-f]{64})\.(?P<kind>[a-z]+)")
 
 log = logging.getLogger(__name__)
-
-
-class BlobFile:
-    """A FileWriter in memory: its last byte sends it."""
-
-    def __init__(self, num_bytes: int, send: Callable[[memoryview], None]) -> None:
-        self._data: bytearray | None = bytearray(num_bytes)
-        self._num_missing = num_bytes
-        self._send = send
-
-    def write_at(self, data: memoryview, start: int) -> None:
-        if self._data is None:
-            raise AssertionError("a file that was closed is written to")
-        self._data[start : start + len(data)] = data
-        self._num_missing -= len(data)
-
-    def close(self) -> None:
-        data, self._data = self._data, None
-        if data is not None and not self._num_missing:
-            self._send(memoryview(data))
 
 
 class ObjectVersion:
@@ -86,13 +67,15 @@ class ObjectVersion:
     def reserve(self, num_bytes: int) -> None:
         """Nothing: a bucket has no size."""
 
-    def open(self, name: str, num_bytes: int) -> BlobFile:
-        def send(data: memoryview) -> None:
-            digest = self._store.send(data, again=self._again)
+    def open(self, name: str, num_bytes: int) -> ChunkedFile:
+        """Its last byte sends it."""
+
+        def send(_number: int, data: bytearray) -> None:
+            digest = self._store.send(memoryview(data), again=self._again)
             stem, _, kind = name.rpartition(".")
             self._files[name] = WeightFile(name=f"{stem}.{digest}.{kind}", num_bytes=num_bytes)
 
-        return BlobFile(num_bytes, send)
+        return ChunkedFile(num_bytes, send, chunk_bytes=num_bytes)
 
     def early_path(self, name: str) -> str:
         """By its content a file can be read as soon as it is there, and it never moves."""
@@ -112,7 +95,7 @@ class ObjectVersions:
     """A VersionStore: objects by content, and for each version a list of its own."""
 
     def __init__(self, needs: StoreNeeds) -> None:
-        """Raises as `open_blobs`."""
+        """Raises as `open_blobs`, and `Blobs.check_writable`."""
         timeouts = needs.spec.timeouts
         self.folder = needs.folder
         self.wait_s = timeouts.iteration_s + timeouts.dependency_s
@@ -125,6 +108,7 @@ class ObjectVersions:
         self._blobs = open_blobs(
             needs.settings, needs.folder.job_id, "weights", deadline_s=timeouts.dependency_s, sleep=needs.pause
         )
+        self._blobs.check_writable()
         self._lists: dict[str, list[str]] | None = None
         """Key of a list → digests; None until the lists of the trainers before were read."""
         self._own: set[str] = set()
@@ -176,9 +160,9 @@ class ObjectVersions:
         if self._stays:
             return
         self._lists = None
-        blobs = reading(self._settings, self.folder.job_id, "weights", deadline_s=LAST_S)
+        blobs = open_blobs(self._settings, self.folder.job_id, "weights", deadline_s=LAST_S)
         try:
-            blobs.bucket.delete([one.key for one in blobs.bucket.objects(self._folder)])
+            blobs.bucket.delete_below(self._folder)
             blobs.drop_all()
         except Unavailable as error:
             log.warning("the versions of job %s stay in the object store: %s", self.folder.job_id, error)
@@ -216,7 +200,7 @@ class ObjectFiles(CopiedFiles):
     def __init__(self, settings: StackSettings) -> None:
         super().__init__("the object store", self._bytes_of, bases=self)
         self._blobs_of = lru_cache(maxsize=8)(
-            lambda job_id: reading(settings, job_id, "weights", deadline_s=RECEIVER_S)
+            lambda job_id: open_blobs(settings, job_id, "weights", deadline_s=RECEIVER_S)
         )
 
     def whole(self, step: WeightStep) -> list[VersionFile]:

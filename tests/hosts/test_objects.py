@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from contracts.spec import JobSpec
 from contracts.weights import ObjectWeights
 from onbeat.process.child_process import ChildProcess
-from onbeat_extras.objects.blobs import reading
+from onbeat_extras.objects.blobs import open_blobs
 from tests.chaos.short_job import (
     IS_LONG,
     LAG,
@@ -118,7 +118,7 @@ def test_a_trainer_that_was_cut_off_for_two_leases_ends_and_writes_nothing(machi
     assert len(set(epochs)) == 2
     # Its last pointer is of an iteration that it had committed before the other came.
     last_of_cut_off = max(i for i, epoch in enumerate(epochs) if epoch == epochs[0])
-    blobs = reading(machines.settings, job_id, "run", deadline_s=30.0)
+    blobs = open_blobs(machines.settings, job_id, "run", deadline_s=30.0)
     pointers = [(int(epoch), int(iteration)) for epoch, iteration in (one.split("-") for one in blobs.pointers())]
     assert all(iteration <= last_of_cut_off for epoch, iteration in pointers if epoch == epochs[0])
     assert max(pointers)[0] == epochs[-1]

@@ -39,9 +39,9 @@ class ChunkReader(Protocol):
 class ChunkedFile:
     """A FileWriter that sends chunks as they fill up."""
 
-    def __init__(self, num_bytes: int, put_chunk: Callable[[int, bytes], None]) -> None:
-        """put_chunk: takes a chunk's number and its bytes."""
-        self._num_bytes = num_bytes
+    def __init__(self, num_bytes: int, put_chunk: Callable[[int, bytearray], object], chunk_bytes: int = 0) -> None:
+        """put_chunk: takes a chunk's number and its bytes. chunk_bytes: 0 for those of Redis."""
+        self._num_bytes, self._chunk_bytes = num_bytes, chunk_bytes or CHUNK_BYTES
         self._put_chunk = put_chunk
         self._open: dict[int, tuple[bytearray, int]] = {}
         """Chunk number → its bytes, and how many are missing."""
@@ -49,13 +49,13 @@ class ChunkedFile:
     def write_at(self, data: memoryview, start: int) -> None:
         """Raises what put_chunk raises."""
         while len(data):
-            number, first = divmod(start, CHUNK_BYTES)
-            size = min(CHUNK_BYTES, self._num_bytes - number * CHUNK_BYTES)
+            number, first = divmod(start, self._chunk_bytes)
+            size = min(self._chunk_bytes, self._num_bytes - number * self._chunk_bytes)
             chunk, num_missing = self._open.pop(number, None) or (bytearray(size), size)
             part = data[: size - first]
             chunk[first : first + len(part)] = part
             if num_missing == len(part):
-                self._put_chunk(number, bytes(chunk))
+                self._put_chunk(number, chunk)
             else:
                 self._open[number] = chunk, num_missing - len(part)
             start, data = start + len(part), data[len(part) :]

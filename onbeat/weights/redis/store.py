@@ -108,7 +108,7 @@ class ChunkedVersion:
 
     def open(self, name: str, num_bytes: int) -> ChunkedFile:
         self._files.append(WeightFile(name=name, num_bytes=num_bytes))
-        return ChunkedFile(num_bytes, lambda number, data: self._put_chunk(name, number, data))
+        return ChunkedFile(num_bytes, lambda number, data: self._put_chunk(name, number, bytes(data)))
 
     def early_path(self, name: str) -> None:
         """Nowhere: chunks are announced with their version."""

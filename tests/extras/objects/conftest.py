@@ -43,6 +43,8 @@ def open_area(proxy: FaultyProxy, settings: StackSettings) -> OpenBlobs:
     from msgspec.structs import replace
 
     def opened(area: Any = "weights", *, deadline_s: float = 120.0, **changes: Any) -> Blobs:
-        return open_blobs(replace(settings, **changes), "job-1", area, deadline_s=deadline_s)
+        blobs = open_blobs(replace(settings, **changes), "job-1", area, deadline_s=deadline_s)
+        blobs.check_writable()
+        return blobs
 
     return opened

@@ -14,7 +14,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound, ObjectsU
 from contracts.settings import StackSettings
 from onbeat_extras.objects import blobs as blobs_module
 from onbeat_extras.objects import bucket as bucket_module
-from onbeat_extras.objects.blobs import Blobs, open_blobs, reading
+from onbeat_extras.objects.blobs import Blobs, open_blobs
 from onbeat_extras.objects.bucket import PART_BYTES
 from tests.extras.objects.conftest import OpenBlobs
 from tests.extras.objects.s3_server import BUCKET, FaultyProxy, S3Server, never
@@ -140,7 +140,7 @@ def test_a_name_that_would_be_another_key_is_refused(blobs: Blobs, tmp_path: Pat
     with pytest.raises(ContractViolation, match="no name of an object"):
         blobs.put_pointer("a/b", b"")
     with pytest.raises(NotFound, match="no job's id"):
-        reading(StackSettings(objects="file:///tmp"), "../x", "run", deadline_s=1.0)
+        open_blobs(StackSettings(objects="file:///tmp"), "../x", "run", deadline_s=1.0)
 
 
 def test_what_no_layer_has_is_said(blobs: Blobs, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_store_that_hangs_for_a_while_is_waited_for(open_area: OpenBlobs, s3_s
 
 def impatient(settings: StackSettings) -> Blobs:
     """An area whose calls end soon: only those do that are to fail."""
-    return reading(settings, "job-1", "weights", deadline_s=0.5)
+    return open_blobs(settings, "job-1", "weights", deadline_s=0.5)
 
 
 def test_a_store_that_stays_away_is_named_with_the_time_whatever_was_asked(
@@ -308,7 +308,7 @@ def test_a_wait_for_the_store_ends_where_the_caller_says_so(
 @pytest.mark.usefixtures("proxy")
 def test_what_is_no_store_is_refused_by_the_name_of_the_setting(objects: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=f"ONBEAT_OBJECTS: .*{problem}"):
-        open_blobs(StackSettings(objects=objects), "job-1", "run", deadline_s=120.0)
+        open_blobs(StackSettings(objects=objects), "job-1", "run", deadline_s=120.0).check_writable()
 
 
 def test_a_bucket_that_may_not_be_written_is_refused_at_once(
@@ -318,7 +318,7 @@ def test_a_bucket_that_may_not_be_written_is_refused_at_once(
     with pytest.raises(InvalidInput, match="ONBEAT_OBJECTS: the store refuses to take 6 bytes"):
         open_area(deadline_s=60.0)
     proxy.refuse = never
-    assert reading(settings, "job-1", "weights", deadline_s=120.0).bucket.objects("") == [], "something half-started"
+    assert open_blobs(settings, "job-1", "weights", deadline_s=120.0).bucket.objects("") == [], "something half-started"
 
 
 def test_a_process_without_the_library_is_told_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

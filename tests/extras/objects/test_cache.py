@@ -24,9 +24,9 @@ MIB = 1024**2
 READ = """
 import sys
 from contracts.settings import StackSettings
-from onbeat_extras.objects.blobs import reading
+from onbeat_extras.objects.blobs import open_blobs
 objects, cache, digest = sys.argv[1:]
-blobs = reading(StackSettings(objects=objects, cache=cache), "job-1", "weights", deadline_s=120.0)
+blobs = open_blobs(StackSettings(objects=objects, cache=cache), "job-1", "weights", deadline_s=120.0)
 blobs.get(digest, num_bytes=10)
 print(blobs.bucket.traffic.num_requests, blobs.bucket.traffic.num_received_bytes)
 """
@@ -124,7 +124,8 @@ def test_a_disk_that_is_full_takes_nothing_and_no_part_stays(cache: HostCache, m
     monkeypatch.setattr(cache_module.shutil, "copyfile", full)
     source = file_of(cache, "source").parent.parent / "source"
     source.write_bytes(b"bytes")
-    cache.put_file(content_digest(b"bytes"), source)
+    with source.open("rb") as file:
+        cache.put_file(content_digest(b"bytes"), file)
     assert (kept(cache), cache.counts.num_not_taken) == (set(), 1)
 
 

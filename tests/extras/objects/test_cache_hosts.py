@@ -18,7 +18,7 @@ from onbeat.process.child_process import ChildProcess
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat_extras.objects import hosts as hosts_module
-from onbeat_extras.objects.blobs import Blobs, reading
+from onbeat_extras.objects.blobs import Blobs, open_blobs
 from onbeat_extras.objects.cache import open_cache
 from onbeat_extras.objects.served import create_app
 from tests.extras.objects.s3_server import FaultyProxy
@@ -65,7 +65,7 @@ def reader(host: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = StackSettings(objects=f"file://{tmp_path}/store", cache_hosts=host.cache_hosts, cache_key=KEY)
 
     def opened(**changes: str) -> Blobs:
-        return reading(replace(settings, **changes), "job-1", "weights", deadline_s=120.0)
+        return open_blobs(replace(settings, **changes), "job-1", "weights", deadline_s=120.0)
 
     return opened
 

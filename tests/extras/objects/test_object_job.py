@@ -14,7 +14,7 @@ from broker.monitor import job_status
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from contracts.weights import ObjectWeights
-from onbeat_extras.objects.blobs import reading
+from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.bucket import Bucket
 from tests.chaos.short_job import LAG, assert_undisturbed, long_variant, sequential_digest, short_job, until
 from tests.extras.objects.s3_server import BUCKET, FaultyProxy, S3Server, environment
@@ -49,7 +49,7 @@ def pipeline(tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatc
 
 
 def bucket(pipeline: ApartPipeline) -> Bucket:
-    return reading(pipeline.settings, "any", "weights", deadline_s=120.0).bucket
+    return open_blobs(pipeline.settings, "any", "weights", deadline_s=120.0).bucket
 
 
 def assert_nothing_is_left(pipeline: ApartPipeline, job_id: str) -> None:
