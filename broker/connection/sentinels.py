@@ -25,7 +25,7 @@ SHARED_S = 0.25
 AFTER_FAILURE_S = 4.0
 """A wait that found no sentinel in as many looks as there are looks so much later: a look keeps it from reading."""
 ANSWER_S = 0.5
-"""A sentinel that needs longer is passed over for the next one."""
+"""A sentinel that needs longer is passed over; of a primary that takes no connection the next one is asked anew."""
 
 Place = tuple[str, int]
 """Host and port."""
@@ -123,6 +123,7 @@ def at_primary(connection_class: type[Any], primary: Primary) -> type[Any]:
     class AtPrimary(connection_class):
         def _connect(self) -> Any:
             self.host, self.port = primary.find(within_s=self.socket_connect_timeout or ANSWER_S)
+            self.socket_connect_timeout = ANSWER_S
             return super()._connect()
 
         def is_left(self) -> bool:

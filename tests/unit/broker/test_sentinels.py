@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, ConnectionError, ResponseError, TimeoutError
 
 from broker.connection import sentinels
-from broker.connection.sentinels import Primary
+from broker.connection.sentinels import Primary, at_primary
 
 PLACES = (("one", 1), ("two", 2), ("three", 3))
 OLD, NEW = ("old", 6379), ("new", 6379)
@@ -102,6 +102,26 @@ def test_a_look_ends_with_the_time_that_the_call_has(told: Told, primary: Primar
     with pytest.raises(ConnectionError, match="no time was left"):
         primary.find(within_s=0.0)
     assert told.asked == []
+
+
+def test_a_primary_that_takes_no_connection_is_given_half_a_second_and_then_looked_for_anew(
+    told: Told, primary: Primary
+) -> None:
+    """A host that was cut off answers nothing: the next connection may find the one that was promoted meanwhile."""
+    tried: list[tuple[Any, ...]] = []
+
+    class Connection:
+        host, port = "", 0
+        socket_connect_timeout = 5.0
+
+        def _connect(self) -> None:
+            tried.append((self.host, self.port, self.socket_connect_timeout))
+
+    connection = at_primary(Connection, primary)()
+    connection._connect()
+    told.answers = dict.fromkeys(told.answers, knows(NEW, 2))
+    connection._connect()
+    assert tried == [(*OLD, 0.5), (*NEW, 0.5)]
 
 
 def test_a_wait_for_an_answer_stands_in_no_queue_behind_another_threads_look(told: Told, primary: Primary) -> None:
