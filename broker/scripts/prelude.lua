@@ -50,7 +50,7 @@ local SEAL = '@SEAL@'
 local JOBS, ACTIVE, REMOVED = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed'
 local SPEC_BYTES, CHANGES = 'onbeat:spec_bytes', 'onbeat:changes'
 
--- Of the call that runs; one runs at a time.
+-- Of the call that runs; one runs at a time. What is named after the job stays for the next call, which is mostly of the same one.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
 local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, HOSTS
 local a, num_taken
@@ -70,10 +70,13 @@ local MAX_SLOTS = 64
 
 -- is_full: whether the server is at maxmemory, and the function is one that brings payloads.
 local function begin(arguments, is_full)
-  ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL, num_taken = arguments, arguments[1], tonumber(arguments[2]), {}, is_full, 3
-  if not string.match(JOB_ID, '^[%w-]*$') or #JOB_ID > 64 then return error('not a job id') end
+  local job_id = arguments[1]
+  ARGUMENTS, NUM_SLOTS, IS_FULL, num_taken = arguments, tonumber(arguments[2]), is_full, 3
   if NUM_SLOTS and not (NUM_SLOTS >= 1 and NUM_SLOTS <= MAX_SLOTS) then return error('not a number of slots') end
   a = cmsgpack.unpack(arguments[3])
+  if job_id == JOB_ID then return end
+  if not string.match(job_id, '^[%w-]*$') or #job_id > 64 then return error('not a job id') end
+  JOB_ID, SLOTS = job_id, {}
   FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
   COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
   HOSTS = sealed_key('hosts')
@@ -154,11 +157,9 @@ local SLOT_NAMES = { 'prompts', 'rollouts', 'ledger', 'claims', 'work', 'columns
 local function slot_at(index)
   local slot = SLOTS[index]
   if not slot then
-    local behind = index > 0 and ':' .. string.format('%.0f', index) or ''
+    local behind = index > 0 and ':' .. whole(index) or ''
     slot = { index = index }
-    for _, name in ipairs(SLOT_NAMES) do
-      slot[name] = sealed_key(name .. behind)
-    end
+    for _, name in ipairs(SLOT_NAMES) do slot[name] = sealed_key(name .. behind) end
     SLOTS[index] = slot
   end
   return slot

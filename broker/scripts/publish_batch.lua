@@ -83,17 +83,13 @@ if a.stages then
 else
   published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
 end
-local progressed = { of_slot, (tonumber(num_published) or 0) + 1 }
-local function note(...) for _, word in ipairs({ ... }) do progressed[#progressed + 1] = word end end
-if a.engine and not kept then note('engine', a.engine) end
-if known ~= whole(largest) then note('largest', whole(largest)) end
+keep_engine(kept, a.engine)
+local recent = unpacked(recent_ms) or {}
 if claimed_ms then
-  local recent = unpacked(recent_ms) or {}
   table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
   recent[RECENT + 1] = nil
-  note('recent_ms', cmsgpack.pack(recent))
 end
-redis.call('HSET', PROGRESS, unpack(progressed))
+redis.call('HSET', PROGRESS, of_slot, (tonumber(num_published) or 0) + 1, 'largest', whole(largest), 'recent_ms', cmsgpack.pack(recent))
 write_batch(slot, a.batch_id, published)
 drop_prompt(slot, a.batch_id)
 if is_hedge then count('hedges_won') end

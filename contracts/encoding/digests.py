@@ -17,12 +17,14 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 DigestAlgorithm = Literal["blake3-256"]
 THREADED_BYTES = 8 * 1024**2
 """From here on the work is worth waking threads for; the digest is the same either way."""
+JOINED_BYTES = 2**18
+"""Below this a copy costs less than a piece that begins in the middle of a block: 45 KB take 10 µs, not 16."""
 
 
 def content_digest(*data: bytes | memoryview) -> str:
     """`Digest` of the bytes, of several pieces as if they were one. Other Python threads run meanwhile."""
-    threads = blake3.AUTO if sum(map(len, data)) >= THREADED_BYTES else 1
-    hasher = blake3(max_threads=threads)
-    for piece in data:
+    num_bytes = sum(map(len, data))
+    hasher = blake3(max_threads=blake3.AUTO if num_bytes >= THREADED_BYTES else 1)
+    for piece in data if num_bytes >= JOINED_BYTES else (b"".join(data),):
         hasher.update(piece)
     return hasher.hexdigest()

@@ -21,7 +21,7 @@ from broker.connection.client import connect
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 
-broker = connect(StackSettings(redis_url=sys.argv[1], redis_replicas=int(sys.argv[2])), patience_s=3.0)
+broker = connect(StackSettings(redis_url=sys.argv[1], redis_replicas=int(sys.argv[2])), patience_s=10.0)
 while True:
     try:
         number = broker.redis.incr("numbers")
