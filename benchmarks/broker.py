@@ -2,10 +2,12 @@
 
     onbeat bench broker
 
-One server, the same processes, the same bytes; the two ways alternate round by round. A fenced round is an iteration
+One server, the same processes, the same bytes; the ways alternate round by round. A fenced round is an iteration
 whose prompts are already claimed: the producers encode, hash and publish their answers; the trainer claims, decodes,
 verifies the digests, commits, and opens the next one. A raw round: XADD by the producers, XREADGROUP by one reader that
-looks at nothing, and at its end XACK and XDEL of everything, as a commit does. The target is a ratio of at most 2.
+looks at nothing, and at its end XACK and XDEL of everything, as a commit does. A round of records is a raw one that does
+the same work without a fence: producers encode their answers, the reader decodes them, and sends out the next prompts.
+The target is a ratio to raw streams of at most 2.
 Beside the ratio of the times stands that of the CPU seconds of all processes, the server's included: on a machine that
 does other work as well, it is the steadier one.
 """
@@ -80,7 +82,7 @@ def produce(url: str, name: str, orders: Connection) -> None:
     broker = connect(StackSettings(redis_url=url))
     batches = {size: rollout_batch(num_groups) for size, num_groups in NUM_GROUPS.items()}
     while (order := orders.recv()) is not None:
-        ready = raw_work if order.way == "raw" else fenced_work
+        ready = WORK[order.way]
         work = ready(broker, order, replace(batches[order.size], generator_id=name))
         orders.send("ready")
         orders.recv()
@@ -94,10 +96,17 @@ def raw_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Callable
     return [lambda: timed(lambda: broker.redis.xadd(order.source, {"batch": payload}))] * order.count
 
 
+def record_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Callable[[], float]]:
+    return [lambda: timed(lambda: broker.redis.xadd(order.source, {"batch": encode(batch)}))] * order.count
+
+
 def fenced_work(broker: Broker, order: Order, batch: RolloutBatch) -> list[Callable[[], float]]:
     side = GeneratorSide(broker, order.source, batch.generator_id)
     claims = [side.claim(LEASE_S) for _ in range(order.count)]
     return [partial(publish, side, claim, batch) for claim in claims if claim]
+
+
+WORK = {"raw": raw_work, "records": record_work, "fenced": fenced_work}
 
 
 def publish(side: GeneratorSide, claim: Claim, batch: RolloutBatch) -> float:
@@ -127,9 +136,11 @@ def timed(work: Callable[[], object]) -> float:
 class RawReader:
     """XREADGROUP, then XACK and XDEL."""
 
+    name = "raw"
+
     def __init__(self, broker: Broker, size: str) -> None:
         self._redis: Any = broker.redis
-        self.source = f"onbeat:bench:{size.replace(' ', '')}"
+        self.source = f"onbeat:bench:{self.name}:{size.replace(' ', '')}"
         self._redis.xgroup_create(self.source, "readers", id="0", mkstream=True)
 
     def prepare(self) -> None:
@@ -140,11 +151,37 @@ class RawReader:
         entries: list[bytes] = []
         while len(entries) < count:
             answer = self._redis.xreadgroup("readers", "r", {self.source: ">"}, count=READ_AT_ONCE, block=1000)
-            entries += [entry for entry, _ in answer[0][1]] if answer else []
+            for entry, fields in answer[0][1] if answer else []:
+                entries.append(entry)
+                self.look(fields[b"batch"])
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.xack(self.source, "readers", *entries)
             pipe.xdel(self.source, *entries)
+            self.send(pipe)
             pipe.execute()
+
+    def look(self, payload: bytes) -> None:
+        """Does nothing with a batch."""
+
+    def send(self, pipe: Any) -> None:
+        """Sends no prompts."""
+
+
+class RecordReader(RawReader):
+    """The same, which decodes what it reads, and sends the next prompts."""
+
+    name = "records"
+
+    def __init__(self, broker: Broker, size: str) -> None:
+        super().__init__(broker, size)
+        self._prompts = [prompt_batch("bench", 0, index, NUM_GROUPS[size]) for index in range(NUM_BATCHES[size])]
+
+    def look(self, payload: bytes) -> None:
+        decode(payload, RolloutBatch)
+
+    def send(self, pipe: Any) -> None:
+        for batch in self._prompts:
+            pipe.xadd(f"{self.source}:prompts", {"batch": encode(batch)}, maxlen=len(self._prompts), approximate=False)
 
 
 class FencedTrainer:
@@ -207,6 +244,9 @@ class FencedTrainer:
             abandoned={},
             previous=self._last_link,
         )
+
+
+READERS = {"raw": RawReader, "records": RecordReader, "fenced": FencedTrainer}
 
 
 @dataclass
@@ -273,7 +313,8 @@ def measure(
             order = Order(name, size, readers[name].source, num_batches // num)
             round_.run(order, readers[name], way if number else Way())
     num_bytes = len(encode(rollout_batch(NUM_GROUPS[size])))
-    raw, fenced = ways["raw"], ways["fenced"]
+    raw, records, fenced = (ways[name] for name in WORK)
+    cpu_ms = {name: sum(way.cpu_ms(num_batches).values()) for name, way in ways.items()}
     pairs = [f / r for f, r in zip(fenced.rounds_s, raw.rounds_s, strict=True)]
     return {
         "size": size,
@@ -281,8 +322,10 @@ def measure(
         "producers": num,
         "ratio": round(statistics.median(pairs), 2),
         "ratio_range": [round(min(pairs), 2), round(max(pairs), 2)],
-        "cpu_ratio": round(sum(fenced.cpu_ms(num_batches).values()) / sum(raw.cpu_ms(num_batches).values()), 2),
+        "cpu_ratio": round(cpu_ms["fenced"] / cpu_ms["raw"], 2),
+        "cpu_ratio_to_records": round(cpu_ms["fenced"] / cpu_ms["records"], 2),
         "raw": raw.numbers(num_batches, num_bytes),
+        "records": records.numbers(num_batches, num_bytes),
         "fenced": fenced.numbers(num_batches, num_bytes),
     }
 
@@ -311,10 +354,11 @@ def run(url: str, sizes: list[str], num_rounds: int) -> list[dict[str, Any]]:
         processes.append(process)
     rows = []
     for size in sizes:
-        readers = {"raw": RawReader(broker, size), "fenced": FencedTrainer(broker, size)}
+        readers = {name: make(broker, size) for name, make in READERS.items()}
         for num in PRODUCERS:
             row = measure(size, Round(broker, pipes[:num]), readers=readers, num=num, rounds=num_rounds)
-            sys.stderr.write(f"{size} x {num} producers: {row['ratio']}x, CPU {row['cpu_ratio']}x\n")
+            cpu = f"CPU {row['cpu_ratio']}x, to records {row['cpu_ratio_to_records']}x"
+            sys.stderr.write(f"{size} x {num} producers: {row['ratio']}x, {cpu}\n")
             rows.append(row)
     for pipe in pipes:
         pipe.send(None)

@@ -15,7 +15,6 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def spec_of(iterations: int) -> JobSpec:
 
 
 class Run:
-    """One job, and the moments of its commits as this process saw them."""
+    """One job, and the moments of its commits as this process saw them; a rewind is none."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -64,8 +63,8 @@ class Run:
     def until_commits(self, count: int) -> None:
         waiting = Waiting(f"{count} commits", deadline_s=DEADLINE_S)
         while len(self.seen_s) < count:
-            new = len(self._pipeline.jobs.audit(self.job_id)) - len(self.seen_s)
-            self.seen_s += [time.monotonic()] * new
+            records = self._pipeline.jobs.audit(self.job_id)
+            self.seen_s += [time.monotonic()] * (sum(one.kind == "commit" for one in records) - len(self.seen_s))
             waiting.poke()
             time.sleep(0.005)
 
@@ -75,7 +74,8 @@ class Run:
         return statistics.median(later - earlier for earlier, later in pairs)
 
 
-def stands_still_s(fault: str, folder: Path) -> float:
+def stands_still_s(fault: str, folder: Path) -> tuple[float, dict[str, float]]:
+    """The seconds, and of a trainer that was cut off, too, when the next one held the job, since the fault."""
     with ExitStack() as stack:
         network = stack.enter_context(Network()) if "cut off" in fault else None
         where: dict[str, Any] = {"hosts": network.hosts, "entering": network.entering} if network else {}
@@ -86,20 +86,21 @@ def stands_still_s(fault: str, folder: Path) -> float:
         there = network.entering(network.hosts[0]) if network and fault == WITH_TRAINER else ()
         trainer = pipeline.start(f"consumer-{run.job_id}", run.job_id, entering=there)
         run.until_commits(WARM_UP)
-        at_s = time.monotonic()
+        at_s, marks = time.monotonic(), {}
         primary = redundant.primary()
         assert primary.child.pid is not None
         if network is not None:
             network.cut_off(network.hosts[0])
             if there:
                 take_over(pipeline, run.job_id)
+                marks["held"] = round(time.monotonic() - at_s, 2)
         else:
             os.kill(primary.child.pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
         done = len(run.seen_s)
         run.until_commits(done + 1)
         still_s = run.seen_s[done] - at_s - run.usual_s
         trainer.kill()
-        return still_s
+        return still_s, marks
 
 
 def take_over(pipeline: Pipeline, job_id: str) -> None:
@@ -116,13 +117,15 @@ def take_over(pipeline: Pipeline, job_id: str) -> None:
             return
 
 
-def measured(fault: str, measure: Callable[[str, Path], float], repeats: int) -> list[float]:
-    found = []
+def measured(fault: str, repeats: int) -> tuple[list[float], list[dict[str, float]]]:
+    found, marks = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as folder:
-            found.append(round(measure(fault, Path(folder)), 2))
-        print(fault, found[-1], flush=True)
-    return found
+            still_s, marked = stands_still_s(fault, Path(folder))
+        found.append(round(still_s, 2))
+        marks.append(marked)
+        print(fault, found[-1], marked, flush=True)
+    return found, marks
 
 
 def main() -> None:
@@ -130,11 +133,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--faults", default=",".join(FAULTS), help="some of: " + ", ".join(FAULTS))
     arguments = parser.parse_args()
-    seconds = {fault: measured(fault, stands_still_s, arguments.repeats) for fault in arguments.faults.split(",")}
+    each = {fault: measured(fault, arguments.repeats) for fault in arguments.faults.split(",")}
     result = {
         "expected": EXPECTED,
-        "medians_s": {fault: statistics.median(values) for fault, values in seconds.items()},
-        "seconds": seconds,
+        "medians_s": {fault: statistics.median(seconds) for fault, (seconds, _) in each.items()},
+        "seconds": {fault: seconds for fault, (seconds, _) in each.items()},
+        "marks_s": {fault: marks for fault, (_, marks) in each.items() if any(marks)},
     }
     path = write_result("failover", result)
     print(result["medians_s"], f"written to {path.relative_to(REPOSITORY)}")

@@ -2,6 +2,7 @@
 
     {prefix}/{job}/run/{digest}         checkpoints and files of a run
     {prefix}/{job}/weights/{digest}     files of versions
+    {prefix}/{job}/versions/{name}      lists of these (versions.py)
     {prefix}/{job}/pointers/{name}      names that are given once
 
     get ─▶ cache ─ hashed ─▶ bytes                              put ─▶ bucket, cache
@@ -138,9 +139,9 @@ class Blobs:
             before = self.bucket.now(self._folder) - timedelta(seconds=older_than_s)
             self.bucket.delete([one.key for one in others if one.written_at < before])
 
-    def drop_all(self) -> None:
-        """Deletes the whole area, and with that of a run the pointers into it."""
-        self.bucket.delete_below(self._folder, *([self._pointers] if self.area == "run" else []))
+    def drop_versions(self) -> None:
+        """Deletes the versions of the job, whichever area of it this is."""
+        self.bucket.delete_below(f"{self.job_id}/versions", f"{self.job_id}/weights")
 
     def put_pointer(self, name: str, data: bytes) -> bool:
         """Gives a name to bytes once; False where it is given already, whatever to."""
@@ -152,9 +153,7 @@ class Blobs:
 
     def get_pointer(self, name: str) -> bytes:
         """The bytes that a name was given to, at most a MiB; nothing says what they must be."""
-        data = bytearray()
-        self.bucket.stream(self._pointer(name), data.extend, most_bytes=1024**2)
-        return bytes(data)
+        return self.bucket.get(self._pointer(name), most_bytes=1024**2)
 
     @property
     def _folder(self) -> str:
@@ -221,18 +220,14 @@ class Blobs:
             if not found:
                 break
             if found in wrong:
-                self._delete_damaged(digest)
+                try:
+                    self.drop([digest])
+                    self.counts.num_deleted += 1
+                except InvalidInput as error:
+                    log.warning("%s is damaged and stays: %s", self._key(digest), error)
                 break
             wrong.add(found)
         raise NotFound("is in no layer as it was put", field=self._key(digest))
-
-    def _delete_damaged(self, digest: str) -> None:
-        try:
-            self.drop([digest])
-        except InvalidInput as error:
-            log.warning("%s is damaged and stays: %s", self._key(digest), error)
-        else:
-            self.counts.num_deleted += 1
 
 
 def open_blobs(

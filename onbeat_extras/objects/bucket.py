@@ -156,6 +156,12 @@ class Bucket:
 
         return self._ask(f"give {most_bytes} bytes", key, read)
 
+    def get(self, key: str, *, most_bytes: int) -> bytes:
+        """An object's bytes, cut behind so many. Raises NotFound."""
+        data = bytearray()
+        self.stream(key, data.extend, most_bytes=most_bytes)
+        return bytes(data)
+
     def size_and_age(self, key: str) -> tuple[int, datetime]:
         """Bytes of an object, and when the store says that it was written. Raises NotFound."""
         meta = self._ask("say what it has", key, lambda _: self._store.head(key))

@@ -103,12 +103,7 @@ class HostCache:
 
     def put(self, digest: str, data: bytes | memoryview) -> None:
         """Keeps bytes whose digest this is, if there is room."""
-
-        def write(part: Path) -> None:
-            with part.open("r+b") as file:
-                file.write(data)
-
-        self._put(digest, len(data), write)
+        self._put(digest, len(data), lambda part: part.write_bytes(data))
 
     def put_file(self, digest: str, source: IO[bytes]) -> None:
         """Keeps a copy of an open file whose digest this is, if there is room."""

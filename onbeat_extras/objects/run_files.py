@@ -193,7 +193,7 @@ class ObjectFiles(RunFiles):
     def forget(self, paths: Collection[Path]) -> None:
         gone = [path.relative_to(self._folder.path) for path in paths]
         self._relist(lambda files: {name: one for name, one in files.items() if not _is_in(name, gone)}, sweeps=True)
-        self._blobs.bucket.delete_below(*(f"{self._folder.job_id}/{area}" for area in ("versions", "weights")))
+        self._blobs.drop_versions()
 
     def remove(self) -> None:
         # Its versions are among them, where its trainer's end could not see to them.

@@ -160,10 +160,8 @@ class ObjectVersions:
         if self._stays:
             return
         self._lists = None
-        blobs = open_blobs(self._settings, self.folder.job_id, "weights", deadline_s=LAST_S)
         try:
-            blobs.bucket.delete_below(self._folder)
-            blobs.drop_all()
+            open_blobs(self._settings, self.folder.job_id, "weights", deadline_s=LAST_S).drop_versions()
         except Unavailable as error:
             log.warning("the versions of job %s stay in the object store: %s", self.folder.job_id, error)
 
@@ -227,10 +225,8 @@ class ObjectFiles(CopiedFiles):
 
 def files_in(bucket: Bucket, key: str) -> tuple[WeightFile, ...]:
     """The files of a list; none of one that is gone, or can't be read."""
-    text = bytearray()
     try:
-        bucket.stream(key, text.extend, most_bytes=2**24)
-        files = decode_json(bytes(text), tuple[WeightFile, ...])
+        files = decode_json(bucket.get(key, most_bytes=2**24), tuple[WeightFile, ...])
         _digests(files)  # names of another kind would be keys
         return files
     except (NotFound, InvalidInput, ContractViolation) as error:

@@ -18,9 +18,11 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from tests.builders import job_spec
+from tests.integration.fence_parts import manifest
 from tests.redundant_redis import Member, RedundantRedis
 
 PATIENCE_S = 30.0
+DIGEST = "ab" * 32
 
 
 @pytest.fixture
@@ -127,21 +129,28 @@ def test_a_consumer_that_waits_hears_of_a_job_from_the_promoted_server(redundant
     assert (after > newest, has_removed) == (True, False)
 
 
-def test_without_enough_replicas_nothing_is_confirmed_and_no_lease_is_given(redundant: RedundantRedis) -> None:
+def test_without_enough_replicas_nothing_is_confirmed_announced_or_removed_and_no_lease_is_given(
+    redundant: RedundantRedis,
+) -> None:
     operator = broker_of(redundant)
     job_id, _ = JobStore(operator).create(job_spec())
-    impatient = broker_of(redundant, TRAINER, patience_s=2.0, replicas=2)
+    JobStore(operator).request_cancel(ended := JobStore(operator).create(job_spec())[0])
+    impatient, gateway = (broker_of(redundant, role, replicas=2) for role in (TRAINER, GATEWAY))
     side = TrainerSide(impatient, job_id, num_open=1, owner="here", lease_s=600.0)
     side.acquire()
+    impatient.patience.patience_s = gateway.patience.patience_s = 0.7
     for server in redundant.servers:
         if server is not redundant.primary():
             bring_down(server, signal.SIGSTOP)
             break
-    with pytest.raises(BrokerUnavailable, match="2 replicas that hold its writes"):
-        side.renew()
-    with pytest.raises(BrokerUnavailable, match="on disk here and on 2 replicas"):
-        impatient.persisted()
-    for broker in (operator, impatient):
+    # Each removal of a trainer's files stands behind a renewal.
+    for held in (side.renew, lambda: side.publish_weights(manifest(0, DIGEST), oldest_kept=0)):
+        with pytest.raises(BrokerUnavailable, match="2 replicas that hold its writes"):
+            held()
+    for confirmed in (lambda: side.confirm(-1), lambda: JobStore(gateway).remove(ended)):
+        with pytest.raises(BrokerUnavailable, match="on disk here and on 2 replicas"):
+            confirmed()
+    for broker in (operator, impatient, gateway):
         broker.close()
 
 

@@ -32,7 +32,9 @@ def settings(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> StackSettings
 
 
 def opened(settings: StackSettings) -> Blobs:
-    return open_blobs(settings, "job-1", "run", deadline_s=30.0)
+    blobs = open_blobs(settings, "job-1", "run", deadline_s=30.0)
+    blobs.check_writable()
+    return blobs
 
 
 def test_blobs_are_put_read_listed_swept_and_named_once(settings: StackSettings, tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_blobs_are_put_read_listed_swept_and_named_once(settings: StackSettings,
     assert (blobs.pointers(), blobs.get_pointer("first")) == (["first"], b"one")
     blobs.sweep([digest], older_than_s=-60.0)  # its clock tells whole seconds
     assert blobs.has([small, digest]) == {digest}
-    blobs.drop_all()
+    blobs.bucket.delete_below("job-1")
     with pytest.raises(NotFound):
         blobs.get(digest, num_bytes=num_bytes)
     assert blobs.pointers() == []

@@ -92,16 +92,16 @@ def test_a_sweep_takes_what_is_old_and_not_kept_by_the_clock_of_the_store(
     assert len(blobs.bucket.objects("job-1/weights")) == 1, "the object that told the time stays"
 
 
-def test_the_end_of_an_area_leaves_the_other_and_another_job_alone(
+def test_versions_that_go_leave_the_run_and_another_job_alone(
     open_area: OpenBlobs, settings: StackSettings
 ) -> None:
     run, weights = open_area("run"), open_area("weights")
-    other = open_blobs(settings, "job-10", "run", deadline_s=120.0)
+    other = open_blobs(settings, "job-10", "weights", deadline_s=120.0)
     digests = [one.put(b"bytes") for one in (run, weights, other)]
     assert run.put_pointer("i000010", b"there")
-    run.drop_all()
-    assert [one.has(digests) for one in (run, weights, other)] == [set(), {digests[1]}, {digests[2]}]
-    assert run.pointers() == []
+    run.drop_versions()
+    assert [one.has(digests) for one in (run, weights, other)] == [{digests[0]}, set(), {digests[2]}]
+    assert run.pointers() == ["i000010"]
 
 
 def test_a_pointer_is_given_once(blobs: Blobs) -> None:
