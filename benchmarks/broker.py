@@ -5,8 +5,8 @@
 One server, the same processes, the same bytes; the ways alternate round by round. A fenced round is an iteration
 whose prompts are already claimed: the producers encode, hash and publish their answers; the trainer claims, decodes,
 verifies the digests, commits, and opens the next one. A raw round: XADD by the producers, XREADGROUP by one reader that
-looks at nothing, and at its end XACK and XDEL of everything, as a commit does. A round of records is a raw one that does
-the same work without a fence: producers encode their answers, the reader decodes them, and sends out the next prompts.
+looks at nothing, and at its end XACK and XDEL of everything, as a commit does. A round of records is a raw one with the
+same work and no fence: producers encode their answers, the reader decodes them, and sends out the next prompts.
 The target is a ratio to raw streams of at most 2.
 Beside the ratio of the times stands that of the CPU seconds of all processes, the server's included: on a machine that
 does other work as well, it is the steadier one.

@@ -106,9 +106,7 @@ class Bucket:
 
             is_whole = num_bytes <= part_bytes
             data: Any = b"".join(sent()) if is_whole else sent()
-            self._store.put(
-                key, data, use_multipart=not is_whole, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE
-            )
+            self._store.put(key, data, use_multipart=not is_whole, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
         self._ask(f"take {num_bytes} bytes", key, put)
 

@@ -79,7 +79,7 @@ def run_release(loader: str, seal: str, others_job: str, *urls: str) -> None:
     commit(job, 0)
     assert job.generators is not None
     publish_one(GeneratorSide(job.generators, others_job, "of the other"), "of the other")
-    print(library_name(), job.job_id)
+    sys.stdout.write(f"{library_name()} {job.job_id}\n")
 
 
 def libraries(server: EmbeddedRedis) -> set[str]:

@@ -92,9 +92,7 @@ def test_a_sweep_takes_what_is_old_and_not_kept_by_the_clock_of_the_store(
     assert len(blobs.bucket.objects("job-1/weights")) == 1, "the object that told the time stays"
 
 
-def test_versions_that_go_leave_the_run_and_another_job_alone(
-    open_area: OpenBlobs, settings: StackSettings
-) -> None:
+def test_versions_that_go_leave_the_run_and_another_job_alone(open_area: OpenBlobs, settings: StackSettings) -> None:
     run, weights = open_area("run"), open_area("weights")
     other = open_blobs(settings, "job-10", "weights", deadline_s=120.0)
     digests = [one.put(b"bytes") for one in (run, weights, other)]
