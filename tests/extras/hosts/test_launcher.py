@@ -9,19 +9,22 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from broker.hosts_side import HostKind, HostsSide
 from broker.monitor import job_status
+from contracts.errors import Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat import processors
 from onbeat_extras.hosts import launcher
-from onbeat_extras.hosts.launcher import HostLauncher, Membership, kind_of_host
+from onbeat_extras.hosts.launcher import Gone, HostLauncher, Membership, kind_of_host
 from tests.builders import job_spec
 from tests.chaos.short_job import short_job, until
 from tests.integration.test_hosts import KIND, formed_by
@@ -46,8 +49,10 @@ def lives(process: psutil.Process) -> bool:
     return False
 
 
-def listens_at(process: psutil.Process) -> set[str]:
-    return {one.laddr.ip for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+def listening(process: psutil.Process) -> list[str]:
+    """The addresses at which it listens, with their ports."""
+    found = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    return [f"{one.laddr.ip} {one.laddr.port}" for one in found]
 
 
 def test_ranks_listen_at_their_hosts_address_alone_and_end_with_a_launcher_that_is_killed(pipeline: Pipeline) -> None:
@@ -55,9 +60,11 @@ def test_ranks_listen_at_their_hosts_address_alone_and_end_with_a_launcher_that_
     # The first address of this interface is another one, of IPv4.
     child = pipeline.start(f"consumer-{job_id}", job_id, network="::1/128")
     leader = psutil.Process(child.pid)
-    until(lambda: sum(map(bool, map(listens_at, leader.children()))) == 2, "two ranks that have met")
+    until(lambda: len([one for one in leader.children() if listening(one)]) == 2, "two ranks that have met")
     ranks = leader.children()
-    assert set().union(*map(listens_at, (leader, *ranks))) == {"::1"}
+    assert all(told.startswith("::1 ") for one in (leader, *ranks) for told in listening(one))
+    _, group = HostsSide(pipeline.broker, job_id, host="", ranks=0).look()
+    assert listening(leader) == [group.address], "it is bound, and told as the kernel chose it"
     os.kill(leader.pid, signal.SIGKILL)
     assert wait_for_exit(child) == -signal.SIGKILL
     until(lambda: not any(map(lives, ranks)), "the end of the ranks")
@@ -125,3 +132,59 @@ def test_a_host_that_does_not_reach_the_leader_is_named_and_joins_once_it_does(
     (membership,) = entered
     assert isinstance(membership, Membership)
     membership.close("the test is over")
+
+
+def test_hosts_that_are_too_few_are_named_with_those_that_were_refused_and_the_job_fails_with_that_line(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = {"least": 2, "most": 3, "wait_s": 1.0}
+    spec = job_spec(trainer__hosts=hosts, weights={"transport": "redis"}, timeouts__max_trainer_starts=1)
+    job_id, _ = pipeline.jobs.create(spec)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launcher.WaitingRanks, "fill", lambda _: None)
+    monkeypatch.setattr(launcher, "kind_of_host", lambda _: KIND)
+    host = HostLauncher(StackSettings(network="lo", name="a"), pipeline.broker, spec, job_id)
+    codes: list[int] = []
+    running = threading.Thread(target=lambda: codes.append(host.run()), daemon=True)
+    running.start()
+    others = [HostsSide(pipeline.broker, job_id, host=name, ranks=1) for name in ("b", "c")]
+
+    def are_refused() -> bool:
+        kinds = replace(KIND, torch="another"), replace(KIND, cpu="another")
+        told = [one.join(kind)[0] for one, kind in zip(others, kinds, strict=True)]
+        return told == ["other_torch", "other_cpu"]
+
+    until(are_refused, "a group that forms")
+    running.join(60.0)
+    assert codes == [TrainerExit.FAILED]
+    assert pipeline.jobs.state(job_id) is JobState.FAILED
+    reason = re.sub("a-[0-9a-f]{8}", "a", pipeline.jobs.fields(job_id)["reason"].decode())
+    assert reason.startswith("1 groups of hosts ended without committing a new iteration (timeouts.max_trainer_starts)")
+    refused = "b: it has another torch, c: it has another kind of CPU, whose bits may differ"
+    assert reason.endswith(f"1 of 2 hosts within 1 s (trainer.hosts.wait_s); offered: a; refused: {refused}")
+
+
+class Deaf(HostsSide):
+    """Hears nothing from Redis."""
+
+    def renew(self, formed: int, sealed: int) -> NoReturn:
+        raise Unavailable("Redis does not answer")
+
+
+def test_a_host_that_hears_nothing_from_redis_for_a_lease_is_no_member_any_more(pipeline: Pipeline) -> None:
+    job_id, _ = pipeline.jobs.create(on_one_host())
+    group = formed_by(HostsSide(pipeline.broker, job_id, host="a", ranks=1), lease_ms=500)
+    membership = Membership(Deaf(pipeline.broker, job_id, host="a", ranks=1), group, host="a")
+    assert gone(membership) == ""
+    until(lambda: gone(membership) != "", "the end of its lease")
+    assert gone(membership).startswith("this host could not renew its lease for ")
+    membership.close("the test is over")
+
+
+def gone(membership: Membership) -> str:
+    """Why it is no member any more; "" while it is one."""
+    try:
+        membership.check()
+    except Gone as error:
+        return str(error)
+    return ""

@@ -52,6 +52,12 @@ def test_an_answer_is_no_order_and_a_changed_byte_is_no_message(store: TCPStore)
     assert SEAT.opened(ANSWERS, b"") is None
 
 
+def test_a_rank_that_waits_at_the_store_has_a_deadline(store: TCPStore) -> None:
+    for wait in (Exchange(store, SEAT).next_order, Exchange(store, SEAT).next_answer):
+        with pytest.raises(Unavailable, match="the trainer's ranks have lost each other"):
+            wait(0.05)
+
+
 def test_ranks_of_one_host_sign_nothing(store: TCPStore) -> None:
     Exchange(store).order(Rest())
     assert bytes(store.queue_pop(ORDERS)) == encode(Rest())
