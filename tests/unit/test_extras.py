@@ -25,6 +25,7 @@ WITH_EXTRAS = {
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/hosts/machines.py": "hosts that serve a cache",
     "tests/hosts/test_objects.py": "the same",
+    "tests/hosts/test_pods.py": "the object store of pods",
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/integration/test_recording.py": "how a record comes about",
     "tests/integration/test_hosts.py": "the launcher, which says that clocks are apart",
