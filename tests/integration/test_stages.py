@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from broker.leases import FailOutcome
 from broker.stage_side import PutOutcome
 from contracts.encoding.arrays import pack_float32
-from contracts.errors import ContractViolation, NotFound
+from contracts.errors import ContractViolation, FenceViolation, NotFound
 from contracts.rollouts import batch_digest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
@@ -47,6 +48,8 @@ def test_a_batch_passes_its_stages_and_then_the_trainer_gets_it_with_its_columns
     assert chain.arrived() == [batch.batch_id]
     columns = chain.trainer.columns(batch)
     assert columns == dict.fromkeys(("rows", "groups", "whole", "after"), numbers(*range(NUM_ROWS)))
+    with pytest.raises(FenceViolation, match="not what the ledger records by now"):
+        chain.trainer.columns(replace(batch, policy_version=1))
 
 
 def test_an_item_that_fails_is_tried_again_and_past_its_attempts_the_batch_is_dead(redis_server: EmbeddedRedis) -> None:

@@ -144,9 +144,12 @@ def test_a_status_and_a_report_show_the_window_and_add_up_its_streams(broker: Br
 
 def test_a_commit_whose_evaluation_was_never_sent_is_refused_and_reconciling_sends_it(broker: Broker) -> None:
     job = delayed(broker, 1, evaluates=True)
-    for iteration in range(2):
-        job.sample()
-        job.commit(iteration)
+    job.sample()
+    job.commit(0)
+    with pytest.raises(FenceViolation, match="lacks the version that samples it"):
+        job.trainer.dispatch(2, job.evaluation(2))
+    job.sample()
+    job.commit(1)
     job.sample()
     partly = job.trained(2)
     with pytest.raises(FenceViolation, match="missing dispatch"):

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 KEPT: dict[str, str] = {
+    "broker/generator_side.py _sampled_by: (batch.policy_version, batch.weights_digest) == (version, digest)": (
+        "most batches are made for the version that samples them: it saves a copy of their prompts"
+    ),
+    "broker/trainer_side.py TrainerSide.stages_with_work: not self._plan.stages": (
+        "a job without stages has nothing in work: it saves a call of the server in each look"
+    ),
+    "broker/trainer_side.py TrainerSide.reconcile: self._lost(iteration, ()) is None": (
+        "of an iteration that is whole no batch is lost: it saves looking each of thousands up"
+    ),
     "contracts/settings.py settings_from: error.field not in own": (
         "every value of a setting is refused by the setting's name: it tells the type checker that there is a name"
     ),
