@@ -10,12 +10,16 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from contracts.settings import StackSettings
 from onbeat.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
+
+if TYPE_CHECKING:
+    from tests.pipeline import Pipeline
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore Ctrl-C, and so would what they start.
@@ -55,6 +59,16 @@ def scripts_come_back(redis_server: EmbeddedRedis) -> Iterator[None]:
     """For tests that have the shared server forget its scripts: other tests' users of one role may load none."""
     yield
     redis_server.load_scripts()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Pipeline]:
+    """A stack without a trainer, with as many generators as NUM_GENERATORS of the module says, else with none."""
+    from tests.pipeline import Pipeline
+
+    with Pipeline(tmp_path_factory.mktemp("pipeline")) as made:
+        made.start_generators(getattr(request.module, "NUM_GENERATORS", 0))
+        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,12 +42,6 @@ JOB = short_job(iterations=20, evaluation__every_iterations=5, recording={})
 """Long enough for a death at every place."""
 LAGGING = short_job(iterations=26, evaluation__every_iterations=1, evaluation__num_prompts=4, recording={}, **LAG)
 """Each of its commits leaves an evaluation to be sent out."""
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("chaos")) as pipeline:
-        yield pipeline
 
 
 @pytest.mark.parametrize("job", [pytest.param(JOB, marks=long_variant), LAGGING], ids=["periodic", "delayed"])

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,9 @@ from tests.chaos.short_job import (
 )
 from tests.pipeline import Pipeline, wait_for_exit
 
+NUM_GENERATORS = 1
+
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit")
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("file-faults")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
 
 
 def cut(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,6 @@ KINDS = {
         **QUICK,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("outages")) as pipeline:
-        yield pipeline
 
 
 Outage = Callable[[Pipeline], Callable[[], object]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,6 @@ OWN = job(
 )
 """Its trainer sums what it is given in the order in which it comes: one micro-batch of an iteration has one order."""
 LAGGING = job(schedule="delayed", max_policy_lag=1, algorithm__correction="none")
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("own")) as pipeline:
-        yield pipeline
 
 
 @dataclass

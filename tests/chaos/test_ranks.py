@@ -17,12 +17,7 @@ from contracts.run_folder import RunFolder
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, short_job, until
 from tests.pipeline import Pipeline, wait_for_exit
 
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("ranks")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
+NUM_GENERATORS = 1
 
 
 def process_of_rank(rank: int, job_id: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ from tests.chaos.short_job import (
 )
 from tests.pipeline import Pipeline, wait_for_exit
 
+NUM_GENERATORS = 1
+
 OUTAGE_S = 20.0 if IS_LONG else 3.0
 """An outage that outlasts the leases."""
 HANG_S = 50.0 if IS_LONG else 7.0
@@ -52,13 +53,6 @@ TRANSITIONS = (
     "set_state",
 )
 OF_STAGES = (*TRANSITIONS, "claim_rows", "put_rows")
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("redis-faults")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
 
 
 class CutPipeline(Pipeline):

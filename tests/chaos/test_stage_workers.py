@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,18 +26,13 @@ from tests.chaos.short_job import (
 )
 from tests.pipeline import Pipeline, wait_for_exit
 
+NUM_GENERATORS = 1
+
 WORKER = "consumer.stages"
 POINTS = [name for name in CRASH_POINTS if name.startswith("stage.")]
 TRAINER_POINTS = ["consumer.after_micro_batch", "consumer.after_step", "consumer.after_commit"]
 JOB = short_job(**STAGED)
 WINDOW = short_job(**STAGED, schedule="delayed", max_policy_lag=1, algorithm__correction="none")
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("stages")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
 
 
 @pytest.fixture(scope="module")

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from tests.chaos.short_job import DEADLINE_S, assert_undisturbed, committed, running, short_job, succeed, until
 from tests.pipeline import HELD, Pipeline, wait_for_exit
 
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("trainers")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
+NUM_GENERATORS = 1
 
 
 def files_below(folder: Path) -> dict[str, tuple[int, int]]:

@@ -3,10 +3,7 @@ the same generator keep theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from contracts.encoding.wire import decode_json
 from contracts.events import TimelineSpan
@@ -18,12 +15,6 @@ from tests.chaos.short_job import running, sequential_digest
 from tests.pipeline import Pipeline
 
 TURN_THREADS = 2
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("pipeline")) as pipeline:
-        yield pipeline
 
 
 def spec(schedule: str) -> JobSpec:

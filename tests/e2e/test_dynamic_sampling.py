@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +20,6 @@ JOB = short_job(
     rollout__max_resamples=3,
     reward__components=[{"type": "exact"}, {"type": "overlong", "max_tokens": 6, "buffer_tokens": 2}],
 )
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("dynamic-sampling")) as pipeline:
-        yield pipeline
 
 
 @pytest.fixture(scope="module")

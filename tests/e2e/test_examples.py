@@ -6,11 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -42,12 +40,6 @@ VARIETY = {
     "reward_column": "variety",
     "weight": 0.1,
 }
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("examples")) as started:
-        yield started
 
 
 def spec_with(*, prompts: int, **tables: Any) -> JobSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,7 @@ from tests.builders import job_spec
 from tests.chaos.short_job import long_variant, sequential_digest
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
 
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("pipeline")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
+NUM_GENERATORS = 1
 
 
 @pytest.fixture(scope="module")

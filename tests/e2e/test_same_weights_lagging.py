@@ -5,7 +5,6 @@ The oracle has no part of what it judges: no Redis, no window, no generator (tes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,8 @@ from tests.builders import job_spec
 from tests.chaos.short_job import long_variant, running
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
+
+NUM_GENERATORS = 1
 
 ITERATIONS = 6
 LORA: dict[str, object] = {
@@ -55,13 +56,6 @@ def spec(job: str, **changes: object) -> JobSpec:
         "timeouts__trainer_lease_s": 1.0,
     }
     return job_spec(**(fields | JOBS[job] | changes))
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("lagging")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,6 +15,8 @@ from contracts.spec import JobSpec
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant
 from tests.pipeline import Pipeline
+
+NUM_GENERATORS = 1
 
 ITERATIONS = 4
 LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3}
@@ -54,13 +55,6 @@ STEPS_BEFORE_DEATH = {
     "SFT in mini-batches": 7,
 }
 """ITERATIONS, where a variant isn't named."""
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("variants")) as pipeline:
-        pipeline.start_generators(1)
-        yield pipeline
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "reward__components": [],
     },
 }
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("replay")) as pipeline:
-        yield pipeline
 
 
 def replayed(run_root: Path, job_id: str, batch_id: str, capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
