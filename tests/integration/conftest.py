@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
 from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import tiny_model_folder
 
 
@@ -18,6 +19,13 @@ def broker(settings: StackSettings) -> Iterator[Broker]:
     made = connect(settings)
     yield made
     made.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """One without the jobs of other tests, which may be stopped and killed."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
 
 
 @pytest.fixture

@@ -58,13 +58,10 @@ class Crash:
 
 
 @pytest.fixture
-def crash(tmp_path: Path) -> Iterator[Crash]:
-    server = EmbeddedRedis(tmp_path / "redis")
-    server.start()
+def crash(server: EmbeddedRedis, tmp_path: Path) -> Iterator[Crash]:
     broker = connect(StackSettings(redis_url=server.url, run_root=str(tmp_path)), patience_s=10.0)
     yield Crash(server, broker)
     broker.close()
-    server.stop()
 
 
 @pytest.fixture

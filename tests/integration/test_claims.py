@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -105,12 +103,6 @@ def test_claims_of_several_threads_of_one_generator_are_of_different_batches(job
     with ThreadPoolExecutor(3) as threads:
         claims = list(threads.map(lambda _: claimed(side), range(3)))
     assert len({claim.prompt_batch.batch_id for claim in claims}) == 3
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        yield server
 
 
 def test_calls_that_a_hanging_server_reads_once_it_goes_on_leave_no_lease_that_is_not_known(

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,22 +35,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    """A sweep sees to every note of its server."""
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
-def stack(own: EmbeddedRedis, tmp_path: Path) -> StackSettings:
+def stack(server: EmbeddedRedis, tmp_path: Path) -> StackSettings:
     return StackSettings(
-        redis_url=own.url_of(TRAINER), run_root=str(tmp_path / "runs"), weight_root=str(tmp_path / "weights")
+        redis_url=server.url_of(TRAINER), run_root=str(tmp_path / "runs"), weight_root=str(tmp_path / "weights")
     )
 
 
 @pytest.fixture
-def jobs(own: EmbeddedRedis) -> JobStore:
-    return JobStore(connect(StackSettings(redis_url=own.url_of(GATEWAY))))
+def jobs(server: EmbeddedRedis) -> JobStore:
+    return JobStore(connect(StackSettings(redis_url=server.url_of(GATEWAY))))
 
 
 @pytest.fixture
@@ -96,13 +88,13 @@ def test_a_deleted_job_s_files_go_from_both_roots_and_the_note_once_no_late_writ
 
 @pytest.mark.parametrize("name", ["redis", "..", "../outside", "logs", "job-1", "a/b", ""])
 def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
-    name: str, own: EmbeddedRedis, stack: StackSettings, consumer: Broker, tmp_path: Path
+    name: str, server: EmbeddedRedis, stack: StackSettings, consumer: Broker, tmp_path: Path
 ) -> None:
     for folder in ("redis", "logs", "job-1", "a/b"):
         (stack.run_root_path / folder).mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     note = encode(Removal(files="removed", at_s=0.0))
-    connect(StackSettings(redis_url=own.url)).redis.hset(keys.REMOVED, name, note)  # type: ignore[arg-type]
+    connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, name, note)  # type: ignore[arg-type]
     Sweeper(consumer, stack).sweep()
     assert sorted(path.name for path in stack.run_root_path.iterdir()) == ["a", "job-1", "logs", "redis"]
     assert (stack.run_root_path / "a" / "b").is_dir()
@@ -110,12 +102,12 @@ def test_a_name_that_is_no_job_s_id_never_becomes_a_path(
 
 
 def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
-    own: EmbeddedRedis, jobs: JobStore, stack: StackSettings, consumer: Broker, caplog: pytest.LogCaptureFixture
+    server: EmbeddedRedis, jobs: JobStore, stack: StackSettings, consumer: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = [ended(jobs, stack) for _ in range(3)]
     for folder, note in zip(damaged, (b"", b"\xc1junk", encode(JobState.QUEUED)), strict=True):
         jobs.remove(folder.job_id)
-        connect(StackSettings(redis_url=own.url)).redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
+        connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
     other = ended(jobs, stack)
     jobs.remove(other.job_id)
     metrics = WorkerMetrics(lambda: False)
@@ -215,8 +207,8 @@ def test_a_repeated_submission_never_gets_the_id_of_a_job_that_is_removed_in_the
     assert jobs.create(job_spec(), idempotency_key="a key") == (again, False)
 
 
-def test_a_gateway_s_own_user_may_look_for_a_note(own: EmbeddedRedis, jobs: JobStore, stack: StackSettings) -> None:
-    removals = Removals(connect(StackSettings(redis_url=own.url_of(GATEWAY))))
+def test_a_gateway_s_own_user_may_look_for_a_note(server: EmbeddedRedis, jobs: JobStore, stack: StackSettings) -> None:
+    removals = Removals(connect(StackSettings(redis_url=server.url_of(GATEWAY))))
     job_id = ended(jobs, stack).job_id
     assert not removals.is_pending(job_id)
     jobs.remove(job_id)
@@ -224,10 +216,10 @@ def test_a_gateway_s_own_user_may_look_for_a_note(own: EmbeddedRedis, jobs: JobS
 
 
 def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_job_back(
-    own: EmbeddedRedis, stack: StackSettings
+    server: EmbeddedRedis, stack: StackSettings
 ) -> None:
-    gateway, trainers = (connect(StackSettings(redis_url=own.url_of(role))) for role in (GATEWAY, TRAINER))
-    generators = connect(StackSettings(redis_url=own.url_of(GENERATOR)))
+    gateway, trainers = (connect(StackSettings(redis_url=server.url_of(role))) for role in (GATEWAY, TRAINER))
+    generators = connect(StackSettings(redis_url=server.url_of(GENERATOR)))
     job = job_of(gateway, trainers, generators)
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator = job.generator("g1")
@@ -249,7 +241,7 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
         return seen
 
     assert asyncio.run(asyncio.wait_for(watch(), timeout=60.0))
-    operator = connect(StackSettings(redis_url=own.url))
+    operator = connect(StackSettings(redis_url=server.url))
     assert list(operator.redis.scan_iter(match=f"*{job.job_id}*")) == []
     with pytest.raises(NotFound):
         jobs.remove(job.job_id)

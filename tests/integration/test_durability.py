@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import socketserver
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +12,6 @@ from broker.connection.client import connect
 from contracts.errors import BrokerUnavailable
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        yield server
 
 
 @pytest.mark.parametrize("appendfsync", ["everysec", "always"])

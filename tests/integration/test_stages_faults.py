@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -117,11 +116,10 @@ def test_a_worker_waits_no_longer_than_anothers_lease(redis_server: EmbeddedRedi
 
 
 @pytest.fixture
-def crash(tmp_path: Path) -> Iterator[Crash]:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        broker = connect(StackSettings(redis_url=server.url))
-        yield Crash(server, broker)
-        broker.close()
+def crash(server: EmbeddedRedis) -> Iterator[Crash]:
+    broker = connect(StackSettings(redis_url=server.url))
+    yield Crash(server, broker)
+    broker.close()
 
 
 def test_a_restart_that_lost_puts_claims_and_a_publication_has_them_made_again(crash: Crash) -> None:

@@ -47,27 +47,20 @@ WORKER = (
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    """A worker sees to every job of its server, so it gets one without the jobs of other tests."""
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
-def own_settings(own_redis: EmbeddedRedis, tmp_path: Path) -> StackSettings:
+def own_settings(server: EmbeddedRedis, tmp_path: Path) -> StackSettings:
     return StackSettings(
-        redis_url=own_redis.url_of(roles.TRAINER),
+        redis_url=server.url_of(roles.TRAINER),
         run_root=str(tmp_path / "runs"),
         api_key="never-logged-key",
     )
 
 
 @pytest.fixture
-def broker(own_redis: EmbeddedRedis) -> Iterator[Broker]:
+def broker(server: EmbeddedRedis) -> Iterator[Broker]:
     """Connects as the operator; asserts at the end that nothing was refused to the worker or its trainers."""
-    made = connect(StackSettings(redis_url=own_redis.url), patience_s=30.0)
+    made = connect(StackSettings(redis_url=server.url), patience_s=30.0)
     yield made
-    if own_redis.child.is_running:
+    if server.child.is_running:
         assert refusals(made) == []
     made.close()
 
@@ -176,7 +169,7 @@ def test_a_killed_worker_takes_its_trainer_along_and_the_next_worker_starts_anot
 
 
 def test_a_restarted_redis_harms_neither_worker_nor_trainer(
-    own_redis: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
+    server: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
 ) -> None:
     jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec())
@@ -184,7 +177,7 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
     with worker(own_settings, tmp_path / "worker.log") as process:
         epoch = first.appears()
         until(lambda: jobs.state(first_id) is JobState.RUNNING, "a running job")
-        own_redis.restart()
+        server.restart()
         assert jobs.request_cancel(first_id) in (JobState.CANCELLING, JobState.CANCELLED)
         until(lambda: jobs.state(first_id) is JobState.CANCELLED, "the first job's end")
         assert first.epoch == epoch, "the trainer outlived the restart"
@@ -533,7 +526,7 @@ def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 @pytest.mark.parametrize(("how", "has_trainer"), [("killed", False), ("hung", False), ("hung", True)])
 def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
-    own_redis: EmbeddedRedis,
+    server: EmbeddedRedis,
     own_settings: StackSettings,
     broker: Broker,
     tmp_path: Path,
@@ -548,15 +541,15 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
         if has_trainer:
             holder.appears()
             trainer_pid = holder.pid
-        assert own_redis.child.pid
-        os.kill(own_redis.child.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        assert server.child.pid
+        os.kill(server.child.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         try:
             process.terminate()
             assert process.wait(timeout=90) == 0
             assert not trainer_pid or not is_running(trainer_pid)
         finally:
             if how == "hung":
-                os.kill(own_redis.child.pid, signal.SIGCONT)
+                os.kill(server.child.pid, signal.SIGCONT)
 
 
 def test_a_change_of_a_job_makes_a_consumer_look_at_once(
