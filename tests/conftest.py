@@ -19,6 +19,7 @@ from onbeat.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
 
 if TYPE_CHECKING:
+    from tests.e2e.stand_in_gateway import FakeGateway
     from tests.pipeline import Pipeline
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -69,6 +70,19 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     with Pipeline(tmp_path_factory.mktemp("pipeline")) as made:
         made.start_generators(getattr(request.module, "NUM_GENERATORS", 0))
         yield made
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    """A stand-in that a command finds by its environment, in a folder of its own."""
+    from tests.e2e.stand_in_gateway import KEY, fake_gateway
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
+    with fake_gateway() as server:
+        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
+        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
+        yield server
 
 
 @pytest.fixture

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
 from onbeat_extras.looking.command import LogLines
-from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
-
-
-@pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
-    monkeypatch.chdir(tmp_path)
-    with fake_gateway() as server:
-        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
-        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
-        yield server
+from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +17,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat_extras.top import keyboard as keys
 from onbeat_extras.top.look import Look, TopReader, TopWatch, alerts
 from onbeat_extras.top.view import screen
-from tests.e2e.stand_in_gateway import JOB, KEY, STACK, FakeGateway, fake_gateway
+from tests.e2e.stand_in_gateway import JOB, KEY, STACK, FakeGateway
 from tests.unit.onbeat.terminal.test_output import HOSTILE, STATUS, assert_is_text, terminal
 from tests.unit.onbeat.test_looking import drawn
 
@@ -32,15 +30,6 @@ LOOK = Look(
     streams={STATUS.job_id: {"fence_state": HOSTILE, "stages": [{"stage": HOSTILE}]}},
     alerts=(HOSTILE,),
 )
-
-
-@pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
-    monkeypatch.chdir(tmp_path)
-    with fake_gateway() as server:
-        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
-        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
-        yield server
 
 
 def test_a_look_fits_a_terminal_of_80_columns_and_24_lines(gateway: FakeGateway) -> None:

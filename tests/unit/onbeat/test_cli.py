@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,9 @@ from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import event_line, iteration_line, panel
-from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, fake_gateway, metrics_of
+from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, metrics_of
 
 pytestmark = pytest.mark.usefixtures("restored_process")
-
-
-@pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
-    with fake_gateway() as server:
-        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
-        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
-        monkeypatch.setenv("ONBEAT_RUN_ROOT", str(tmp_path / "runs"))
-        monkeypatch.chdir(tmp_path)
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,15 +16,6 @@ from onbeat.cli import run
 from onbeat.commands.options import job_ids
 from onbeat.terminal.job_view import job_table, show_jobs
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, fake_gateway
-
-
-@pytest.fixture
-def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
-    monkeypatch.chdir(tmp_path)
-    with fake_gateway() as server:
-        monkeypatch.setenv("ONBEAT_GATEWAY_URL", server.url)
-        monkeypatch.setenv("ONBEAT_API_KEY", KEY)
-        yield server
 
 
 def drawn(what: object, *, width: int = 80) -> list[str]:
