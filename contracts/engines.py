@@ -35,6 +35,9 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     """Whether its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), which a job that samples
     so needs."""
 
+    of_turns: ClassVar[str] = ""
+    """What a job with an environment adds to the engine's fingerprint."""
+
     @property
     def is_reproducible(self) -> bool:
         """Whether the same batch gives the same bytes whatever runs before and beside it: deterministic jobs need that
@@ -43,7 +46,7 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 
     @property
     def has_to_prove_it(self) -> bool:
-        """Whether that is tried by a canary before the first deterministic batch (producer/engine/canary.py)."""
+        """Whether that is tried by a canary before the first deterministic batch (`GenerationEngine.difference`)."""
         return False
 
     @property
@@ -59,6 +62,8 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
     """Transformers' model and a decoding loop of Onbeat's own, in the generator's process."""
 
     says_kept_sets: ClassVar[bool] = True
+    of_turns: ClassVar[str] = "; turn steps 1"
+    """Counts the changes that give later turns other bits; without it each turn was filled anew."""
 
     @property
     def is_reproducible(self) -> bool:
@@ -69,6 +74,9 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
     model and keep their bytes (a line of the log says so); 1: one batch at a time."""
     shared_cache_mb: Megabytes = 1024
     """Memory of the key-value cache that several batches share; a batch that needs more is sampled by itself."""
+    turns_cache_mb: Megabytes = 1024
+    """Memory of keys and values that are kept of trajectories between their turns; those beyond it go through the model
+    again at the next turn, which changes no byte. 0 keeps none."""
     packed_weights_mb: Megabytes = 1024
     """Memory of a second copy of layers' weights, in the order in which a step's matrix products read them; layers
     beyond it are packed at each product, which changes no byte. 0 keeps no copy."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,13 @@ class Activity:
         ended_s = self.now_s()
         if ended_s - started_s >= LEAST_S:
             self.record(job_id, what, iteration=iteration, batch_id=batch_id, started_s=started_s, ended_s=ended_s)
+
+    def went_on(self, context_tokens: Counter[str]) -> None:
+        """Books tokens before later turns, by where they came from, and takes them out."""
+        while context_tokens:
+            source, number = context_tokens.popitem()
+            if self._metrics is not None:
+                self._metrics.context_tokens.labels(source).inc(number)
 
     def sampled(self, num_tokens: int, *, started_s: float, ended_s: float) -> None:
         """Books a round of a batch that left the engine."""

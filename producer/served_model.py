@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from broker.presence import RELOAD_PAUSES_S
+from contracts.encoding.arrays import ITEM_BYTES
 from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, ObjectsUnavailable, WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.waiting import tried_again
 from producer.detokenizer import Detokenizer
-from producer.engine.base import GenerationEngine, VerifiedWeights
-from producer.engine.canary import difference
+from producer.engine.base import GenerationEngine, Turn, VerifiedWeights
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class LoadedModel:
     """Whether a canary has shown that its bytes don't depend on what it samples beside a batch."""
     hangs: bool = False
     """Whether a call of the engine let its deadline pass: the thread that is in it would keep it from being closed."""
+    context_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens before later turns that are not booked yet: kept since the turn before, or fed to the model."""
 
     @property
     def verified(self) -> VerifiedWeights:
@@ -52,10 +55,16 @@ class LoadedModel:
             raise AssertionError("an engine without verified weights is not ready")
         return weights
 
-    async def generate(self, batch: PromptBatch, *, deadline_s: float) -> list[list[Completion]]:
+    async def generate(
+        self, batch: PromptBatch, turn: Turn | None = None, *, deadline_s: float
+    ) -> list[list[Completion]]:
         """Raises what the engine raises, and EngineUnavailable past the deadline."""
         async with self.within(deadline_s, f"batch {batch.batch_id}"):
-            return await self.engine.generate(batch)
+            completions = await self.engine.generate(batch, turn)
+        if turn is not None and turn.rows is not None:
+            num_tokens = sum(len(prompt.token_ids) for prompt in batch.prompts) // ITEM_BYTES
+            self.context_tokens.update(kept=turn.num_kept_tokens, fed=num_tokens - turn.num_kept_tokens)
+        return completions
 
     @contextlib.asynccontextmanager
     async def within(self, deadline_s: float, what: str) -> AsyncIterator[None]:
@@ -151,7 +160,7 @@ class ServedModel:
     async def _prove(self, loaded: LoadedModel, spec: JobSpec) -> None:
         """Raises BatchFailed where the engine's bytes depend on what it samples beside a batch."""
         async with loaded.within(spec.timeouts.generation_s, "the canary"):
-            found = await difference(loaded.engine)
+            found = await loaded.engine.difference()
         if found:
             self.not_reproducible = f"a batch has other bytes {found} than alone"
             raise BatchFailed(f"this engine serves no deterministic job: {self.not_reproducible}")

@@ -49,9 +49,9 @@ def players(settings: StackSettings, environments: httpx.AsyncClient, service: D
 
 def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:
     """What the bits of this process's completions of a job depend on (I7). Blocks for seconds: it imports torch."""
-    return fingerprint_of_job(
-        engine, spec.model, device=settings.device, num_threads=threads_for(spec, settings=settings)
-    )
+    threads = threads_for(spec, settings=settings)
+    found = fingerprint_of_job(engine, spec.model, device=settings.device, num_threads=threads)
+    return found if spec.environment is None else found + engine.of_turns
 
 
 def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:

@@ -22,7 +22,7 @@ from onbeat.weights.dtypes import TORCH_NAMES
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
 from onbeat.weights.stores import version_files
-from producer.engine.base import GenerationEngine, VerifiedWeights, check_version
+from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
 
 
@@ -40,7 +40,7 @@ class FakeEngine(GenerationEngine):
     def max_concurrent_completions(self) -> int:
         return 1
 
-    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
         check_version(self._held, batch)
         return self._sampled(batch)
 

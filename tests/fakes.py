@@ -21,7 +21,8 @@ from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightFile, WeightManifest, WeightShard, weights_digest
-from producer.engine.base import check_version
+from onbeat_extras.engines.canary import difference
+from producer.engine.base import Turn, check_version
 from tests.fake_engine import FakeEngine
 
 FAKE_TENSORS = frozenset({"scale"})
@@ -299,7 +300,7 @@ class LoggedEngine(FakeEngine):
             self._events += [f"receive {one.policy_version}" for one in self.ready_versions if one not in before]
             self._events += [f"let go {one.policy_version}" for one in before if one not in self.ready_versions]
 
-    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
         self._events.append(f"generate {batch.job_id} {batch.batch_id}")
         check_version(self.policy_version, batch)
         if error := self._shop.errors.get(batch.batch_id):
@@ -311,6 +312,9 @@ class LoggedEngine(FakeEngine):
                 self._events.append(f"drop {batch.job_id} {batch.batch_id}")
                 raise
         return self._sampled(batch)
+
+    async def difference(self) -> str:
+        return await difference(self)
 
     async def wake(self, *, num_threads: int | None) -> None:
         self._events.append("wake" if num_threads is None else f"wake with {num_threads} threads")

@@ -51,6 +51,12 @@ class GeneratorMetrics(ProcessMetrics):
             ]
         )
         self.tokens = Counter("onbeat_generator_tokens", "Sampled tokens.", registry=self.registry)
+        self.context_tokens = Counter(
+            "onbeat_generator_context_tokens",
+            "Tokens before later turns: kept or fed.",
+            ["source"],
+            registry=self.registry,
+        )
         self.batches = Counter(
             "onbeat_generator_batches",
             "Claimed batches by their end: accepted, the fence's reason, or failed.",

@@ -17,7 +17,14 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
-from producer.engine.base import GenerationEngine, VerifiedWeights, check_context, check_version, check_vocabulary
+from producer.engine.base import (
+    GenerationEngine,
+    Turn,
+    VerifiedWeights,
+    check_context,
+    check_version,
+    check_vocabulary,
+)
 
 FINISH_REASONS = ("stop", "length")
 
@@ -57,7 +64,7 @@ class BatchingEngine(GenerationEngine):
     def max_concurrent_completions(self) -> int:
         return self._max_sequences
 
-    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
         check_version(self._held, batch)
         check_context(batch, self._context_tokens)
         check_vocabulary(batch, self._vocabulary_tokens)

@@ -6,9 +6,9 @@
 
 The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
 with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a canary has
-shown that they are (producer/engine/canary.py); that has not been run on a GPU yet. Seeds are a sample's own either
-way. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that died, raises
-EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
+shown that they are (onbeat_extras/engines/canary.py); that has not been run on a GPU yet. Seeds are a sample's own
+either way. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that died,
+raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
 Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
 """
 
@@ -36,7 +36,7 @@ from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, model_folder
 from onbeat.weights.stores import version_files
-from onbeat_extras.engines import extension
+from onbeat_extras.engines import canary, extension
 from onbeat_extras.engines.batching import BatchingEngine, checked_completion, num_samples
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.fingerprint import attention_backend
@@ -159,6 +159,9 @@ class VllmEngine(BatchingEngine):
     @property
     def _vocabulary_tokens(self) -> int:
         return self._llm.model_config.get_vocab_size()
+
+    async def difference(self) -> str:
+        return await canary.difference(self)
 
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.engines import Engine
@@ -49,6 +49,27 @@ class EngineSetup:
     """The most host memory for versions beside the one that samples, of an engine that holds several."""
 
 
+@dataclass(eq=False, kw_only=True)
+class Trajectories:
+    """The trajectories of one batch while their turns are sampled, with what the engine keeps of them in between."""
+
+    opening: PromptBatch
+    """The batch of their first turn; row p·G + g of it is sample g of prompt p."""
+    kept: dict[int, Any] = field(default_factory=dict)
+    """Row → what the engine makes of it; to other engines it means nothing."""
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """A turn of some trajectories; the prompts of its batch are all tokens before it."""
+
+    trajectories: Trajectories
+    rows: Sequence[int] | None = None
+    """The row of each prompt, which has one completion then; None for the first turn, whose batch is the opening."""
+    num_kept_tokens: int = 0
+    """Tokens of those prompts that don't go through the model again."""
+
+
 class GenerationEngine(ABC):
     """One model in memory, which samples one batch at a time, or several.
 
@@ -74,15 +95,21 @@ class GenerationEngine(ABC):
         """Number of completions below which another batch is claimed; 1 is one batch at a time."""
 
     @abstractmethod
-    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
         """Samples completions [k][G], in the order of the prompts and of the sample numbers.
 
         The same batch under the same weights gives the same bytes, whatever ran before (I7), unless
-        `is_reproducible` of its options says otherwise.
+        `is_reproducible` of its options says otherwise. turn: the turn that the batch is, if it is one. Its bytes are a
+        function of the opening and of the rows' tokens, whatever an engine that keeps something has kept.
         A call that is cancelled ends at its next token, and the next one is as good as ever.
         Raises BatchFailed: no verified weights or others than the batch asks for, a prompt that does not fit
         the model's context or vocabulary, logits that are not finite. EngineUnavailable where the engine is gone.
         """
+
+    async def difference(self) -> str:
+        """Says in which company a batch has other bytes than alone; "" for none. Asked of engines that have to prove it
+        (contracts/engines.py); nothing else is sampled meanwhile."""
+        return ""
 
     @abstractmethod
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:

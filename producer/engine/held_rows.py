@@ -20,6 +20,7 @@ from torch import Tensor
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.kept_sets import pack_kept_sets
+from producer.engine.base import Turn
 from producer.engine.sampling import Drawn, Logits, completion_uniforms, sample
 
 Places = NDArray[np.int64]
@@ -30,6 +31,8 @@ class GrowingBatch:
     """A batch of which some rows are held, or have ended; row p·G + g is sample g of prompt p."""
 
     batch: PromptBatch
+    turn: Turn | None = None
+    """The turn of trajectories that it is, if it is one."""
     ended: dict[int, Completion] = field(default_factory=dict)
     """Row → its completion."""
 
@@ -133,6 +136,10 @@ class HeldRows:
 
     def places_of(self, growing: GrowingBatch) -> Places:
         return np.flatnonzero(self._owners[: self._num_rows] == growing)
+
+    def owner_of(self, place: int) -> tuple[GrowingBatch, int]:
+        """The batch of the row at a place, and the row's number in it."""
+        return self._owners[place], int(self._rows[place])
 
     def leave(self, places: Places) -> Moves:
         """Frees places; the last rows move into the holes, and the engine moves what it keeps of them."""

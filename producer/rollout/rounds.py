@@ -86,6 +86,7 @@ class Rounds:
         scoring_started_s = self.activity.now_s()
         num_tokens = 0 if asked.is_given else sum(completion.num_sampled for completion in completions)
         self.activity.sampled(num_tokens, started_s=generation.started_s, ended_s=scoring_started_s)
+        self.activity.went_on(batch.loaded.context_tokens)
         texts = batch.loaded.detokenizer(completions)
         spec = batch.spec
         scored = await self._score(batch, asked, completions=completions, texts=texts)

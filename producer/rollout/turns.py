@@ -25,6 +25,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from msgspec import UNSET
@@ -51,7 +52,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.process.crash_points import reach
 from onbeat.rendering.base import Renderer
-from producer.engine.base import all_or_none
+from producer.engine.base import Trajectories, Turn, all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ MOST_TOKENS = 2**16
 """Tokens of all prompts of one call of the engine, padding included: it has them in memory at once. A turn of more is
 several calls, cut by their prompts alone (I7)."""
 
-Generate = Callable[[PromptBatch], Awaitable[list[list[Completion]]]]
+Generate = Callable[[PromptBatch, Turn], Awaitable[list[list[Completion]]]]
 """One call of the engine, under the weights that the whole batch is sampled with."""
 
 
@@ -115,6 +116,8 @@ class Session:
     session_id: str
     prompt: Prompt
     sample: int
+    row: int
+    """Its row in the batch."""
     played: PlayedTrajectory
     num_failures: int = 0
     """Failures of the session, since the trajectory was begun first; but for those at messages, where on_failure states
@@ -152,43 +155,52 @@ class TurnPlayer:
                 session_id=f"{name}/{place}/{sample}",
                 prompt=prompt,
                 sample=sample,
+                row=place * batch.group_size + sample,
                 played=PlayedTrajectory.of(prompt, batch, self._environment, self.renderer),
             )
             for place, prompt in enumerate(batch.prompts)
             for sample in range(batch.group_size)
         ]
+        trajectories = Trajectories(opening=batch)
         async with self._living(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
-            sampled, _ = await _both(self.generate(batch), self._open(sessions, batch.job_id))
-            again = await self._play_on(batch, sessions, [one for of_prompt in sampled for one in of_prompt])
+            generating = self.generate(batch, Turn(trajectories=trajectories))
+            sampled, _ = await _both(generating, self._open(sessions, batch.job_id))
+            again = await self._play_on(trajectories, sessions, [one for of_prompt in sampled for one in of_prompt])
             while again:
-                again = await self._begin_again(batch, again)
+                again = await self._begin_again(trajectories, again)
         made = [session.played.completion() for session in sessions]
         return [made[start : start + batch.group_size] for start in range(0, len(made), batch.group_size)]
 
-    async def _play_on(self, batch: PromptBatch, alive: list[Session], sampled: Sequence[Completion]) -> list[Session]:
+    async def _play_on(
+        self, trajectories: Trajectories, alive: list[Session], sampled: Sequence[Completion]
+    ) -> list[Session]:
         """Plays from a turn that was sampled to the end of each; answers those that have to begin again."""
         again: list[Session] = []
         while True:
             reach("producer.after_turn")
             for session, completion in zip(alive, sampled, strict=True):
                 session.played.take(completion)
-            failed = await self._step(alive, batch.job_id)
+            failed = await self._step(alive, trajectories.opening.job_id)
             again += failed
             reach("producer.after_step")
             alive = [session for session in alive if session not in failed and session.played.goes_on()]
             if not alive:
                 return again
-            sampled = await self._sample(batch, alive)
+            sampled = await self._sample(trajectories, alive)
 
-    async def _begin_again(self, batch: PromptBatch, sessions: list[Session]) -> list[Session]:
+    async def _begin_again(self, trajectories: Trajectories, sessions: list[Session]) -> list[Session]:
         for session in sessions:
             session.played = session.played.begun_again()
-        await self._open(sessions, batch.job_id)
-        return await self._play_on(batch, sessions, await self._sample(batch, sessions))
+        await self._open(sessions, trajectories.opening.job_id)
+        return await self._play_on(trajectories, sessions, await self._sample(trajectories, sessions))
 
-    async def _sample(self, batch: PromptBatch, alive: Sequence[Session]) -> list[Completion]:
+    async def _sample(self, trajectories: Trajectories, alive: Sequence[Session]) -> list[Completion]:
         """One turn of each, as batches whose prompts are all that stands before it."""
+        batch = trajectories.opening
+        rows = [session.row for session in alive]
+        for row in trajectories.kept.keys() - rows:
+            del trajectories.kept[row]
         prompts = [
             Prompt(
                 prompt_id=session.prompt.prompt_id,
@@ -200,8 +212,13 @@ class TurnPlayer:
             )
             for session in alive
         ]
+        left = iter(rows)
         calls = [
-            partial(self.generate, replace(batch, group_size=1, prompts=tuple(part), reserves=()))
+            partial(
+                self.generate,
+                replace(batch, group_size=1, prompts=tuple(part), reserves=()),
+                Turn(trajectories=trajectories, rows=list(islice(left, len(part)))),
+            )
             for part in calls_of(prompts)
         ]
         return [one for answer in await all_or_none(calls) for (one,) in answer]

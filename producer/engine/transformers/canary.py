@@ -12,17 +12,20 @@ compared, and lengths of the cache on both sides of the block in which attention
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from contracts.errors import BatchFailed
 from producer.engine.transformers.lean_step import LeanStep
-from producer.engine.transformers.packed_products import FEWEST_ROWS, ROWS, Packing, same_bytes
+from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS, Packing, same_bytes
 from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import RowStep, cache_shape, forward, held_prompts, row_step
 
@@ -38,6 +41,11 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """How far the same numbers may be apart by other kernels: a share of the largest logit."""
 
 
+Alike = Callable[[int], str]
+"""Says why a row's bits depend on its company among up to so many rows; "" where they are its own. A function of
+machine, model and number, and of no option that says how much is decoded at a time. Raises NotFinite."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """How an engine decodes."""
@@ -50,6 +58,8 @@ class Verdict:
     """Whether other weights can't change it."""
     packed_bytes: int = 0
     """Memory of the weights that the step packs."""
+    alike: Alike | None = None
+    """None where they never are."""
 
 
 def judge(model: PreTrainedModel, *, most_rows: int, most_packed_bytes: int = 0) -> Verdict:
@@ -70,9 +80,8 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
     if has_experts(model):
         # How many rows choose an expert is a matter of tokens, so that no comparison of some of them tells of all.
         return Verdict(step=None, problem="its products have as many rows as chose an expert")
-    random = torch.Generator(device="cpu").manual_seed(0)
     try:
-        shape = _shape_where_they_agree(model, step, random)
+        shape = _shape_where_they_agree(model, step)
     except NotFinite as problem:
         return Verdict(step=None, problem=str(problem), is_final=False)
     except NotShared as problem:
@@ -81,18 +90,19 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
         # An architecture whose forward takes no such mask, or no such cache.
         return Verdict(step=None, problem=f"its forward takes no rows of a shared cache: {error}")
     is_known = isinstance(step, LeanStep)
-    if not most_rows:
-        return Verdict(step=step if is_known else None, problem="sharing is off")
     probed = step
     if is_known:
         probed = LeanStep(model, packing.again(), num_layers=LAYERS)
         shape = replace(shape, num_layers=min(LAYERS, shape.num_layers))
+    alike = functools.cache(partial(_difference, model, probed, shape))
     try:
-        _compare(model, probed, shape, most_rows=most_rows, random=random)
-    except NotShared as problem:
-        is_final = not isinstance(problem, NotFinite)
-        return Verdict(step=step if is_known else None, problem=str(problem), is_final=is_final)
-    return Verdict(step=step)
+        if problem := alike(MOST_ROWS):
+            return Verdict(step=step if is_known else None, problem=problem)
+        problem = alike(max(MOST_ROWS, rounded_up(most_rows, ROWS))) if most_rows else "sharing is off"
+    except NotFinite as problem:
+        return Verdict(step=step if is_known else None, problem=str(problem), is_final=False)
+    # A GPU's recorded steps (step_runs.py) have other numbers of rows than those that are compared.
+    return Verdict(step=step, problem=problem, alike=alike if model.device.type == "cpu" else None)
 
 
 def has_experts(model: PreTrainedModel) -> bool:
@@ -105,27 +115,34 @@ class NotShared(Exception):
     """Why batches may not share steps."""
 
 
-class NotFinite(NotShared):
-    """Numbers that can't be compared: the weights have diverged."""
+class NotFinite(NotShared, BatchFailed):
+    """Numbers that can't be compared: the weights have diverged. A batch for which that is asked fails of it."""
 
     def __init__(self) -> None:
         super().__init__("its logits are not finite")
 
 
-def _compare(
-    model: PreTrainedModel, step: RowStep, shape: CacheShape, *, most_rows: int, random: torch.Generator
-) -> None:
-    """Raises NotShared where a row differs from itself."""
-    probe = _Probe(model, step, shape, random)
+def _difference(model: PreTrainedModel, step: RowStep, shape: CacheShape, most_rows: int) -> str:
+    """Says where a row differs from itself among up to so many; "" for nowhere. Raises NotFinite."""
+    probe = _Probe(model, step, shape)
     context = getattr(model.config, "max_position_embeddings", math.inf)
-    for num_rows, num_columns in ((most_rows, NUM_COLUMNS), (FEWEST_ROWS + ROWS, LONG_COLUMNS)):
-        longest = int(min(context, _affordable(shape, num_rows)))
-        if num_columns <= longest:
-            probe.compare(num_rows, num_columns, longest=longest)
+    try:
+        for num_rows, num_columns in ((most_rows, NUM_COLUMNS), (FEWEST_ROWS + ROWS, LONG_COLUMNS)):
+            longest = int(min(context, _affordable(shape, num_rows)))
+            if num_columns <= longest:
+                probe.compare(num_rows, num_columns, longest=longest)
+        for num_rows in range(ROWS, step.most_fed // 2 + 1, ROWS):
+            probe.compare_fed(num_rows)
+    except NotFinite:
+        raise
+    except NotShared as problem:
+        return str(problem)
+    return ""
 
 
-def _shape_where_they_agree(model: PreTrainedModel, step: RowStep, random: torch.Generator) -> CacheShape:
+def _shape_where_they_agree(model: PreTrainedModel, step: RowStep) -> CacheShape:
     """What the model keeps of a token. Raises NotShared unless a step of rows computes what its forward computes."""
+    random = torch.Generator(device="cpu").manual_seed(0)
     vocabulary: Any = model.config.vocab_size
     tokens = torch.randint(vocabulary, (1, PROMPT_TOKENS + 1), generator=random).to(model.device)
     expected = forward(model, tokens, torch.ones_like(tokens), DynamicCache(config=model.config))
@@ -152,11 +169,11 @@ def _shape_where_they_agree(model: PreTrainedModel, step: RowStep, random: torch
 class _Probe:
     """Rows with made-up pasts, which are the same in each comparison."""
 
-    def __init__(self, model: PreTrainedModel, step: RowStep, shape: CacheShape, random: torch.Generator) -> None:
+    def __init__(self, model: PreTrainedModel, step: RowStep, shape: CacheShape) -> None:
         self._vocabulary: int = model.config.vocab_size
         self._step = step
         self._shape = shape
-        self._random = random
+        self._random = torch.Generator(device="cpu").manual_seed(0)
 
     def compare(self, num_rows: int, num_columns: int, *, longest: int) -> None:
         """Raises NotShared where a row of up to `num_columns` tokens differs from itself among `num_rows`."""
@@ -179,6 +196,23 @@ class _Probe:
                 raise NotShared(
                     f"a row's bits among {fewer} rows of {columns} columns differ from those among {num_rows}"
                 )
+
+    def compare_fed(self, num_rows: int) -> None:
+        """Raises NotShared where tokens of so many rows, fed at once, leave a row other bits than one at a time."""
+        num_tokens, num_places = self._step.most_fed // num_rows, max(num_rows, FEWEST_ROWS)
+        device, width = self._shape.device, rounded_up(num_tokens + COLUMNS)
+        tokens = torch.randint(self._vocabulary, (num_tokens, num_places), generator=self._random).to(device)
+        lengths = torch.randint(1, COLUMNS, (num_places,), generator=self._random)
+        fed = RowCache.random(self._shape, lengths.tolist(), num_columns=width, generator=self._random)
+        stepped = fed.picked(range(num_places), num_columns=width)
+        positions = (lengths + torch.arange(num_tokens)[:, None]).to(device)
+        fed.begin_step(positions[:, :num_rows], width)
+        self._step.feed(tokens[:, :num_rows], positions[:, :num_rows], fed)
+        for of_step, at in zip(tokens, positions, strict=True):
+            self._logits(stepped, of_step, at, width)
+        for place, length in enumerate((lengths[:num_rows] + num_tokens).tolist()):
+            if not same_bytes(fed.held(place, length), stepped.held(place, length)):
+                raise NotShared(f"a row's bits differ where {num_tokens} tokens of {num_rows} rows are fed at once")
 
     def _logits(self, cache: RowCache, tokens: Tensor, positions: Tensor, num_columns: int) -> Tensor:
         cache.begin_step(positions, rounded_up(num_columns))

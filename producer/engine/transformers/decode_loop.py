@@ -21,6 +21,7 @@ import torch
 from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.process.crash_points import reach
+from producer.engine.base import Turn
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.sampling import not_finite
 
@@ -31,8 +32,8 @@ TORCH_ERRORS = (RuntimeError, IndexError)
 class Request(GrowingBatch):
     """A batch in the engine, and the answer that its caller waits for."""
 
-    def __init__(self, batch: PromptBatch) -> None:
-        super().__init__(batch=batch)
+    def __init__(self, batch: PromptBatch, turn: Turn | None = None) -> None:
+        super().__init__(batch=batch, turn=turn)
         self.answer: Future[list[list[Completion]]] = Future()
 
     @property

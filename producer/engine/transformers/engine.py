@@ -4,8 +4,8 @@
                                  decoding.py: one batch by itself                         elsewhere (canary.py)
 
 Batches join and leave the steps at any token, and what is computed of a batch is a function of that batch alone, so
-that nothing else that runs can change its numbers (I7). ONBEAT_DEVICE=cuda puts model and draws on the GPU; a step is
-one launch there (step_runs.py).
+that nothing else that runs can change its numbers (I7), nor what is kept from turn to turn (kept_rows.py).
+ONBEAT_DEVICE=cuda puts model and draws on the GPU; a step is one launch there (step_runs.py).
 Left out: paged attention, which is the vLLM engine's trade. And a compiler: on the demo model torch.compile saves a
 quarter of a step, takes over a minute for each batch shape, and changes the last bits of the logits
 (benchmarks/results/decode-2026-11-21.md).
@@ -37,6 +37,7 @@ from onbeat.weights.model_path import model_folder
 from producer.engine.base import (
     EngineSetup,
     GenerationEngine,
+    Turn,
     VerifiedWeights,
     check_context,
     check_version,
@@ -52,6 +53,7 @@ from producer.engine.transformers.decode_loop import (
     is_of_the_gpu,
 )
 from producer.engine.transformers.decoding import LoneDecoding
+from producer.engine.transformers.kept_rows import KeptRows
 from producer.engine.transformers.row_steps import give_head_whole_inputs
 from producer.engine.transformers.shared_decoding import SharedDecoding
 
@@ -100,6 +102,7 @@ class TransformersEngine(GenerationEngine):
         self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
         self._loop = DecodeLoop(self._thread.submit)
+        self._kept = KeptRows(self._options.turns_cache_mb * 2**20)
         self._verdicts: dict[int, Verdict] = {}
         """Number of threads → how to decode with them."""
         self._verdict: Verdict | None = None
@@ -109,11 +112,11 @@ class TransformersEngine(GenerationEngine):
         is_shared = self._verdict is not None and not self._verdict.problem
         return self._options.shared_sequences if is_shared else 1
 
-    async def generate(self, batch: PromptBatch) -> list[list[Completion]]:
+    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
         check_version(self._held, batch)
         check_context(batch, self._context_tokens)
         check_vocabulary(batch, self._vocabulary_tokens)
-        request = Request(batch)
+        request = Request(batch, turn)
         self._loop.put(request)
         # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.
         return await asyncio.wrap_future(request.answer)
@@ -172,6 +175,7 @@ class TransformersEngine(GenerationEngine):
             raise
 
     def _load(self, manifest: WeightManifest) -> str:
+        self._kept.clear()
         digest = self._weights.load(manifest)
         self._judge()
         return digest
@@ -218,6 +222,8 @@ class TransformersEngine(GenerationEngine):
             self._eos_ids,
             most_rows=0 if verdict.problem else self._most_rows,
             most_bytes=self._options.shared_cache_mb * 2**20,
+            alike=verdict.alike,
+            kept=self._kept,
         )
 
     def _release_packed(self) -> None:
@@ -226,6 +232,7 @@ class TransformersEngine(GenerationEngine):
 
     def _give_memory_back(self) -> None:
         self._loop.free()
+        self._kept.clear()
         self._release_packed()
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()

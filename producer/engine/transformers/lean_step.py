@@ -9,6 +9,7 @@ Left out: prompts (transformers' forward takes them), and every other architectu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from producer.engine.transformers.packed_products import Packing, Product
+from producer.engine.transformers.packed_products import MOST_ROWS, Packing, Product
 from producer.engine.transformers.row_cache import RowCache
 
 FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -72,6 +73,8 @@ class Norm:
 class LeanStep:
     """A RowStep of a model that it knows: rows of any batches, each at its own position."""
 
+    most_fed = MOST_ROWS
+
     def __init__(self, model: Any, packing: Packing, *, num_layers: int | None = None) -> None:
         """num_layers: so many of the model's first layers, all of them by default; the canary asks for few."""
         self._decoder = model.model
@@ -98,11 +101,22 @@ class LeanStep:
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
+        hidden, rotary = self._before_last(tokens, positions, cache)
+        hidden = self._layers[-1](hidden, len(self._layers) - 1, rotary=rotary, cache=cache)
+        return self._head(self._norm(hidden))
+
+    def feed(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> None:
+        """Leaves the keys and values of [T, N] tokens: products take them all at once, attention T times N of them."""
+        hidden, rotary = self._before_last(tokens.flatten(), positions.flatten(), cache)
+        self._layers[-1].extend(hidden, len(self._layers) - 1, rotary=rotary, cache=cache)
+
+    def _before_last(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> tuple[Tensor, RotaryTable]:
+        """What the last layer takes."""
         rotary = self._table(cache.num_columns).at(positions)
         hidden = functional.embedding(tokens, self._decoder.embed_tokens.weight)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[:-1]):
             hidden = layer(hidden, index, rotary=rotary, cache=cache)
-        return self._head(self._norm(hidden))
+        return hidden, rotary
 
     def _table(self, num_positions: int) -> RotaryTable:
         """Frequencies are the config's, so the table outlives every version of the weights."""
@@ -151,35 +165,42 @@ class LeanLayer:
             product.release()
 
     def __call__(self, hidden: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
-        before_attention, before_mlp = self._norms
-        hidden = hidden + self._attended(before_attention(hidden), index, rotary=rotary, cache=cache)
+        hidden = hidden + self._attended(*self.extend(hidden, index, rotary=rotary, cache=cache), cache.step_masks)
+        _, before_mlp = self._norms
         normed = before_mlp(hidden)
         # Llama's gated MLP: down(act(gate(x)) · up(x)).
         return hidden + self._down(self._activation(self._gate(normed)) * self._up(normed))
 
-    def _attended(self, normed: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache) -> Tensor:
-        """[N, hidden] → [N, hidden]; the layer's cache takes the token's key and value."""
-        num_rows, num_query_heads, num_rotated = normed.shape[0], self._num_query_heads, self._num_rotated_heads
-        projected = self._heads(normed).view(num_rows, -1, self._head_dim)
+    def extend(
+        self, hidden: Tensor, index: int, *, rotary: RotaryTable, cache: RowCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Has the layer's cache take the tokens' keys and values; returns [N, Hq, 1, D] queries, and all that the rows
+        have: keys and values [row, head, column, D]."""
+        before_attention, _ = self._norms
+        num_query_heads, num_rotated = self._num_query_heads, self._num_rotated_heads
+        projected = self._heads(before_attention(hidden)).view(hidden.shape[0], -1, self._head_dim)
         # [N, Hq + Hk, D]: query heads first. Both are normalised and rotated alike, so one operation does for both.
         heads, values = projected[:, :num_rotated], projected[:, num_rotated:]
         if self._head_norm is not None:
             heads = self._head_norm(heads)
         heads = rotary.rotate(heads)
-        all_keys, all_values = cache.extend(index, heads[:, num_query_heads:], values)
         queries = heads[:, :num_query_heads, None]
-        if normed.is_cuda:
+        if hidden.is_cuda:
             # The queries of a key's head as rows of one product: a GPU would copy keys and values for each query.
             queries = heads[:, :num_query_heads].unflatten(1, (num_rotated - num_query_heads, -1))
-        attended = functional.scaled_dot_product_attention(
-            queries,
-            all_keys,
-            all_values,
-            attn_mask=cache.step_mask,
-            scale=self._scaling,
-            enable_gqa=not normed.is_cuda,
-        )
-        return self._out(attended.reshape(num_rows, -1))
+        return queries, *cache.extend(index, heads[:, num_query_heads:], values)
+
+    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, masks: Sequence[Tensor]) -> Tensor:
+        """[N, Hq, 1, D] → [N, hidden]. Each mask is of one token a row: a token's bits depend on how many it attends
+        beside, so each attends alone."""
+        attended = [
+            functional.scaled_dot_product_attention(
+                of_token, keys, values, attn_mask=mask, scale=self._scaling, enable_gqa=not queries.is_cuda
+            )
+            for of_token, mask in zip(queries.chunk(len(masks)), masks, strict=True)
+        ]
+        together = attended[0] if len(attended) == 1 else torch.cat(attended)
+        return self._out(together.reshape(queries.shape[0], -1))
 
 
 def is_lean(model: Any) -> bool:

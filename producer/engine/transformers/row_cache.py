@@ -56,13 +56,14 @@ class RowCache:
         self._first_of_place = torch.arange(num_places, device=shape.device) * of_place
         self._first_of_layer = torch.arange(0, of_place, self.num_columns, device=shape.device)[:, None]
         """[layer · 2, 1] the first column, inside its place, of each layer's keys and of its values."""
+        self._columns = torch.arange(self.num_columns, device=shape.device)
         self._written: Sequence[Tensor] = ()
         """[N] for each layer's keys and values: where the step writes, among all columns."""
-        self._read = (0, 0)
+        self._read = (0, 0, 0)
         self._views: list[tuple[Tensor, Tensor]] = []
         """The keys and values [row, head, column, head dimension] of each layer that a step reads."""
-        self.step_mask: Tensor = self._mask
-        """[row, 1, 1, column] of the step."""
+        self.step_masks: Sequence[Tensor] = ()
+        """[row, 1, 1, column] of each token that the step has of a row."""
 
     def bytes_of(self, num_places: int, num_columns: int) -> int:
         """Memory of a cache of another size."""
@@ -90,18 +91,28 @@ class RowCache:
             rows[index, :, :, :, :length] = prompts[index, None, :, :, width - length :]
             mask[index, :, :length] = 0.0
 
-    def begin_step(self, positions: Tensor, num_columns: int) -> None:
-        """Begins a step of the first N places, whose tokens go to the columns `positions` [N]; num_columns are read."""
-        num_rows = len(positions)
-        self._mask.view(-1).index_fill_(0, self._first_columns[:num_rows] + positions, 0.0)
-        self._written = (self._first_of_layer + (self._first_of_place[:num_rows] + positions)).unbind()
-        if self._read == (num_rows, num_columns):
-            return
-        self._read = (num_rows, num_columns)
-        # [row, head, column, head dimension] of each layer's keys and values.
-        halves = self._store[:num_rows, :, :, :num_columns].transpose(3, 4).flatten(1, 2).unbind(1)
-        self._views = list(zip(halves[::2], halves[1::2], strict=True))
-        self.step_mask = self._mask[:num_rows, None, None, :num_columns]
+    def held(self, place: int, num_tokens: int) -> Tensor:
+        """A copy of a row's first tokens: [layer, 2, column, head, head dimension]."""
+        return self._store[place, :, :, :num_tokens].clone()
+
+    def begin_step(self, positions: Tensor, num_columns: int, *, first: int = 0) -> None:
+        """Begins a step of N places from `first` on, whose tokens go to the columns `positions` [N]; num_columns are
+        read. Of T tokens a row, positions are [T, N], and the step takes T·N tokens in that order."""
+        num_rows = positions.shape[-1]
+        places = slice(first, first + num_rows)
+        self._mask.view(-1).index_fill_(0, (self._first_columns[places] + positions).flatten(), 0.0)
+        self._written = (self._first_of_layer + (self._first_of_place[places] + positions).flatten()).unbind()
+        if self._read != (first, num_rows, num_columns):
+            self._read = (first, num_rows, num_columns)
+            # [row, head, column, head dimension] of each layer's keys and values.
+            halves = self._store[places, :, :, :num_columns].transpose(3, 4).flatten(1, 2).unbind(1)
+            self._views = list(zip(halves[::2], halves[1::2], strict=True))
+        if positions.dim() == 1:
+            self.step_masks = (self._mask[places, None, None, :num_columns],)
+        else:
+            # All T tokens are written before any of them attends, so what comes after a token is hidden from it.
+            hidden = (self._columns[:num_columns] > positions[:, :, None]).to(self.shape.dtype)
+            self.step_masks = hidden.masked_fill_(hidden > 0.0, float("-inf"))[:, :, None, None].unbind()
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Takes the step's keys and values [N, head, head dimension]; answers all that its rows have."""
@@ -165,10 +176,10 @@ class RowLayer(CacheLayerMixin):
         return self._cache.extend(self._layer, key_states[:, :, 0], value_states[:, :, 0])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cache.step_mask.shape[-1], 0
+        return self._cache.step_masks[0].shape[-1], 0
 
     def get_seq_length(self) -> int:
-        return self._cache.step_mask.shape[-1]
+        return self._cache.step_masks[0].shape[-1]
 
     def get_max_length(self) -> int:
         return self._cache.num_columns

@@ -40,9 +40,18 @@ class RowStep(Protocol):
         """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
         ...
 
+    most_fed: int
+    """Tokens that `feed` takes at once, of all rows together; it takes one of each row in any case."""
+
+    def feed(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> None:
+        """Leaves the keys and values of T tokens a row, [T, N], with the bits that T steps would leave."""
+        ...
+
 
 class OwnStep:
     """A RowStep by transformers' own forward."""
+
+    most_fed = 1
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
@@ -56,13 +65,16 @@ class OwnStep:
     def __call__(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
         output = self._model(
             input_ids=tokens[:, None],
-            attention_mask=cache.step_mask,
+            attention_mask=cache.step_masks[0],
             position_ids=positions[:, None],
             past_key_values=as_transformers_cache(cache),
             use_cache=True,
             logits_to_keep=1,
         )
         return output.logits[:, -1]
+
+    def feed(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> None:
+        self(tokens[0], positions[0], cache)
 
 
 def row_step(model: PreTrainedModel, packing: Packing) -> RowStep | None:

@@ -7,19 +7,29 @@
 A batch's completions are a function of the batch (I7): its prompts go through the model by themselves, and a step gives
 a row the same bits in any company. For that a step never has fewer than FEWEST_ROWS rows, and their number is a
 multiple of ROWS: free places fill it up. canary.py compares each number of rows that batches may share.
+
+A later turn joins with keys and values of all tokens before it. Those of the opening's prompts are the first turn's,
+all others a step's: the same bits whether they were kept (kept_rows.py) or are fed again, to any rows at once. Only
+where a row's bits depend on its company a turn is a batch as any other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
-from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, without_a_finite_maximum
+from producer.engine.base import Turn
+from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
 from producer.engine.sampling import Logits
-from producer.engine.transformers.packed_products import FEWEST_ROWS, ROWS
+from producer.engine.transformers.canary import Alike
+from producer.engine.transformers.kept_rows import KeptRows, Past, Tokens
+from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
 from producer.engine.transformers.row_steps import (
     RowStep,
@@ -37,15 +47,27 @@ class SharedDecoding:
     """A Decoder of several batches. Runs in one thread, under torch.inference_mode."""
 
     def __init__(
-        self, model: PreTrainedModel, step: RowStep, eos_ids: frozenset[int], *, most_rows: int, most_bytes: int
+        self,
+        model: PreTrainedModel,
+        step: RowStep,
+        eos_ids: frozenset[int],
+        *,
+        most_rows: int,
+        most_bytes: int,
+        alike: Alike | None = None,
+        kept: KeptRows | None = None,
     ) -> None:
         """most_rows, most_bytes: bounds of what several batches have together; 0 rows stand for one batch at a time.
 
+        alike: among how many rows a row's bits are its own; None for never.
+        kept: what trajectories keep between their turns.
         A batch that is larger by itself is decoded without company.
         """
         self._model = model
-        self._run = run_of(step)
+        self._step, self._run = step, run_of(step)
         self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._alike = alike
+        self._kept = kept or KeptRows(0)
         self._rows = HeldRows(eos_ids)
         self._cache: RowCache | None = None
         self._tokens = np.zeros(FEWEST_ROWS, dtype=np.int64)
@@ -54,18 +76,23 @@ class SharedDecoding:
         """[R] its position."""
 
     def fits(self, batch: PromptBatch) -> bool:
-        num_rows = len(self._rows) + batch.num_completions
-        if num_rows > self._most_rows or self._cache is None:
+        if len(self._rows) + batch.num_completions > self._most_rows or self._cache is None:
             return False
         num_columns = max(self._cache.num_columns, longest_row(batch))
-        return self._cache.bytes_of(_num_places(num_rows), num_columns) <= self._most_bytes
+        return self._cache.bytes_of(self._num_places_with(batch), num_columns) <= self._most_bytes
 
     def join(self, growing: GrowingBatch) -> None:
+        turn = growing.turn
+        # Asked at the first turn, too: whether its rows are kept.
+        if turn is not None and self._may_go_on(turn) and turn.rows is not None:
+            self._go_on(growing, turn, turn.rows)
+        else:
+            self._join_prompts(growing)
+
+    def _join_prompts(self, growing: GrowingBatch) -> None:
         batch, lengths = growing.batch, prompt_lengths(growing.batch)
-        token_ids, mask = left_padded(batch, self._model.device)
-        prompts = DynamicCache(config=self._model.config)
-        logits = forward(self._model, token_ids, mask, prompts).repeat_interleave(batch.group_size, dim=0)
-        held = held_prompts(prompts)
+        held, logits = self._prefilled(batch)
+        logits = logits.repeat_interleave(batch.group_size, dim=0)
         cache = self._with_room(cache_shape(held), batch)
         places = self._rows.join(growing)
         try:
@@ -76,7 +103,74 @@ class SharedDecoding:
             self._rows.leave(places)
             raise
         self._tokens[places] = tokens
-        self._follow(self._rows.leave(ended))
+        self._leave(ended)
+
+    def _prefilled(self, batch: PromptBatch) -> tuple[Tensor, Tensor]:
+        """Keys and values of a batch's prompts (held_prompts), and the logits [k, V] after them."""
+        token_ids, mask = left_padded(batch, self._model.device)
+        prompts = DynamicCache(config=self._model.config)
+        logits = forward(self._model, token_ids, mask, prompts)
+        return held_prompts(prompts), logits
+
+    def _go_on(self, growing: GrowingBatch, turn: Turn, rows: Sequence[int]) -> None:
+        """Takes in a later turn. The next step feeds the last token of each context, and samples the turn's first."""
+        contexts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in growing.batch.prompts]
+        pasts = self._pasts(turn, rows, contexts)
+        cache, first = self._with_room(cache_shape(pasts[0].held[None]), growing.batch), len(self._rows)
+        for place, past in enumerate(pasts, start=first):
+            cache.put(place, past.held[None], [len(past.tokens)], group_size=1)
+        for start in range(0, len(rows), MOST_ROWS):
+            some = slice(start, start + MOST_ROWS)
+            self._feed(cache, first + start, contexts[some], [len(past.tokens) for past in pasts[some]])
+        places = self._rows.join(growing)
+        self._tokens[places] = [context[-1] for context in contexts]
+        self._positions[places] = [len(context) - 1 for context in contexts]
+
+    def _may_go_on(self, turn: Turn) -> bool:
+        """Whether the rows of these trajectories have the same bits in any company that they may be in."""
+        num_rows = rounded_up(max(MOST_ROWS, turn.trajectories.opening.num_completions), ROWS)
+        return self._alike is not None and not self._alike(num_rows)
+
+    def _pasts(self, turn: Turn, rows: Sequence[int], contexts: Sequence[Tokens]) -> list[Past]:
+        """What there is of each row: at least its prompt, with which the opening goes through the model again."""
+        trajectories = turn.trajectories
+        opening, pasts = trajectories.opening, [trajectories.kept.pop(row, None) for row in rows]
+        openings = self._openings(opening) if None in pasts else []
+        common = [
+            (past or openings[row // opening.group_size]).common_with(context)
+            for past, row, context in zip(pasts, rows, contexts, strict=True)
+        ]
+        turn.num_kept_tokens = sum(len(of.tokens) for of, past in zip(common, pasts, strict=True) if past is not None)
+        return common
+
+    def _openings(self, opening: PromptBatch) -> list[Past]:
+        """What the first turn made of each prompt, anew."""
+        held, _ = self._prefilled(opening)
+        return [
+            Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), held=of_prompt[:, :, -length:])
+            for prompt, of_prompt, length in zip(opening.prompts, held, prompt_lengths(opening), strict=True)
+        ]
+
+    def _feed(self, cache: RowCache, first: int, contexts: Sequence[Tokens], starts: Sequence[int]) -> None:
+        """Feeds the tokens of contexts, each from its start to before its last, to the rows at places from `first` on.
+
+        A row with fewer of them than others is fed its last one meanwhile, as the next step does: the same bits.
+        """
+        lasts = [len(context) - 1 for context in contexts]
+        most = max(last - start for start, last in zip(starts, lasts, strict=True))
+        width = rounded_up(len(contexts), ROWS)
+        at_once = max(1, self._step.most_fed // width)
+        shape = (rounded_up(most, at_once), width)
+        tokens, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        for row, (context, start, last) in enumerate(zip(contexts, starts, lasts, strict=True)):
+            positions[:, row] = np.minimum(np.arange(start, start + shape[0]), last)
+            tokens[:, row] = context[positions[:, row]]
+        device = cache.shape.device
+        for begin in range(0, shape[0], at_once):
+            some = slice(begin, begin + at_once)
+            at = torch.from_numpy(positions[some]).to(device)
+            cache.begin_step(at, rounded_up(int(positions[some].max()) + 1), first=first)
+            self._step.feed(torch.from_numpy(tokens[some]).to(device), at, cache)
 
     def advance(self) -> list[GrowingBatch]:
         num_rows, cache = len(self._rows), self._cache
@@ -99,8 +193,7 @@ class SharedDecoding:
         num_rows = len(self._rows)
         self._tokens[:num_rows] = next_tokens
         self._positions[:num_rows] += 1
-        if len(ended):
-            self._follow(self._rows.leave(ended))
+        self._leave(ended)
         return diverged
 
     def drop(self, growing: GrowingBatch) -> None:
@@ -110,6 +203,26 @@ class SharedDecoding:
         self._rows.leave(np.arange(len(self._rows)))
         self._cache = None
         self._run.reset()
+
+    def _leave(self, ended: Places) -> None:
+        """Lets rows that have ended go, and keeps what the next turn of theirs may need."""
+        if not len(ended):
+            return
+        free_bytes = self._kept.free_bytes
+        for place in ended.tolist():
+            growing, row = self._rows.owner_of(place)
+            turn = growing.turn
+            if turn is None or self._cache is None or not self._may_go_on(turn):
+                continue
+            # The last token was sampled, and never was a step's input.
+            num_tokens = int(self._positions[place])
+            free_bytes -= self._cache.bytes_of(1, num_tokens)
+            if free_bytes >= 0:
+                prompt = growing.batch.prompts[row // growing.batch.group_size]
+                tokens = np.frombuffer(prompt.token_ids + growing.ended[row].token_ids, dtype="<i4")
+                past = Past(tokens=tokens[:num_tokens], held=self._cache.held(place, num_tokens))
+                self._kept.keep(turn.trajectories, row if turn.rows is None else turn.rows[row], past)
+        self._follow(self._rows.leave(ended))
 
     def _without_diverged(self, logits: Logits) -> tuple[list[GrowingBatch], Logits]:
         """Drops each batch with a row from which nothing can be sampled; answers them, and the others' logits."""
@@ -138,7 +251,7 @@ class SharedDecoding:
 
     def _with_room(self, shape: CacheShape, batch: PromptBatch) -> RowCache:
         """Answers the cache, with room for a batch that joins."""
-        num_places, num_columns = _num_places(len(self._rows) + batch.num_completions), longest_row(batch)
+        num_places, num_columns = self._num_places_with(batch), longest_row(batch)
         cache = self._cache
         # Without company, what was decoded before leaves no trace: not even in the distances between rows.
         is_kept = len(self._rows) or (cache and cache.suits(num_places, num_columns, exactly=not self._most_rows))
@@ -153,6 +266,11 @@ class SharedDecoding:
         more = max(0, num_places - len(self._tokens))
         self._tokens, self._positions = (np.pad(of, (0, more)) for of in (self._tokens, self._positions))
         return cache
+
+    def _num_places_with(self, batch: PromptBatch) -> int:
+        """Places of the step, and of what is fed, once a batch has joined."""
+        num_rows, num_more = len(self._rows), batch.num_completions
+        return max(_num_places(num_rows + num_more), num_rows + rounded_up(num_more, ROWS))
 
 
 def longest_row(batch: PromptBatch) -> int:

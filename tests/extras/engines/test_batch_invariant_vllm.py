@@ -16,7 +16,6 @@ from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.versions import WeightManifest
 from onbeat_extras.engines.vllm import BATCH_INVARIANT, VllmEngine
-from producer.engine.canary import difference
 from producer.engine.factory import check_machine, fingerprint_of_job, make_engine
 from tests.contract.engine_rigs import under
 from tests.extras.engines.played_vllm import PlayedLlm, play_gpu, played_engine
@@ -42,7 +41,7 @@ def tried(root: Path, monkeypatch: pytest.MonkeyPatch, options: VllmOptions, *, 
     play_gpu(monkeypatch)
     engine, _ = played_engine(root, monkeypatch, options, is_broken=is_broken)
     loaded(engine, root)
-    return asyncio.run(difference(engine))
+    return asyncio.run(engine.difference())
 
 
 def test_an_engine_whose_bytes_do_not_depend_on_company_passes_its_canary(

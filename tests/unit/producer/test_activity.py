@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 
 from contracts.errors import WeightsRejected
 from onbeat.telemetry.metrics import GeneratorMetrics
@@ -73,3 +74,18 @@ def test_the_rate_counts_the_seconds_in_which_it_sampled_once() -> None:
     assert activity.tokens_per_s == 200.0  # the rounds of the last minute
     clock.now_s += 55.0
     assert activity.tokens_per_s == 0.0
+
+
+def test_tokens_before_later_turns_are_booked_once_by_where_they_came_from() -> None:
+    metrics = GeneratorMetrics()
+    activity = Activity("g", metrics=metrics)
+    booked = Counter(kept=7, fed=3)
+    for _ in range(2):
+        activity.went_on(booked)
+    text = metrics.exposition().decode()
+    assert 'onbeat_generator_context_tokens_total{source="kept"} 7.0' in text
+    assert 'onbeat_generator_context_tokens_total{source="fed"} 3.0' in text
+    assert not booked
+    without = Counter(kept=7)
+    Activity("g").went_on(without)
+    assert not without

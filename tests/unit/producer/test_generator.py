@@ -27,7 +27,7 @@ from producer.active_jobs import ASK_AGAIN_S, ActiveJobs
 from producer.generator import MAX_FINISHING, Generator
 from producer.served_model import ServedModel
 from tests.builders import job_spec, prompt_batch
-from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, fake_version, spell
+from tests.fakes import Changes, EngineShop, FakeJobs, FakeRewards, FakeSide, LoggedEngine, fake_version, spell
 
 OF_ENVIRONMENT: dict[str, Any] = {"environment": {"name": "echo", "renderer": "text"}, "reward__components": []}
 
@@ -762,7 +762,7 @@ async def test_an_engine_that_fails_its_canary_claims_no_deterministic_batch_and
     async def differs(engine: object) -> str:
         return "beside 4 other batches"
 
-    monkeypatch.setattr("producer.served_model.difference", differs)
+    monkeypatch.setattr(LoggedEngine, "difference", differs)
     strict, loose = (
         stack.add_job("strict", num_batches=1),
         stack.add_job("loose", num_batches=1, deterministic=False),

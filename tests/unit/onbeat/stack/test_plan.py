@@ -93,6 +93,7 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "timeout_s": (11.5, {"engine": "vllm"}),
     "shared_sequences": (64, {"engine": "transformers"}),
     "shared_cache_mb": (64, {"engine": "transformers"}),
+    "turns_cache_mb": (64, {"engine": "transformers"}),
     "packed_weights_mb": (64, {"engine": "transformers"}),
 }
 """Option of an engine → the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class Loaded:
     detokenizer = staticmethod(spell)
 
     def __init__(self, *, hangs: bool) -> None:
+        self.context_tokens: Counter[str] = Counter()
         self.asked: list[PromptBatch] = []
         self._hangs = hangs
 

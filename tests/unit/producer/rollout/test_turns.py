@@ -33,6 +33,7 @@ from onbeat.rendering.factory import make_renderer
 from onbeat.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
 from onbeat.scoring.reward_client import RewardClient
+from producer.engine.base import Turn
 from producer.engine.sampling import completion_uniforms
 from producer.rollout import turns
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
@@ -114,9 +115,16 @@ class Engine:
         self.finish_reason: FinishReason = finish_reason
         self.num_tokens = num_tokens
         self.asked: list[PromptBatch] = []
+        self.turns: list[Turn] = []
+        self.kept: list[set[int]] = []
+        """Rows that were kept when each call came."""
 
-    async def __call__(self, batch: PromptBatch) -> list[list[Completion]]:
+    async def __call__(self, batch: PromptBatch, turn: Turn) -> list[list[Completion]]:
         self.asked.append(batch)
+        self.turns.append(turn)
+        self.kept.append(set(turn.trajectories.kept))
+        rows = range(batch.num_completions) if turn.rows is None else turn.rows
+        turn.trajectories.kept |= dict.fromkeys(rows)
         draws = iter(completion_uniforms(batch)[:, 0].tolist())
         return [
             [self._one(len(unpack_int32(prompt.token_ids)), next(draws)) for _ in range(batch.group_size)]
@@ -145,7 +153,12 @@ def batch() -> PromptBatch:
     return replace(asked, prompts=tuple(replace(prompt, environment=task) for prompt in asked.prompts))
 
 
-def play(service: Echo, engine: Generate | None = None, asked: PromptBatch | None = None, **changes: Any) -> Any:
+def play(
+    service: Echo,
+    engine: Generate | None = None,
+    asked: PromptBatch | None = None,
+    **changes: Any,
+) -> Any:
     async def run() -> list[list[Completion]]:
         player = TurnPlayer(
             environments=service,
@@ -315,15 +328,24 @@ def test_elsewhere_a_trajectory_begins_again_behind_its_batch_and_says_so() -> N
     assert all(not one.history for one in service.opened)
 
 
+def test_the_engine_is_told_which_rows_go_on_and_keeps_nothing_of_the_others() -> None:
+    service, engine = Echo(fails=[(6, "crashed")]), Engine()
+    play(service, engine, deterministic=False)
+    assert [turn.rows for turn in engine.turns] == [None, [0, 1, 2, 3], [0, 2, 3], [1], [1], [1]]
+    assert engine.kept == [set(), {0, 1, 2, 3}, {0, 2, 3}, set(), {1}, {1}]
+    assert len({id(turn.trajectories) for turn in engine.turns}) == 1
+    assert engine.turns[0].trajectories.opening == engine.asked[0]
+
+
 def test_sessions_are_renewed_while_the_model_takes_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "RENEW_EVERY_S", 0.001)
     service, engine = Echo(), Engine()
 
-    async def slow(batch: PromptBatch) -> list[list[Completion]]:
+    async def slow(batch: PromptBatch, turn: Turn) -> list[list[Completion]]:
         service.renewed.clear()
         while not service.renewed:
             await asyncio.sleep(0.001)
-        return await engine(batch)
+        return await engine(batch, turn)
 
     play(service, slow)
     assert set(service.renewed) == set(service.open_sessions)
@@ -471,7 +493,7 @@ def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
     async def run() -> Echo:
         service = Echo()
 
-        async def never(_: PromptBatch) -> list[list[Completion]]:
+        async def never(_: PromptBatch, __: Turn) -> list[list[Completion]]:
             await asyncio.Event().wait()
             raise AssertionError
 
