@@ -14,8 +14,8 @@ from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
 from contracts.experience.columns import ColumnValues
 from onbeat_extras.stages.compute_service import MOST_ROWS, ComputeService
-from tests.builders import DIGEST, job_spec, rollout_batch
-from tests.unit.consumer.stages.stage_fakes import typed
+from tests.builders import rollout_batch
+from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
 
 
 class Shop:
@@ -54,30 +54,11 @@ class ShopModel:
 
 
 def served(job_id: str = "a", kind: str = "reward_model", **changes: Any) -> ServedStage:
-    spec = job_spec(stages=[{"type": kind, "model": "m"}], **changes)
-    return ServedStage(
-        job_id=job_id,
-        spec=spec,
-        stage=typed(spec.stages[0]),
-        plan=spec.stage_plan.stages[0],
-        side=typed(None),
-        version_0=lambda: "",
-    )
+    return served_stage({"type": kind, "model": "m"}, job_id=job_id, **changes)
 
 
 def item(number: int = 0) -> ClaimedItem:
-    return ClaimedItem(
-        stage="reward_model",
-        iteration=0,
-        batch_id="0/train/0",
-        item=number,
-        rows=range(number, number + 1),
-        claim=1,
-        attempt=1,
-        batch=rollout_batch(),
-        inputs={},
-        digest=DIGEST,
-    )
+    return claimed_item("reward_model", rollout_batch(), range(number, number + 1), {}, number=number)
 
 
 def drive(scenario: Callable[[Shop, ComputeService], Awaitable[None]], *, most_models: int = 2) -> None:

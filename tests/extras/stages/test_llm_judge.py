@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,43 +18,25 @@ from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.settings import StackSettings
-from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.stack.ports import free_port
 from onbeat_extras.stages import llm_judge
 from onbeat_extras.stages.llm_judge import MAX_REQUESTS, JudgeService, services
-from tests.builders import DIGEST, job_spec, rollout_batch
+from tests.builders import rollout_batch
 from tests.integration.test_outgoing import assert_speaks_to_no_proxy
 from tests.judge_server import Answer, JudgeServer, Question, judge_server, says
+from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
 
 KEY = "a-secret-key-of-the-judge"
 JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "m", "prompt": "{prompt}|{completion}|{reference}"}
 
 
 def served(dependency_s: float = 600.0) -> ServedStage:
-    spec = job_spec(deterministic=False, stages=[JUDGE], timeouts__dependency_s=dependency_s)
-    return ServedStage(
-        job_id="job",
-        spec=spec,
-        stage=cast(LlmJudgeStage, spec.stages[0]),
-        plan=spec.stage_plan.stages[0],
-        side=cast(Any, None),
-        version_0=lambda: "",
-    )
+    return served_stage(JUDGE, deterministic=False, timeouts__dependency_s=dependency_s)
 
 
 def item(row: int = 0, completion: str = "c") -> ClaimedItem:
-    return ClaimedItem(
-        stage="llm_judge",
-        iteration=0,
-        batch_id="0/train/0",
-        item=row,
-        rows=range(row, row + 1),
-        claim=1,
-        attempt=1,
-        batch=rollout_batch(),
-        inputs={"prompt": [b"p"], "text": [completion.encode()], "reference": [b"r"]},
-        digest=DIGEST,
-    )
+    texts = {"prompt": [b"p"], "text": [completion.encode()], "reference": [b"r"]}
+    return claimed_item("llm_judge", rollout_batch(), range(row, row + 1), texts, number=row)
 
 
 async def at_once(_seconds: float) -> None:

@@ -24,6 +24,7 @@ from onbeat_extras.stages.models import model_loader, services
 from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
 from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
 from tests.scorer_folder import scorer_folder
+from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
 
 REFERENCE = {"type": "reference"}
 TEACHER = {"type": "teacher", "model": "teachers/qwen3"}
@@ -35,30 +36,11 @@ def served(stage: dict[str, Any], *, version_0: str = "", **changes: Any) -> Ser
         changes["algorithm__kl_coefficient"] = 0.1
     if stage["type"] == "teacher":
         changes["algorithm__distillation_coefficient"] = 1.0
-    spec = job_spec(stages=[stage], **changes)
-    return ServedStage(
-        job_id="job",
-        spec=spec,
-        stage=spec.stages[0],  # pyright: ignore[reportArgumentType]
-        plan=spec.stage_plan.stages[0],
-        side=None,  # pyright: ignore[reportArgumentType]
-        version_0=lambda: version_0,
-    )
+    return served_stage(stage, version_0=version_0, **changes)
 
 
 def item_of(stage: ServedStage, batch: RolloutBatch, rows: range | None = None, **inputs: list[bytes]) -> ClaimedItem:
-    return ClaimedItem(
-        stage=stage.stage.name,
-        iteration=batch.iteration,
-        batch_id=batch.batch_id,
-        item=0,
-        rows=rows or range(batch.num_completions),
-        claim=1,
-        attempt=1,
-        batch=batch,
-        inputs=inputs,
-        digest=DIGEST,
-    )
+    return claimed_item(stage.stage.name, batch, rows or range(batch.num_completions), inputs)
 
 
 def load(root: Path, stage: ServedStage) -> StageModel:

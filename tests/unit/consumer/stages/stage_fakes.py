@@ -14,12 +14,44 @@ from consumer.stages.served_stages import ServedStage
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BrokerUnavailable, NotFound
 from contracts.experience.columns import ColumnValues
+from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from tests.builders import DIGEST, rollout_batch
+from tests.builders import DIGEST, job_spec, rollout_batch
 from tests.fakes import Changes
 
 Place = tuple[str, str, int]
 """(stage, batch id, item)."""
+
+
+def claimed_item(
+    stage: str, batch: RolloutBatch, rows: range, inputs: dict[str, list[bytes]], *, number: int = 0
+) -> ClaimedItem:
+    """Rows of a batch under a first claim."""
+    return ClaimedItem(
+        stage=stage,
+        iteration=batch.iteration,
+        batch_id=batch.batch_id,
+        item=number,
+        rows=rows,
+        claim=1,
+        attempt=1,
+        batch=batch,
+        inputs=inputs,
+        digest=DIGEST,
+    )
+
+
+def served_stage(stage: dict[str, Any], *, job_id: str = "job", version_0: str = "", **changes: Any) -> ServedStage:
+    """The one stage of a job, without a broker's side. changes: of its spec."""
+    spec = job_spec(stages=[stage], **changes)
+    return ServedStage(
+        job_id=job_id,
+        spec=spec,
+        stage=cast(Any, spec.stages[0]),
+        plan=spec.stage_plan.stages[0],
+        side=cast(Any, None),
+        version_0=lambda: version_0,
+    )
 
 
 class FakeStageSide:
@@ -96,18 +128,8 @@ class FakeStageSide:
         planned = self._spec.stage_plan.stages[self._spec.stage_plan.index(stage)]
         batch = rollout_batch(batch_id=batch_id)
         rows = planned.rows_of_item(number, num_groups=len(batch.groups), group_size=batch.group_size)
-        return ClaimedItem(
-            stage=stage,
-            iteration=0,
-            batch_id=batch_id,
-            item=number,
-            rows=rows,
-            claim=1,
-            attempt=1,
-            batch=batch,
-            inputs={name: [b"text"] * len(rows) for name in planned.inputs},
-            digest=DIGEST,
-        )
+        inputs = {name: [b"text"] * len(rows) for name in planned.inputs}
+        return claimed_item(stage, batch, rows, inputs, number=number)
 
 
 class Waiting:
