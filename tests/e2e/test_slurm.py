@@ -39,7 +39,7 @@ wait
 SCONTROL = """\
 #!/bin/sh
 case $1 in
-  show) echo 127.0.0.1 ;;
+  show) for node in $SLURM_JOB_NODELIST; do echo $node; done ;;
   requeue) echo "$2" >> "$REQUEUED" ;;
   *) exit 1 ;;
 esac
@@ -55,55 +55,62 @@ trainer = { checkpoint_every_iterations = 2 }
 """
 
 
-def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    """As Slurm starts it; its words go to `said`."""
+def start(folder: Path, port: int, *nodes: str, **more: str) -> subprocess.Popen[bytes]:
+    """As Slurm starts it on nodes that are addresses of this machine; its words go to `said`."""
     environment = os.environ | {
         "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
         "REQUEUED": str(folder / "requeued"),
         "SLURM_JOB_ID": "4242",
-        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_JOB_NODELIST": " ".join(nodes),
         "SLURM_SUBMIT_DIR": str(ROOT),
         "REDIS_PORT": str(port),
     }
     command = ["bash", ROOT / "deploy" / "slurm" / "onbeat.sbatch", folder / "spec.toml", folder / "shared"]
     with open(folder / "said", "ab") as said:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment | more, stdout=said, stderr=said, start_new_session=True
+        )
 
 
 def logs_of(folder: Path) -> str:
     return "\n".join(path.read_text()[-2000:] for path in [folder / "said", *(folder / "shared" / "logs").glob("*")])
 
 
-def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
+def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
+    """What a job says that is ended after a checkpoint, requeued, and comes to its end then."""
     if shutil.which("setsid") is None:
         pytest.skip("needs setsid")
-    (tmp_path / "bin").mkdir()
+    (folder / "bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "spec.toml").write_text(SPEC)
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "spec.toml").write_text(spec)
     # The two others lie 10,000 and 20,000 above.
     port = 10000 + free_port() % 10000
-    slurm = start(tmp_path, port)
+    slurm = start(folder, port, *nodes, **more)
     try:
         waiting = Waiting("an iteration", deadline_s=240.0)
-        while b"checkpoint after iteration 1:" not in (tmp_path / "said").read_bytes():
-            assert slurm.poll() is None, logs_of(tmp_path)
+        while b"checkpoint after iteration 1:" not in (folder / "said").read_bytes():
+            assert slurm.poll() is None, logs_of(folder)
             waiting.poke()
             time.sleep(0.1)
         slurm.send_signal(signal.SIGTERM)
-        assert slurm.wait(120.0) == 143, logs_of(tmp_path)
-        assert (tmp_path / "requeued").read_text() == "4242\n"
-        job_id = (tmp_path / "shared" / "job").read_text().strip()
-        (tmp_path / "said").unlink()
-        slurm = start(tmp_path, port)
-        assert slurm.wait(240.0) == 0, logs_of(tmp_path)
-        said = (tmp_path / "said").read_text()
+        assert slurm.wait(120.0) == 143, logs_of(folder)
+        assert (folder / "requeued").read_text() == "4242\n"
+        job_id = (folder / "shared" / "job").read_text().strip()
+        (folder / "said").unlink()
+        slurm = start(folder, port, *nodes, **more)
+        assert slurm.wait(240.0) == 0, logs_of(folder)
+        said = (folder / "said").read_text()
         assert f"{job_id}  succeeded" in said
-        starts = re.findall(r"a trainer (?:starts|resumes) at iteration (\d+)", said)
-        assert starts[0] == "0"
-        assert int(starts[-1]) >= 2, "it went on from a checkpoint"
+        return said
     finally:
         slurm.terminate()
         slurm.wait(60.0)
+
+
+def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
+    starts = re.findall(r"a trainer (?:starts|resumes) at iteration (\d+)", goes_on(tmp_path, SPEC, "127.0.0.1"))
+    assert starts[0] == "0"
+    assert int(starts[-1]) >= 2, "it went on from a checkpoint"
