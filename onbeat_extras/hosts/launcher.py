@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 
+import psutil
 import torch
 from blake3 import blake3
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -44,7 +45,8 @@ ASK_S = 0.25
 SETTLE_S = 3.0
 """A leader with hosts enough waits so long for a further one: an idle consumer looks for jobs every two seconds."""
 EXPECTED_S = 20.0
-"""The same for one that is known: it was of the last generation, or waited for this one, and starts a launcher now."""
+"""The same for one that is known: it was of the last generation, or waited for this one, and starts a launcher now.
+Longer where that took long here (`expected_s`): one that came late each time would interrupt the others for nothing."""
 WAITS_S = 10.0
 """A host that was too late is taken to wait still for so long."""
 WAITING_AFTER_S = 10.0
@@ -76,6 +78,11 @@ def clocks_apart(ahead_s: float) -> str:
     way = "ahead of" if ahead_s > 0 else "behind"
     off = f"this host's clock is {abs(ahead_s):.1f} s {way} Redis'"
     return f"{off}: leases go by Redis', but timelines and logs are off by as much; set it"
+
+
+def expected_s(start_s: float, wait_s: float) -> float:
+    """How long a leader whose own launcher took start_s waits for a host that it knows of."""
+    return max(EXPECTED_S, min(3 * start_s, wait_s))
 
 
 def address_of(group: HostGroup) -> str:
@@ -179,6 +186,7 @@ class HostLauncher:
         self._kind = kind_of_host(settings)
         self._now_s = broker.now_s
         self._waiting = WaitingRanks(job_id, hosts.ranks)
+        self._expected_s = expected_s(time.time() - psutil.Process().create_time(), hosts.wait_s)
         self._is_asked_to_end = False
         self._out_of_reach = 0
         """The newest generation whose leader this host could not reach, which is said once."""
@@ -295,7 +303,7 @@ class HostLauncher:
                 now_s, group = time.monotonic(), membership.group
                 if len(group.members) != num_there:
                     num_there, changed_s = len(group.members), now_s
-                settle_s = SETTLE_S if not self._num_expected else EXPECTED_S * (num_there < self._num_expected)
+                settle_s = SETTLE_S if not self._num_expected else self._expected_s * (num_there < self._num_expected)
                 is_settled = num_there >= self._hosts.least and now_s - changed_s >= settle_s
                 if num_there == self._hosts.most or is_settled:
                     membership.seal()

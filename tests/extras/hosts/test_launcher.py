@@ -24,7 +24,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat import processors
 from onbeat_extras.hosts import launcher
-from onbeat_extras.hosts.launcher import Gone, HostLauncher, Membership, kind_of_host
+from onbeat_extras.hosts.launcher import Gone, HostLauncher, Membership, expected_s, kind_of_host
 from tests.builders import job_spec
 from tests.chaos.short_job import short_job, until
 from tests.integration.test_hosts import KIND, formed_by
@@ -78,6 +78,11 @@ def test_an_interface_that_is_not_here_is_one_line_with_those_that_are(pipeline:
     assert "ONBEAT_NETWORK: `eth99` is no interface or range with an address here" in line
     assert "lo (127.0.0.1)" in line
     assert pipeline.jobs.state(job_id) is JobState.QUEUED, "another host may have one"
+
+
+@pytest.mark.parametrize(("start_s", "waits_s"), [(4.0, 20.0), (15.0, 45.0), (40.0, 60.0), (-3600.0, 20.0)])
+def test_a_leader_whose_own_start_was_slow_waits_longer_for_a_host_that_starts(start_s: float, waits_s: float) -> None:
+    assert expected_s(start_s, 60.0) == waits_s
 
 
 def test_a_host_is_told_by_what_its_bits_depend_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
