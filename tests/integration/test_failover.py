@@ -17,12 +17,10 @@ from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
-from tests.builders import job_spec
-from tests.integration.fence_parts import manifest
+from tests.builders import job_spec, manifest
 from tests.redundant_redis import Member, RedundantRedis
 
 PATIENCE_S = 30.0
-DIGEST = "ab" * 32
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def test_without_enough_replicas_nothing_is_confirmed_announced_or_removed_and_n
             bring_down(server, signal.SIGSTOP)
             break
     # Each removal of a trainer's files stands behind a renewal.
-    for held in (side.renew, lambda: side.publish_weights(manifest(0, DIGEST), oldest_kept=0)):
+    for held in (side.renew, lambda: side.publish_weights(manifest(0), oldest_kept=0)):
         with pytest.raises(BrokerUnavailable, match="2 replicas that hold its writes"):
             held()
     for confirmed in (lambda: side.confirm(-1), lambda: JobStore(gateway).remove(ended)):

@@ -20,7 +20,8 @@ from contracts.errors import BrokerUnavailable
 from contracts.events import record_digest
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.test_fence import DIGEST, Job, job_of, record
+from tests.builders import DIGEST
+from tests.integration.test_fence import Job, job_of, record
 from tests.integration.window_parts import answer_to
 
 ANOTHER = """
