@@ -99,8 +99,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which trainers and the transformers engine of generators compute."""
     held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
-    """Host memory in MiB that a transformers generator may take for versions that it receives in the background, in a
-    job with a lag; 0, or less than a version: they are loaded between two batches."""
+    """Host memory in MiB of a transformers generator for versions that it receives in the background under a lag; less
+    than a version: they are loaded between two batches."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     network: str = ""
@@ -180,8 +180,7 @@ class StackSettings(Record, frozen=True, kw_only=True):
     stage_models: Annotated[int, Meta(ge=1, le=1024)] = 4
     """Models that a stage worker keeps in memory; beyond them the one that was used longest ago is let go."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port on which a process that is no HTTP service serves `/metrics` for Prometheus, at ONBEAT_HOST; 0: it
-    doesn't."""
+    """Port on which a process that is no HTTP service serves `/metrics`, at ONBEAT_HOST; 0: it doesn't."""
     trainer_metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """The metrics_port of the trainers that a consumer's worker starts, one at a time."""
     metrics_key: str = ""

@@ -43,8 +43,7 @@ class Column(Record, frozen=True, kw_only=True):
     type: ColumnType
     """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
     per: Axis = "rollout"
-    """What has a value: the row (rollout), each sampled token, each token of its prompt, or each of its completion, an
-    environment's too."""
+    """What has a value: the row (rollout), each sampled token, or each token of its prompt or its completion."""
 
 
 class RowShape(NamedTuple):

@@ -98,8 +98,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches. From the
-    second step on the clips act."""
+    """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches."""
     mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
     """Equal parts of an iteration's rollout batches, in the order of their numbers, with an optimizer step each; left
     out: 1. Advantages and the old policy are those from before the first step. It divides

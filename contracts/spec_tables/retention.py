@@ -27,8 +27,7 @@ class RetentionSpec(Record, frozen=True, kw_only=True):
     """How long what is kept of the job after it has ended; a resume stops the clock. Left out: as the stack says."""
 
     keys_days: Days | UnsetType = UNSET
-    """Days in Redis, where the job is listed and can be resumed; then `onbeat verify` and `onbeat export` read its run
-    folder."""
+    """Days in Redis, where the job is listed and can be resumed; then `onbeat verify` and `export` read its folder."""
     files_days: Days | UnsetType = UNSET
     """Days of the whole run folder; not before keys_days. Then checkpoints, recordings and older versions go; the last
     version's weights, metrics, scores, logs and audit chain stay."""

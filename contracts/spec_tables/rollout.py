@@ -35,8 +35,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     on_failed_batch: Literal["fail", "abandon"] = "fail"
     """What a dead-lettered batch does to the job: fail it, or go on without the batch, counted and audited."""
     hedge: bool = True
-    """Whether an idle generator of a deterministic job samples a copy of a batch that another is late with; the first
-    one counts."""
+    """Whether an idle generator of a deterministic job samples a copy of a late batch; the first one counts."""
 
     @property
     def prompts_per_iteration(self) -> int:

@@ -23,6 +23,7 @@ import psutil
 from contracts.errors import InvalidInput, Unavailable
 from onbeat.process.folders import make_missing
 from onbeat.process.launcher import end_with_launcher, with_own_packages
+from onbeat.process.signals import uninterrupted
 
 TAIL_BYTES = 16_384
 MAX_LOG_BYTES = 32 * 2**20
@@ -91,7 +92,7 @@ class ChildProcess:
             log_file = self.log_path.open("ab")
         except OSError as error:
             raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
-        with log_file:
+        with log_file, uninterrupted(answered_after=True):
             try:
                 self._process = subprocess.Popen(
                     self.command,

@@ -27,17 +27,21 @@ def end_on_signals() -> None:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds requests to end until the block is done; what the block does must have deadlines of its own."""
+def uninterrupted(*, answered_after: bool = False) -> Iterator[None]:
+    """Holds requests to end until the block is done, which must have deadlines of its own; they are dropped, or
+    answered then. A child's start needs that: what its hooks at a fork raise is lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    came: list[int] = []
+    held = {number: signal.signal(number, lambda one, _: came.append(one)) for number in ENDING}
     try:
         yield
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
+    if answered_after and came:
+        signal.raise_signal(came[0])
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

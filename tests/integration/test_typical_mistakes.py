@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
@@ -35,6 +36,7 @@ from contracts.rewards import PluginReward, RewardItem, Unscorable
 from contracts.settings import StackSettings
 from onbeat.cli import run
 from onbeat.client.spec_file import parse_spec
+from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
@@ -106,6 +108,10 @@ CLI = {
 }
 STACK = {
     "another key": (["ONBEAT_API_KEY=other", "jobs"], r"--api-key: the key is wrong \(give the stack's, or its f"),
+    "no key": (
+        ["jobs", "--gateway", "URL", "--run-dir", "none"],
+        r"--api-key: a bearer key is needed \(give the stack's, or its f",
+    ),
     "a port in use": (
         ["up", "--port", "PORT", "--run-dir", "own"],
         r"--port: port \d+ is in use \(choose another, or ",
@@ -261,7 +267,7 @@ def test_what_a_stack_refuses(
 ) -> None:
     monkeypatch.chdir(root)
     words, expected = STACK[mistake]
-    stands_for = {"JOB": running_job, "PORT": stack.gateway_url.rpartition(":")[2]}
+    stands_for = {"JOB": running_job, "PORT": stack.gateway_url.rpartition(":")[2], "URL": stack.gateway_url}
     line = told([stands_for.get(word, word) for word in words], monkeypatch, capsys)
     assert re.match(f"onbeat: {expected}", line), line
 
@@ -330,6 +336,25 @@ def interrupted(root: Path, *words: str, when: str) -> tuple[int, str]:
 
 def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(root: Path) -> None:
     assert interrupted(root, "up", "--run-dir", "short", when=" onbeat.process.own_packages\n") == (130, "")
+
+
+def test_ctrl_c_while_a_stack_starts_ends_what_has_started(root: Path) -> None:
+    folder = root / "begun"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onbeat", "up", "--run-dir", folder.name],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    waiting = Waiting("the log of a gateway that starts", deadline_s=120.0)
+    while not (folder / "logs" / "gateway.log").exists():
+        waiting.poke()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert (process.returncode, said) == (0, "stopping every process\n")
+    assert not child_process.marked("ONBEAT_RUN_ROOT", str(folder))
 
 
 def test_ctrl_c_while_one_waits_for_a_job_says_that_it_goes_on(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -98,3 +100,25 @@ def test_what_stands_in_the_place_of_a_log_and_is_no_file_is_left_alone(tmp_path
     child.bound_log(most_bytes=300)
     assert (tmp_path / "secret").stat().st_size == 400
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.log", "secret"]
+
+
+def test_a_request_to_end_that_comes_while_a_child_starts_is_answered_when_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a fork Python prints what a signal's handler raises, and goes on."""
+    popen = subprocess.Popen
+
+    def interrupted(*given: Any, **named: Any) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return popen(*given, **named)
+
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    child = child_process.ChildProcess("one", command=command, environment=os.environ, log_path=tmp_path / "log")
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            child.start()
+        assert child.pid is not None
+    finally:
+        child.stop(grace_s=0.0)
+    assert not child.is_running
