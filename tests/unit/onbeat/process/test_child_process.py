@@ -108,7 +108,7 @@ def test_a_request_to_end_that_comes_while_a_child_starts_is_answered_when_it_ha
     """At a fork Python prints what a signal's handler raises, and goes on."""
     popen = subprocess.Popen
 
-    def interrupted(*given: Any, **named: Any) -> subprocess.Popen[bytes]:
+    def interrupted(*given: Any, **named: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return popen(*given, **named)
 
