@@ -114,7 +114,16 @@ def test_a_parquet_file_is_read_where_pyarrow_is_there(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(ROWS[:1]), tmp_path / "rows.parquet")
     dataset = spec(tmp_path, dataset=tmp_path / "rows.parquet").dataset
     assert isinstance(dataset, JsonlDataset)
-    assert lines_of(dataset.train_path) == [{"task_entry": ""} | ROWS[0]]
+    assert lines_of(dataset.train_path) == [{"task_entry": "", "completion": ""} | ROWS[0]]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="no package of ours needs datasets")
+def test_a_dataset_of_hugging_face_is_rows(tmp_path: Path) -> None:
+    import datasets  # pyright: ignore[reportMissingImports]
+
+    dataset = spec(tmp_path, dataset=datasets.Dataset.from_list(ROWS[:1])).dataset
+    assert isinstance(dataset, JsonlDataset)
+    assert lines_of(dataset.train_path) == [{"task_entry": "", "completion": ""} | ROWS[0]]
 
 
 def test_a_parquet_file_names_pyarrow_where_it_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
