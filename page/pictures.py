@@ -99,6 +99,11 @@ def smoothed(page: Page) -> None:
     under_the_cursor(page)
 
 
+def events(page: Page) -> None:
+    page.get_by_role("heading", name="Events").scroll_into_view_if_needed()
+    page.mouse.wheel(0, DESK[1])
+
+
 def wrong(page: Page) -> None:
     page.locator('[id="field-iterations"]').fill("0")
     page.locator('[id="field-model.path"]').fill("configs/models/two-digits")
@@ -119,6 +124,7 @@ def take_all(camera: Camera, job_id: str, other_id: str) -> None:
     camera.take("jobs-phone", "jobs", size=PHONE)
     camera.take("overview", job, ready=".chart", pose=under_the_cursor)
     camera.take("compare-dark", f"{job}?compare={other_id}", scheme="dark", ready=".chart", pose=smoothed)
+    camera.take("events", job, ready=".chart", pose=events)
     camera.take("overview-phone", job, size=PHONE, ready=".chart")
     camera.take("new", "new", ready=".sections", pose=wrong)
     camera.take("lanes", f"{job}/lanes")
