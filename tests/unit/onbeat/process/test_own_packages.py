@@ -12,6 +12,7 @@ import pytest
 
 from onbeat.process import own_packages
 from onbeat.process.child_process import ChildProcess
+from onbeat.stack.ports import free_port
 
 STRANGER = 'raise SystemExit("the stranger ran")\n'
 ENTRIES = ("onbeat", "gateway", "reward_service", "producer", "consumer", "consumer.supervisor")
@@ -41,7 +42,9 @@ def test_each_entry_refuses_to_run_beside_a_package_of_the_same_name(module: str
 def test_a_folder_of_our_name_in_the_working_directory_is_not_taken_for_ours(tmp_path: Path) -> None:
     for package in own_packages.PACKAGES:
         stranger(tmp_path, package)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "ONBEAT_PORT": str(free_port())
+    }
     command = (sys.executable, "-m", "gateway")
     child = ChildProcess("gateway", command=command, environment=environment, log_path=tmp_path / "log", cwd=tmp_path)
     child.start()
