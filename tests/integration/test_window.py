@@ -9,7 +9,6 @@ import pytest
 from broker.connection.client import Broker
 from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
-from broker.leases import FailOutcome
 from broker.monitor import job_status, stream_report
 from broker.openings import IterationOpening
 from contracts.encoding.wire import encode
@@ -184,23 +183,6 @@ def test_a_slot_that_was_read_ahead_forgets_it_when_its_iteration_is_over(broker
     job.sample()
     job.trainer.wait_for_rollouts(2, 600.0)
     assert sorted(job.trained(2)) == ["2/train/0", "2/train/1"]
-
-
-def test_a_batch_that_dies_in_a_later_iteration_is_known_when_its_turn_comes(broker: Broker) -> None:
-    job = delayed(broker, 1)
-    job.sample()
-    assert job.generator().fail(job.claim(), "no reward") is FailOutcome.RETRIED
-    job.sample(count=1)
-    assert job.generator().fail(job.claim(), "no reward: 5:3") is FailOutcome.DEAD
-    assert (job.trainer.claim_rollouts(0, max_batches=9)[1], job.trainer.dead_batches(0)) == (0, {})
-    assert [one.dead for one in job.fence.window] == [0, 1]
-    job.trainer = job.new_trainer("t2")
-    job.commit(0)
-    arrived, num_dead = job.trainer.claim_rollouts(1, max_batches=9)
-    assert (len(arrived), num_dead) == (1, 1)
-    assert job.trainer.dead_batches(1) == {"1/train/0": "no reward: 5:3"}
-    job.commit(1, {one.batch.batch_id: one.digest for one in arrived})
-    assert job.fence.committed == 1
 
 
 def test_a_batch_of_a_later_iteration_that_kills_its_generators_is_buried(broker: Broker) -> None:

@@ -160,10 +160,10 @@ def test_every_move_of_a_window_has_the_same_outcome_on_a_real_server(broker: An
     for bounds in (
         LAGGING,
         LAGGING._replace(is_bounded=True),
-        LAGGING._replace(lag=2, iterations=5, checkpoint_every=2),
+        LAGGING._replace(lag=2, iterations=5, checkpoint_every=2, max_attempts=2),
     ):
         walk(broker, seen, bounds, num_walks=NUM_WALKS // 4, num_moves=2 * NUM_MOVES)
-    assert missing(seen, IN_A_WINDOW | BESIDE | OF_A_WINDOW) == set()
+    assert missing(seen, IN_A_WINDOW | BESIDE | OF_A_WINDOW | {"fails its item: dead"}) == set()
 
 
 def test_every_move_of_two_kinds_of_engines_has_the_same_outcome_on_a_real_server(broker: AnswerLosingBroker) -> None:
