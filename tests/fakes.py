@@ -21,7 +21,6 @@ from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightFile, WeightManifest, WeightShard, weights_digest
-from onbeat_extras.engines.canary import difference
 from producer.engine.base import Turn, check_version
 from tests.fake_engine import FakeEngine
 
@@ -314,6 +313,8 @@ class LoggedEngine(FakeEngine):
         return self._sampled(batch)
 
     async def difference(self) -> str:
+        from onbeat_extras.engines.canary import difference
+
         return await difference(self)
 
     async def wake(self, *, num_threads: int | None) -> None:

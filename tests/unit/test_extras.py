@@ -24,6 +24,7 @@ WITH_EXTRAS = {
     "onbeat/process/own_packages.py": "the list of packages that are ours",
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/e2e/test_shell_blocks.py": "the tests that run a page's commands",
+    "tests/fakes.py": "the canary of an engine that has to prove itself",
     "tests/hosts/machines.py": "hosts that serve a cache",
     "tests/hosts/test_objects.py": "the same",
     "tests/hosts/test_pods.py": "the object store of pods",
