@@ -25,7 +25,8 @@ from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.source import pass_order, prompt_source
+from onbeat.prompts.places import pass_order
+from onbeat.prompts.source import prompt_source
 from reward_service.scorers.rubric import score_item
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from broker import keys
 from broker.connection.client import Broker
@@ -135,6 +136,16 @@ class JobStore:
             created_s = self._redis.zmscore(keys.JOBS, active) if active else []
         in_order = sorted(zip((one or 0.0 for one in created_s), active, strict=True))
         return ids_among(job_id for _, job_id in in_order)
+
+    def forks_of(self, job_id: str) -> dict[str, int]:
+        """Jobs that have not ended and go on from a version of this one → that version."""
+        forks: dict[str, int] = {}
+        for active in self.active_jobs():
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                fork = self.spec(active).fork
+                if fork is not UNSET and fork.job == job_id:
+                    forks[active] = fork.version
+        return forks
 
     def spec(self, job_id: str) -> JobSpec:
         """Raises NotFound."""

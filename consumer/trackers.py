@@ -75,17 +75,19 @@ class BackgroundTracker:
 
 
 def iteration_values(metrics: IterationMetrics) -> dict[str, float]:
-    """Returns the numbers by field name; those of several values as `reward_components/NAME`, `lag_counts/LAG` and
-    `environment/NAME`.
+    """Returns the numbers by field name; those of several values as `reward_components/NAME`, `source_rewards/NAME`,
+    `lag_counts/LAG` and `environment/NAME`.
     """
     labelled = metrics.labelled().items()
     return metrics.numbers() | {f"{of}/{name}": value for of, values in labelled for name, value in values.items()}
 
 
 def evaluation_values(score: EvaluationScore) -> dict[str, float]:
-    """Returns `evaluation/sampled`, and `evaluation/greedy` and `evaluation/pass_at_K` where there are."""
+    """Returns `evaluation/sampled`, and `evaluation/greedy`, `evaluation/pass_at_K` and `evaluation/source/NAME` where
+    there are."""
     values = {"evaluation/sampled": score.sampled}
     values |= {f"evaluation/pass_at_{one.k}": one.share for one in score.pass_at or ()}
+    values |= {f"evaluation/source/{name}": mean for name, mean in (score.by_source or {}).items()}
     return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
 
 

@@ -69,7 +69,9 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     reward_mean: float
     reward_std: float
     reward_components: dict[str, float]
-    """Mean unweighted score by component."""
+    """Mean unweighted score by component, over the completions that it scores."""
+    source_rewards: dict[str, float] | UnsetType = UNSET
+    """Mean reward by source, in a mixture of data sets."""
     zero_advantage_share: float
     """Share of the trained groups whose rewards are all equal, after the last resample: their rewards teach nothing,
     except under reinforce++."""
@@ -175,6 +177,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
         """Numbers of which there are several: what they are → what tells them apart → the number."""
         return {
             "reward_components": self.reward_components,
+            "source_rewards": self.source_rewards or {},
             "environment": {} if self.trajectories is UNSET else self.trajectories.environment,
             "lag_counts": {str(lag): float(number) for lag, number in enumerate(self.lag_counts)},
         }

@@ -133,11 +133,14 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
     """Standard error of `sampled` over the prompts, whose samples are alike; left out with one sample a prompt."""
     pass_at: tuple[PassAt, ...] | UnsetType = UNSET
     """For k = 1, 2, 4, ... and all samples of a prompt; left out with one."""
+    by_source: dict[str, float] | UnsetType = UNSET
+    """`sampled` of each source, in a mixture of data sets."""
 
 
 def passes_in_words(score: EvaluationScore) -> str:
-    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`; "" with one sample a prompt."""
-    return "".join(f", pass@{one.k} {one.share:.3f} ± {one.error:.3f}" for one in score.pass_at or ())
+    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, and `, sums 0.611` of each source; "" of neither."""
+    passes = "".join(f", pass@{one.k} {one.share:.3f} ± {one.error:.3f}" for one in score.pass_at or ())
+    return passes + "".join(f", {name} {mean:.3f}" for name, mean in (score.by_source or {}).items())
 
 
 class HealthProblem(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 from msgspec.structs import replace
 
 from contracts.encoding.digests import content_digest
@@ -33,6 +33,13 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     on_unscorable: OnUnscorable = "fail"
     """What a completion gets that this scorer can't score: fail, which fails its batch and in the end the job, or a
     score, counted and audited; of a time-out or a crash as the last resort only. A resume may change it."""
+
+    sources: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
+    """Sources of a mixture that it scores; left out: all."""
+
+    def scores(self, source: str | UnsetType) -> bool:
+        """Whether it scores completions of a source."""
+        return self.sources is UNSET or source is UNSET or source in self.sources
 
     @property
     def stated_score(self) -> float | None:
@@ -136,8 +143,8 @@ class MathVerifyReward(Component, tag="math_verify", frozen=True, kw_only=True):
 class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """A user's function: of an installed package, or of a file below the stack's model root.
 
-    It is called with keyword arguments prompt, completion, reference and task_entry (all str), as far as it names them,
-    and returns a float.
+    It is called with keyword arguments prompt, completion, reference and task_entry (all str) and metadata (a dict), as
+    far as it names them, and returns a float.
     """
 
     entry_point: Line
@@ -169,6 +176,10 @@ class RewardItem(Record, frozen=True, kw_only=True):
     completion: str
     reference: str
     task_entry: str = ""
+    metadata: str | UnsetType = UNSET
+    """`Prompt.metadata`."""
+    source: str | UnsetType = UNSET
+    """`Prompt.source`."""
     num_tokens: Annotated[int, Meta(ge=0)] = 0
     """Sampled tokens of the completion, the end-of-sequence token included; 0: unknown, which `overlong` refuses."""
 

@@ -78,6 +78,10 @@ class Prompt(Record, frozen=True, kw_only=True):
     """The reference answer, for the reward."""
     task_entry: str = ""
     """JSON of the task's own entry (a reasoning-gym item), "" where the reference is enough."""
+    metadata: str | UnsetType = UNSET
+    """JSON of the columns that dataset.metadata_columns names, where it names any."""
+    source: str | UnsetType = UNSET
+    """Its data set's name in a mixture of several."""
     environment: PromptTask | UnsetType = UNSET
     """What an environment begins its sessions with; unset without one."""
     sampler_seed: Annotated[int, Meta(ge=0, lt=2**62)] | UnsetType = UNSET
@@ -255,6 +259,8 @@ class RolloutGroup(Record, frozen=True, kw_only=True):
     """The prompt as text; published only where a stage of the job reads it, and so is the reference."""
     reference: str | UnsetType = UNSET
     """The reference answer."""
+    source: str | UnsetType = UNSET
+    """`Prompt.source`."""
 
     def __post_init__(self) -> None:
         _check_array(self.prompt_token_ids, "prompt_token_ids", min_items=1)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 
 from contracts.encoding.wire import Record, Tokens
+
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class SamplingParams(Record, frozen=True, kw_only=True):
@@ -26,6 +29,19 @@ class SamplingParams(Record, frozen=True, kw_only=True):
 
     stop_token_ids: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=64)] | UnsetType = UNSET
     """Tokens that end a completion beside the model's own; each is sampled, trained and part of it."""
+    stop: Annotated[tuple[StopText, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
+    """Texts that end a completion with the token that completes one, which is part of it: trained, and seen by rewards.
+    Special tokens have no text."""
+
+    @property
+    def greedily(self) -> SamplingParams:
+        """The same at temperature 0, where nothing is kept out of the draw."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=UNSET)
+
+    @property
+    def own_end(self) -> str:
+        """The setting that ends completions elsewhere than the model does; "" of none."""
+        return next((name for name in ("stop_token_ids", "stop") if getattr(self, name)), "")
 
     @property
     def truncation(self) -> str:

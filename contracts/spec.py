@@ -15,7 +15,7 @@ from contracts.rewards import OverlongReward, RewardSpec
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.datasets import DatasetSpec, given_problem
+from contracts.spec_tables.datasets import DatasetSpec, given_problem, sources_problem
 from contracts.spec_tables.deadlines import LimitSpec, TimeoutSpec
 from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
 from contracts.spec_tables.retention import RecordingSpec, RetentionSpec
@@ -50,7 +50,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 class ForkSpec(Record, frozen=True, kw_only=True):
     """Begins with a version of another job of this stack, and with the optimizer state of its checkpoint."""
 
-    job: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$")]
+    job: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$(?!\n)")]
     """Its id. Its model, adapters and type of optimizer are this job's too; all else may be another."""
     version: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
     """The version, of which a checkpoint is there until this job has one of its own; it is this job's version 0."""
@@ -153,6 +153,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
             lags, plays = self.schedule in LAGGING, self.environment is not None
             if problem := given_problem(self.dataset, self.rollout, plays=plays, lags=lags):
                 raise ValueError(problem)
+        if problem := sources_problem(self.dataset, self.reward.components, plays=self.environment is not None):
+            raise ValueError(problem)
         self._check_group_size()
         if self.rollout.batches_per_iteration % self.algorithm.num_mini_batches:
             raise ValueError(

@@ -11,7 +11,8 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from contracts.errors import InvalidInput
-from contracts.spec import JobSpec
+from contracts.run_folder import CHECKPOINT, RunFolder, numbered
+from contracts.spec import ForkSpec, JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, ExternalStage
 
@@ -20,6 +21,36 @@ def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
     _check_kept_sets(spec)
     _check_clips(spec)
+
+
+def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:
+    """Says why a job can't go on from another's checkpoint: it steps on another kind of state; "" where it can."""
+    for name, there, here in (
+        ("optimizer.type", theirs.optimizer.type, spec.optimizer.type),
+        ("model.dtype", theirs.model.dtype, spec.model.dtype),
+        ("trainer.lora", _matrices(theirs), _matrices(spec)),
+    ):
+        if there != here:
+            return f"it has {name} = {there}, this job {here}"
+    return ""
+
+
+def unusable_fork(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInput:
+    """The refusal of a fork, which says what its source's run folder has."""
+    there = ", ".join(str(number + 1) for number, _ in numbered(source.checkpoints, CHECKPOINT))
+    return InvalidInput(
+        f"{fork.job} can't be gone on from at version {fork.version}: {problem}",
+        field="fork.version" if there else "fork.job",
+        cure=f"its checkpoints are of versions {there}"
+        if there
+        else "name a job of this run root that has checkpoints",
+    )
+
+
+def _matrices(spec: JobSpec) -> object:
+    """What decides which matrices of adapters there are, and what they mean."""
+    lora = spec.trainer.lora
+    return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)
 
 
 def _check_kept_sets(spec: JobSpec) -> None:

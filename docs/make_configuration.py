@@ -119,15 +119,21 @@ def _spec_sections(heading: str, struct: types.StructType, *, path: str, seen: d
 
 def _below(field: types.Field, path: str, seen: dict[type, str]) -> Iterator[str]:
     choices = _structs_in(field.type)
+    if path.startswith("dataset.sources."):
+        return  # the kinds of data sets, once more
     if field.name in UNIONS:
         heading, sentence = UNIONS[field.name]
         yield f"## {heading}\n\n{sentence}\n"
         shared = _shared_rows(choices)
         if shared:
             yield f"Keys of each of them, but for what a row says:\n\n{_table(list(shared.values()))}"
+        told: dict[str, object] = {}
         for choice in choices:
-            own = [row for row in _rows(choice) if row not in shared]
-            yield f"### `{choice.tag_field} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{_table(own)}"
+            table = _table([row for row in _rows(choice) if row not in shared])
+            first = told.setdefault(table, choice.tag)
+            if first != choice.tag and choice.fields:
+                table = f"The keys of `{first}`.\n"
+            yield f"### `{choice.tag_field} = {json.dumps(choice.tag)}`\n\n{_summary(choice.cls)}\n\n{table}"
         inner = {below.name: below for choice in choices for below in choice.fields if _structs_in(below.type)}
         for name, below in inner.items():
             yield from _below(below, f"{path}.{name}", seen)

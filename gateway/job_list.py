@@ -59,8 +59,13 @@ def newest_jobs(broker: Broker, *, limit: int, states: Collection[JobState] = ()
 def remove_for_good(services: Services, job_id: str) -> None:
     """Removes the job's keys, and notes that its files are to go; also of one whose files alone are left.
 
-    Repeating it changes nothing while the note stands. Raises NotFound, and Conflict for a job that has not ended.
+    Repeating it changes nothing while the note stands. Raises NotFound, and Conflict for a job that has not ended, or
+    from which one goes on that has not.
     """
+    for fork, version in services.jobs.forks_of(job_id).items():
+        raise Conflict(
+            f"job {fork} goes on from version {version} of {job_id}", cure="let it end, or cancel it, before"
+        )
     try:
         services.jobs.remove(job_id)
     except NotFound:

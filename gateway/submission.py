@@ -17,16 +17,20 @@ from typing import TypeVar
 import httpx
 import msgspec
 from fastapi import Request
+from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 
+from broker.job_store import JobStore
 from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
-from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput
+from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound
 from contracts.jobs import ResumeRequest
 from contracts.rewards import PluginReward, RewardItem, RewardRequest, RewardResponse, Unscorable, breakdown_names
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.spec_submission import fork_problem, unusable_fork
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
@@ -97,8 +101,32 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
     if not (folder / "config.json").is_file():
         raise _missing(f"{spec.model.path} has no config.json", "model.path")
     for field, path in spec.dataset.files().items():
-        if not settings.spec_root.find(path, field=f"dataset.{field}").is_file():
+        found = settings.spec_root.find(path, field=f"dataset.{field}")
+        # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
+        if not (found.parent.is_dir() if spec.dataset.has_folders else found.is_file()):
             raise _missing(f"there is no file {path} under the model root, {root}", f"dataset.{field}")
+
+
+def check_fork(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> None:
+    """Raises InvalidInput for a job to go on from that isn't there, is of another kind, or lacks the checkpoint.
+
+    A run folder that only the trainer's host has, or an object store, is looked at there.
+    """
+    fork = spec.fork
+    if fork is UNSET:
+        return
+    source = RunFolder(settings.run_root_path, fork.job)
+    try:
+        theirs = jobs.spec(fork.job)
+    except NotFound as error:
+        if not source.spec.is_file():
+            raise unusable_fork(fork, source, "there is no such job") from error
+        theirs = decode_json(source.spec.read_bytes(), JobSpec)
+    problem = fork_problem(theirs, spec)
+    if not problem and source.path.is_dir() and not source.checkpoint_after(fork.version - 1).is_dir():
+        problem = "it has no checkpoint of it" if not settings.objects else ""
+    if problem:
+        raise unusable_fork(fork, source, problem)
 
 
 def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:

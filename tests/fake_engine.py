@@ -24,6 +24,7 @@ from onbeat.weights.layout import check_names
 from onbeat.weights.stores import version_files
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_version
 from producer.engine.batch_rows import BatchRows
+from producer.engine.ends import Ends
 
 
 class FakeEngine(GenerationEngine):
@@ -33,7 +34,7 @@ class FakeEngine(GenerationEngine):
         self._run_root = run_root
         self._tensor_names = tensor_names
         self._vocab_size = vocab_size
-        self._eos_ids = frozenset({eos_id})
+        self._ends = Ends(frozenset({eos_id}))
         self._beside: list[VerifiedWeights] = []
 
     @property
@@ -46,7 +47,7 @@ class FakeEngine(GenerationEngine):
 
     def _sampled(self, batch: PromptBatch) -> list[list[Completion]]:
         """By whatever weights are there: as in a real engine, the version was checked when the batch came."""
-        rows = BatchRows(batch, self._eos_ids)
+        rows = BatchRows(batch, self._ends)
         prefixes = [
             np.frombuffer(prompt.token_ids, dtype="<i4").tolist()
             for prompt in batch.prompts

@@ -23,7 +23,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.examples import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
 from onbeat.weights.files.store import FolderStore

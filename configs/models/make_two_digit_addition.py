@@ -26,8 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qw
 
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.datasets.base import NUM_HELD_OUT, load_dataset
-from onbeat.prompts.datasets.examples import Example
+from onbeat.prompts.examples import Example, load_dataset
 
 MODELS = Path(__file__).parent
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<unk>")
@@ -184,7 +183,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     tokenizer = make_tokenizer()
-    dataset = load_dataset(AdditionDataset(), num_evaluation=NUM_HELD_OUT, seed=SEED, model_root=SpecRoot(MODELS))
+    dataset = load_dataset(AdditionDataset(), num_evaluation=512, seed=SEED, model_root=SpecRoot(MODELS))
     model = make_model(len(tokenizer), recipe.hidden_size)
     logger.info("%d parameters", sum(parameter.numel() for parameter in model.parameters()))
     steps = train(model, recipe, *encode(tokenizer, dataset.train))

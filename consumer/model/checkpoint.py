@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,8 +148,10 @@ def set_aside_after(checkpoints: Path, iteration: int) -> None:
     remove_scratch(checkpoints)
 
 
-def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, float]) -> None:
-    """Removes all but the newest `count` checkpoints and the best.
+def keep_newest_and_best(
+    checkpoints: Path, count: int, *, scores: Mapping[int, float], needed: Collection[int] = ()
+) -> None:
+    """Removes all but the newest `count` checkpoints, the best, and those of the versions that are needed.
 
     scores: policy version → score; of equal ones the oldest is the best. A version is evaluated after its checkpoint is
     written, so a checkpoint is judged when newer ones push it out.
@@ -157,7 +159,8 @@ def keep_newest_and_best(checkpoints: Path, count: int, *, scores: Mapping[int, 
     folders = checkpoint_folders(checkpoints)
     scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]
     best = max(scored, key=lambda folder: scores[_iteration_of(folder) + 1], default=None)
-    remove_folders([folder for folder in folders[:-count] if folder != best])
+    older = [folder for folder in folders[:-count] if _iteration_of(folder) + 1 not in needed]
+    remove_folders([folder for folder in older if folder != best])
 
 
 def file_of_rank(name: str, rank: int, num_ranks: int) -> str:

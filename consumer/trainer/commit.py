@@ -178,7 +178,10 @@ def _write_checkpoint(held: HeldJob, settled: WeightManifest) -> None:
     reach("consumer.after_checkpoint")
     log.info("version %d is saved: %s", settled.policy_version, held.folder.relative(target))
     keep_newest_and_best(
-        held.folder.checkpoints, held.spec.trainer.keep_checkpoints, scores=sampled_scores(held.folder)
+        held.folder.checkpoints,
+        held.spec.trainer.keep_checkpoints,
+        scores=sampled_scores(held.folder),
+        needed=held.jobs.forks_of(held.job_id).values(),
     )
     held.tell(
         CheckpointWritten(

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
-from consumer.model.checkpoint import Checkpoint, checkpoint_folders, read_checkpoint
+from consumer.model.checkpoint import Checkpoint, read_checkpoint
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import AuditRecord, ForkedFrom, record_digest
-from contracts.run_folder import CHECKPOINT, RunFolder, number_of
-from contracts.spec import ForkSpec, JobSpec
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.spec_submission import fork_problem, unusable_fork
 from onbeat.loop.chain_file import ChainFile
 
 
@@ -37,7 +38,8 @@ def read_fork(
         checkpoint = read_checkpoint(folder)
         state = checkpoint.state
         link = _made_by(ChainFile(source), state.policy_version, state.weights_digest)
-        _check_optimizer(source, spec)
+        if problem := fork_problem(decode_json(source.spec.read_bytes(), JobSpec), spec):
+            raise InvalidInput(problem)
         found = ForkedFrom(
             job_id=fork.job,
             policy_version=state.policy_version,
@@ -46,7 +48,7 @@ def read_fork(
             link=link,
         )
     except (OnbeatError, OSError) as error:
-        raise _unusable(fork, source, str(error)) from error
+        raise unusable_fork(fork, source, str(error)) from error
     begun = [record.forked for record in chain if record.policy_version == 0 and record.kind == "commit"]
     if begun and begun[-1] != found:
         raise InvalidInput(
@@ -64,33 +66,3 @@ def _made_by(chain: ChainFile, version: int, weights_digest: str) -> str:
         if record.kind == "commit" and (record.policy_version + 1, record.next_weights_digest) == made:
             return record_digest(record)
     raise InvalidInput(f"its audit chain has no version {version} of these weights")
-
-
-def _check_optimizer(source: RunFolder, spec: JobSpec) -> None:
-    """Raises InvalidInput where the checkpoint has another kind of state than this job steps on."""
-    other = decode_json(source.spec.read_bytes(), JobSpec)
-    for name, theirs, ours in (
-        ("optimizer.type", other.optimizer.type, spec.optimizer.type),
-        ("model.dtype", other.model.dtype, spec.model.dtype),
-        ("trainer.lora", _adapters(other), _adapters(spec)),
-    ):
-        if theirs != ours:
-            raise InvalidInput(f"it has {name} = {theirs}, this job {ours}")
-
-
-def _adapters(spec: JobSpec) -> object:
-    """What decides which matrices there are, and what they mean."""
-    lora = spec.trainer.lora
-    return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)
-
-
-def _unusable(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInput:
-    versions = [number_of(folder, CHECKPOINT) for folder in checkpoint_folders(source.checkpoints)]
-    there = ", ".join(str(1 + number) for number in versions if number is not None)
-    return InvalidInput(
-        f"{fork.job} can't be gone on from at version {fork.version}: {problem}",
-        field="fork.version" if there else "fork.job",
-        cure=f"its checkpoints are of versions {there}"
-        if there
-        else "name a job of this run root that has checkpoints",
-    )

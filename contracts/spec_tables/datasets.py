@@ -1,4 +1,4 @@
-"""Where a job's prompts come from: a type for each kind, which `LOADERS` of onbeat/prompts/datasets/base.py loads."""
+"""Where a job's prompts come from: a type for each kind, which an extra loads (onbeat/prompts/examples.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from contracts.encoding.wire import FilePath, FilePathOrNone, Line, Record, Text
+from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Text
+from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.rollout import RolloutSpec
 
@@ -40,6 +41,11 @@ class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
     def has_completions(self) -> bool:
         """Whether its examples may have completions, which loss = "sft" learns."""
         return True
+
+    @property
+    def has_folders(self) -> bool:
+        """Whether a path that it names may be of a folder, or of some files in one."""
+        return False
 
     def files(self) -> dict[str, str]:
         """Returns the paths that it names below the stack's model root, by their field."""
@@ -78,24 +84,67 @@ class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_onl
         return False
 
 
-class JsonlDataset(DatasetTable, tag="jsonl", frozen=True, kw_only=True):
-    """One JSON object a line: `{"prompt": "...", "reference": "..."}`, optionally `"task_entry"`; with `"completion"`,
-    which loss = "sft" learns, the reference may be left out.
+class CurriculumSpec(Record, frozen=True, kw_only=True):
+    """Begins with the lowest rows, a share that grows linearly (arXiv 1903.09848); then all come in shuffled passes."""
 
-    A line whose prompt is also held out is not trained. `task_entry` is data: the JSON that reasoning-gym's tasks are
-    scored from.
-    """
+    column: Line
+    """A number in each training row; the lowest come first."""
+    iterations: Iterations
+    """From this iteration on all rows are drawn."""
+    begins_with: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.1
+    """The share of the rows that iteration 0 draws from."""
+
+
+class RowColumns(Record, frozen=True, kw_only=True):
+    """Names of a row's columns; `a.b` is `b` of the table in column `a`."""
+
+    prompt: Line = "prompt"
+    """The prompt: a text, or messages."""
+    messages: Line = "messages"
+    """A conversation, where there is no prompt; if its last message is the assistant's, that is the completion."""
+    reference: Line = "reference"
+    """The reference answer: a text, or a number."""
+    completion: Line = "completion"
+    """What loss = "sft" learns: a text, or the assistant's message."""
+    task_entry: Line = "task_entry"
+    """JSON that reasoning-gym's tasks are scored from."""
+
+
+class RowsTable(DatasetTable, frozen=True, kw_only=True):
+    """Rows of files."""
 
     train_path: FilePath
-    """File of training prompts; relative paths start at the stack's model root."""
+    """Training prompts; relative paths start at the stack's model root."""
     evaluation_path: FilePathOrNone = ""
-    """File of held-out prompts; "" holds the last `evaluation.num_prompts` lines of the training file out."""
+    """Held-out prompts; "": the last `evaluation.num_prompts` training rows."""
     chat: ChatSpec | None = None
-    """Renders the prompt by the chat template; without it the prompt text is used as it is."""
+    """Renders the prompt by the chat template; without it a text is used as it is. Messages are rendered either way; a
+    system message of their own stands in place of chat.system_prompt."""
+    columns: RowColumns | UnsetType = UNSET
+    """Names of columns; no other column is read."""
+    metadata_columns: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET
+    """Further columns, which rewards of type "plugin" get as `metadata`: 64 KiB of JSON a row."""
+    curriculum: CurriculumSpec | UnsetType = UNSET
+    """An order of the training rows; left out: shuffled passes."""
 
     def files(self) -> dict[str, str]:
         named = {"train_path": self.train_path, "evaluation_path": self.evaluation_path}
         return {name: path for name, path in named.items() if path}
+
+
+class JsonlDataset(RowsTable, tag="jsonl", frozen=True, kw_only=True):
+    """One JSON object a line: `{"prompt": "...", "reference": "..."}`; with `"completion"` the reference may be left
+    out. Messages, `{"role": "user", "content": "..."}`, may stand in place of a text. A line whose prompt is also held
+    out is not trained."""
+
+
+class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True):
+    """Rows as of `jsonl`, in parquet or arrow files: one, the folder of `save_to_disk`, or one of the hub, where
+    `folder/train` are its files `train-*`. It needs the extra `huggingface`."""
+
+    @property
+    def has_folders(self) -> bool:
+        return True
 
 
 class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=True):
@@ -132,7 +181,79 @@ class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
     """Renders the question by the chat template; without it the question text is the prompt."""
 
 
-DatasetSpec = AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset
+OneDataset = AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset
+SourceName = Annotated[str, Meta(max_length=40, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]
+
+
+class MixtureSource(Record, frozen=True, kw_only=True):
+    """One data set of a mixture."""
+
+    name: SourceName
+    """In metrics, in prompts' names and in a reward component's `sources`."""
+    weight: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
+    """Its share of each iteration's prompts, among the weights of all."""
+    dataset: OneDataset
+    """Any but an environment's own and a mixture."""
+
+
+class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
+    """Several data sets, each with its share of every iteration and of the held-out prompts, and a mean reward."""
+
+    sources: Annotated[tuple[MixtureSource, ...], Meta(min_length=2, max_length=16)]
+    """The data sets."""
+
+    def __post_init__(self) -> None:
+        if len({source.name for source in self.sources}) < len(self.sources):
+            raise ValueError("sources names one twice; give each a name of its own")
+
+    @property
+    def chat(self) -> ChatSpec | None:
+        """That of one of them, for who asks whether there is any."""
+        return next((source.dataset.chat for source in self.sources if source.dataset.chat), None)
+
+    @property
+    def has_task_entries(self) -> bool:
+        return any(source.dataset.has_task_entries for source in self.sources)
+
+    @property
+    def has_completions(self) -> bool:
+        return all(source.dataset.has_completions for source in self.sources)
+
+    @property
+    def has_folders(self) -> bool:
+        return any(source.dataset.has_folders for source in self.sources)
+
+    def files(self) -> dict[str, str]:
+        return {
+            f"sources[{number}].dataset.{field}": path
+            for number, source in enumerate(self.sources)
+            for field, path in source.dataset.files().items()
+        }
+
+
+DatasetSpec = OneDataset | EnvironmentDataset | MixtureDataset
+
+
+def sources_of(dataset: DatasetSpec) -> dict[str, OneDataset | EnvironmentDataset]:
+    """Source → its data set; the one of "" in a job without a mixture."""
+    if isinstance(dataset, MixtureDataset):
+        return {source.name: source.dataset for source in dataset.sources}
+    return {"": dataset}
+
+
+def sources_problem(dataset: DatasetSpec, components: tuple[RewardComponent, ...], *, plays: bool) -> str:
+    """Says which component or source of a mixture has no counterpart; "" where all have.
+
+    plays: whether an environment rewards, too.
+    """
+    names = sources_of(dataset)
+    for place, component in enumerate(components):
+        if unknown := [name for name in component.sources or () if name not in names]:
+            return f"reward.components[{place}].sources names `{unknown[0]}`, which is no source of dataset.sources"
+    for name in names if components and not plays else ():
+        if not any(component.scores(name) for component in components):
+            return f"reward.components has none that scores dataset.sources' `{name}`; name it in one's `sources`"
+    return ""
 
 
 def given_problem(dataset: DatasetTable, rollout: RolloutSpec, *, plays: bool, lags: bool) -> str:
@@ -143,7 +264,7 @@ def given_problem(dataset: DatasetTable, rollout: RolloutSpec, *, plays: bool, l
     learns = 'has no effect with algorithm.loss = "sft", which learns what the data set gives'
     sampling = rollout.sampling
     if not dataset.has_completions:
-        return f'dataset.type = "{dataset.kind}" gives no completions to learn; take "jsonl", "addition" or "plugin"'
+        return f'dataset.type = "{dataset.kind}" gives no completions to learn; take "jsonl" or another that does'
     if plays:
         return f"environment {learns}; leave it out"
     if lags:

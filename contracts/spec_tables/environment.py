@@ -99,8 +99,8 @@ def environment_problem(
         return (
             "dataset.chat has no effect with an environment, whose messages environment.renderer writes; leave it out"
         )
-    if rollout.sampling.stop_token_ids or evaluation.sampled_as(rollout).stop_token_ids:
-        return "sampling.stop_token_ids would end turns that environment.renderer can't read; leave it out"
+    if ends := rollout.sampling.own_end or evaluation.sampled_as(rollout).own_end:
+        return f"sampling.{ends} would end turns that environment.renderer can't read; leave it out"
     longest = rollout.sampling.max_new_tokens
     if environment.max_tokens < longest:
         return (

@@ -23,7 +23,7 @@ from contracts.rewards import (
     RegexReward,
     RewardComponent,
 )
-from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset
+from contracts.spec_tables.datasets import DatasetSpec, DatasetTable, ReasoningGymDataset, sources_of
 
 VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""
@@ -111,9 +111,14 @@ def read_task_entry(text: str) -> TaskEntry:
 
 def check_job(dataset: DatasetSpec, components: tuple[RewardComponent, ...]) -> None:
     """Checks what is known of a job's task from its spec alone. Raises InvalidInput that names the field."""
+    for source, part in sources_of(dataset).items():
+        _check_source(part, [(place, one) for place, one in enumerate(components) if one.scores(source)])
+
+
+def _check_source(dataset: DatasetTable, components: list[tuple[int, RewardComponent]]) -> None:
     if isinstance(dataset, ReasoningGymDataset):
         _check_generated(dataset)
-    for place, component in enumerate(components):
+    for place, component in components:
         if not isinstance(component, ReasoningGymReward):
             continue
         if not dataset.has_task_entries:

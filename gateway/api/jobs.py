@@ -163,6 +163,7 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     check_job(spec.dataset, spec.reward.components)
     check_retention(spec.retention, services.settings)
     submission.check_paths(spec, services.settings)
+    submission.check_fork(spec, services.settings, services.jobs)
     submission.check_generators(spec, Presence(services.broker).live())
     spec = submission.with_sources(spec, services.settings)
     check_plugins(spec, services.settings)

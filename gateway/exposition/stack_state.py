@@ -61,6 +61,7 @@ STAGE_GAUGES = {
 
 LABELLED = {
     "reward_components": "reward_component",
+    "source_rewards": "source_reward",
     "environment": "environment_metric",
     "lag_counts": "lag_batches",
 }

@@ -14,7 +14,7 @@ from contracts.errors import FenceViolation
 from contracts.events import SampledBy
 from contracts.jobs import EvaluationScore, PassAt
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
-from onbeat.loop.sampled import PlayedTrajectories
+from onbeat.loop.sampled import PlayedTrajectories, by_name, mean
 from onbeat.loop.window import AskedIteration
 
 
@@ -181,11 +181,19 @@ def evaluation_score(
         iteration=sampled[0].iteration,
         policy_version=sampled[0].policy_version,
         sampled=_mean_reward(sampled),
+        by_source=_by_source(sampled) or UNSET,
         greedy=_mean_reward(greedy) if greedy else None,
         num_prompts=sum(len(batch.groups) for batch in sampled),
         sampled_error=_standard_error(means) if means else UNSET,
         pass_at=pass_at,
     )
+
+
+def _by_source(batches: Sequence[RolloutBatch]) -> dict[str, float]:
+    """Returns the mean reward of each source; {} without a mixture."""
+    groups = [group for batch in batches for group in batch.groups]
+    rewards = by_name((one.source, rollout.reward) for one in groups if one.source for rollout in one.rollouts)
+    return {name: mean(list(of_source)) for name, of_source in sorted(rewards.items())}
 
 
 def _of_prompts(batches: Sequence[RolloutBatch], pass_reward: float) -> tuple[list[float], tuple[PassAt, ...]]:

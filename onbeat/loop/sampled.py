@@ -30,8 +30,10 @@ class SampledStats:
     batch_id: str
     rewards: tuple[float, ...]
     """The reward of every completion, before any shuffling."""
-    component_sums: dict[str, float]
-    """Sum over completions of each unweighted score."""
+    component_scores: dict[str, tuple[float, ...]]
+    """The unweighted scores of each component, over the completions that it scores."""
+    source_rewards: dict[str, tuple[float, ...]]
+    """The rewards by source, in a mixture of data sets."""
     num_groups: int
     num_equal_groups: int
     """Groups of zero advantage."""
@@ -55,7 +57,6 @@ class SampledStats:
         """
         rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
         lengths = [rollout.completion.num_sampled for rollout in rollouts]
-        names = sorted({name for rollout in rollouts for name in rollout.reward_breakdown})
         logprobs = b"".join(rollout.completion.generator_logprobs for rollout in rollouts)
         total = float(np.frombuffer(logprobs, dtype="<f4").sum(dtype=np.float64))
         if not math.isfinite(total):
@@ -63,9 +64,13 @@ class SampledStats:
         return cls(
             batch_id=batch.batch_id,
             rewards=tuple(rewards.reshape(-1).tolist()),
-            component_sums={
-                name: math.fsum(rollout.reward_breakdown.get(name, 0.0) for rollout in rollouts) for name in names
-            },
+            component_scores=by_name(item for rollout in rollouts for item in rollout.reward_breakdown.items()),
+            source_rewards=by_name(
+                (group.source, reward)
+                for group, of_group in zip(batch.groups, rewards.tolist(), strict=True)
+                for reward in of_group
+                if group.source is not UNSET
+            ),
             num_groups=len(batch.groups),
             num_equal_groups=int(equal_groups(rewards).sum()),
             num_resamples=sum(group.num_resamples for group in batch.groups),
@@ -96,11 +101,19 @@ class BatchesOf(Generic[S]):
     def rewards(self) -> list[float]:
         return [reward for one in self.ordered for reward in one.rewards]
 
-    @cached_property
-    def component_means(self) -> dict[str, float]:
-        names = sorted({name for one in self.ordered for name in one.component_sums})
-        sums = {name: math.fsum(one.component_sums.get(name, 0.0) for one in self.ordered) for name in names}
-        return {name: total / len(self.rewards) for name, total in sums.items()}
+    def means(self, name: str) -> dict[str, float]:
+        """The mean of each of what one of their tables has."""
+        tables: list[dict[str, tuple[float, ...]]] = [getattr(one, name) for one in self.ordered]
+        values = by_name((key, value) for table in tables for key, of_key in table.items() for value in of_key)
+        return {key: mean(list(of_key)) for key, of_key in sorted(values.items())}
+
+
+def by_name(items: Iterable[tuple[str, float]]) -> dict[str, tuple[float, ...]]:
+    """Gathers the values of each name."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in items:
+        values[name].append(value)
+    return {name: tuple(of_name) for name, of_name in values.items()}
 
 
 def number(of: Callable[[Any], object], **metadata: object) -> Any:
@@ -117,7 +130,8 @@ class SampledNumbers:
     num_tokens: int = number(lambda its: its.sum("num_tokens"))
     reward_mean: float = number(lambda its: mean(its.rewards))
     reward_std: float = number(lambda its: unbiased_std(its.rewards))
-    reward_components: dict[str, float] = number(lambda its: its.component_means)
+    reward_components: dict[str, float] = number(lambda its: its.means("component_scores"))
+    source_rewards: dict[str, float] | UnsetType = number(lambda its: its.means("source_rewards") or UNSET)
     zero_advantage_share: float = number(lambda its: its.sum("num_equal_groups") / its.sum("num_groups"))
     num_resamples: int = number(lambda its: its.sum("num_resamples"))
     response_tokens_mean: float = number(lambda its: its.sum("num_tokens") / len(its.rewards))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from contracts.errors import InvalidInput
-from onbeat.prompts.datasets.examples import Example
+from onbeat.prompts.examples import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32
 from contracts.environments.messages import messages_digest
@@ -22,7 +23,7 @@ from contracts.rollouts import Prompt, PromptTask
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import EnvironmentDataset
 from contracts.spec_tables.environment import EnvironmentSpec
-from onbeat.prompts.datasets.examples import Example
+from onbeat.prompts.examples import Example
 from onbeat.rendering.factory import check_renderer, make_renderer
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class OpenedPrompts:
 
     def _task(self, example: Example, *, held_out: bool) -> Task:
         """The task of an example, and its seed: a function of the job's seed and the example's name."""
+        if example.messages and [role for role, _ in example.messages] != ["user"]:
+            raise self._refusal(example, "it opens with one question, and this prompt has other messages")
         what: dict[str, str | int] = {
             "question": example.question,
             "reference": example.reference,
@@ -150,6 +153,8 @@ class OpenedPrompts:
             text=str(self._tokenizer.decode(token_ids)),
             reference=example.reference,
             task_entry=example.task_entry,
+            metadata=example.metadata or UNSET,
+            source=example.source or UNSET,
             environment=PromptTask(
                 task=task.task, seed=task.seed, opening_digest=messages_digest(opening.messages, opening.tools)
             ),

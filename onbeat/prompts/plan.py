@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from contracts.rollouts import Prompt, PromptBatch
-from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.prompts.source import PromptSource
@@ -62,10 +61,7 @@ class IterationPlan:
         sampling = evaluation.sampled_as(self._spec.rollout)
         passes = [(sampling, evaluation.num_samples)]
         if evaluation.greedy:
-            greedy = SamplingParams(
-                max_new_tokens=sampling.max_new_tokens, temperature=0.0, stop_token_ids=sampling.stop_token_ids
-            )
-            passes.append((greedy, 1))
+            passes.append((sampling.greedily, 1))
         chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
         work = [(sampling, group_size, chunk) for sampling, group_size in passes for chunk in chunks]
         return tuple(

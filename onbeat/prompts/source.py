@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import logging
-import random
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,12 +14,12 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import ChatSpec
+from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, RowsTable, sources_of
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.completions import answer_behind, given_ids
-from onbeat.prompts.datasets.base import load_dataset
-from onbeat.prompts.datasets.examples import Example, ExampleSets
+from onbeat.prompts.examples import Example, ExampleSets, load_dataset
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
+from onbeat.prompts.places import Pool, Walk
 from onbeat.rendering import chat_template
 from onbeat.rendering.text import first_ids
 
@@ -57,7 +55,7 @@ class PromptSource:
         self._end_ids = end_ids
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
-        self._chat = spec.dataset.chat
+        self._chats = {source: part.chat for source, part in sources_of(spec.dataset).items()}
         self.environment = ""
         """Package and version of the job's environment, as its service names them; "" in a job without one."""
         if spec.environment is None:
@@ -74,33 +72,22 @@ class PromptSource:
             self.environment = opened.version
             self._train = opened(dataset.train, held_out=False)
             self._evaluation = opened(dataset.evaluation, held_out=True)
-        num_prompts = spec.rollout.prompts_per_iteration
-        if spec.rollout.max_resamples and len(self._train) <= num_prompts:
-            raise InvalidInput(
-                f"an iteration takes {num_prompts} prompts, and the data set has {len(self._train)}: none is left to "
-                "resample",
-                field="rollout.max_resamples",
-                cure="set it to 0, take fewer prompts an iteration, or a larger data set",
-            )
+        pools = _pools(spec, self._train, {example.example_id: example.difficulty for example in dataset.train})
+        self._walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
+        _check_reserves(spec, pools)
 
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
-        """Returns the next `rollout.prompts_per_iteration` prompts of the shuffled passes through the training pool."""
-        return _numbered([self._train[place] for place in self._training_places(iteration)])
+        """Returns the next `rollout.prompts_per_iteration` prompts."""
+        return _numbered([self._train[place] for place in self._walk.places(iteration)])
 
     def reserve_prompts(self, iteration: int) -> tuple[tuple[Prompt, ...], ...]:
         """Returns [rollout.max_resamples][rollout.prompts_per_iteration]: what takes the places of `training_prompts`.
 
-        None of them is among those, and none comes twice as long as the training pool has others.
+        None of them is among those, and none comes twice as long as its source has others.
         """
         rollout = self._spec.rollout
         num_prompts = rollout.prompts_per_iteration
-        places = reserve_places(
-            len(self._train),
-            taken=frozenset(self._training_places(iteration)) if rollout.max_resamples else frozenset(),
-            num_reserves=rollout.max_resamples * num_prompts,
-            seed=self._spec.seed,
-            iteration=iteration,
-        )
+        places = self._walk.reserves(iteration, num_rounds=rollout.max_resamples)
         reserves = _numbered([self._train[place] for place in places], first=num_prompts)
         return tuple(reserves[start : start + num_prompts] for start in range(0, len(reserves), num_prompts))
 
@@ -108,27 +95,17 @@ class PromptSource:
         """Returns all held-out prompts, the same at every evaluation; () where evaluation is off."""
         return _numbered(self._evaluation)
 
-    def _training_places(self, iteration: int) -> list[int]:
-        """Returns the places of an iteration's prompts in the training pool."""
-        size, num_prompts = len(self._train), self._spec.rollout.prompts_per_iteration
-        # Iterations walk through an endless sequence of passes, each in an order of its own.
-        positions = range(iteration * num_prompts, (iteration + 1) * num_prompts)
-        return [pass_order(size, self._spec.seed, position // size)[position % size] for position in positions]
-
     def _tokenize(self, examples: Sequence[Example], *, gives: bool = False, filters: bool = False) -> list[Prompt]:
         """gives: whether the examples' completions are learnt. filters: whether what is too long is left out."""
         prompts, num_left_out = [], 0
         # What the tokenizer itself puts before plain text; a chat template writes its own.
-        prefix = [] if self._chat is not None else first_ids(self._tokenizer)
+        prefix = first_ids(self._tokenizer)
         for start in range(0, len(examples), TOKENIZED_AT_ONCE):
             chunk = examples[start : start + TOKENIZED_AT_ONCE]
-            texts = [
-                render_chat(self._tokenizer, example.question, self._chat) if self._chat else example.question
-                for example in chunk
-            ]
+            texts = [self._text(example) for example in chunk]
             token_rows = self._tokenizer(texts, add_special_tokens=False).input_ids
             for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
-                whole = [*prefix, *token_ids]
+                whole = token_ids if self._chat_of(example) else [*prefix, *token_ids]
                 try:
                     self._check_length(example, len(whole))
                     given = pack_int32(self._given(example, text)) if gives else UNSET
@@ -145,6 +122,8 @@ class PromptSource:
                         text=text,
                         reference=example.reference,
                         task_entry=example.task_entry,
+                        metadata=example.metadata or UNSET,
+                        source=example.source or UNSET,
                         given=given,
                     )
                 )
@@ -154,11 +133,20 @@ class PromptSource:
             raise InvalidInput("every training prompt is too long", field=TOO_LONG[0], cure="raise the limit")
         return prompts
 
+    def _chat_of(self, example: Example) -> ChatSpec | None:
+        """Messages are a chat in any case."""
+        return self._chats[example.source] or (ChatSpec() if example.messages else None)
+
+    def _text(self, example: Example, *, answer: str = "") -> str:
+        """The prompt, as the model reads it, or the conversation that the answer ends."""
+        chat = self._chat_of(example)
+        messages = example.messages or (("user", example.question),)
+        return render_chat(self._tokenizer, messages, chat, answer=answer) if chat else example.question
+
     def _given(self, example: Example, prompt: str) -> list[int]:
-        answer, chat = example.completion, self._chat
-        if chat is not None:
-            whole = render_chat(self._tokenizer, example.question, chat, answer=answer)
-            answer = answer_behind(prompt, whole)
+        answer = example.completion
+        if self._chat_of(example):
+            answer = answer_behind(prompt, self._text(example, answer=answer))
         return given_ids(
             self._tokenizer,
             example,
@@ -184,6 +172,38 @@ class PromptSource:
                 f"the model's context holds {self._context_tokens}",
                 field=self._spec.completion_bound,
                 cure="lower it, shorten the prompt, or choose a model with a longer context",
+            )
+
+
+def _pools(spec: JobSpec, prompts: Sequence[Prompt], difficulty: Mapping[str, float]) -> list[Pool]:
+    """The sources of the data set, each with its prompts' places. Raises InvalidInput for one that has none left."""
+    dataset = spec.dataset
+    weights = {one.name: one.weight for one in dataset.sources} if isinstance(dataset, MixtureDataset) else {"": 1.0}
+    pools = []
+    for name, table in sources_of(dataset).items():
+        places = [place for place, prompt in enumerate(prompts) if prompt.source == (name or UNSET)]
+        if not places:
+            raise InvalidInput(f"no training prompt of `{name}` is left", field="dataset.sources", cure="leave it out")
+        curriculum = (table.curriculum or None) if isinstance(table, RowsTable) else None
+        if curriculum:
+            # Equals keep the order of their rows.
+            places.sort(key=lambda place: difficulty[prompts[place].prompt_id])
+        pools.append(Pool(places=places, name=name, weight=weights[name], curriculum=curriculum))
+    return pools
+
+
+def _check_reserves(spec: JobSpec, pools: Sequence[Pool]) -> None:
+    """Raises InvalidInput where an iteration may take a source whole, so that none of it is left to resample."""
+    num_prompts = spec.rollout.prompts_per_iteration
+    total = math.fsum(pool.weight for pool in pools)
+    for pool in pools if spec.rollout.max_resamples else ():
+        most = math.ceil(num_prompts * pool.weight / total)
+        if len(pool.places) <= most:
+            raise InvalidInput(
+                f"an iteration takes {most} prompts, and the data set {pool.name and f'`{pool.name}` '}has "
+                f"{len(pool.places)}: none is left to resample",
+                field="rollout.max_resamples",
+                cure="set it to 0, take fewer prompts an iteration, or a larger data set",
             )
 
 
@@ -219,43 +239,20 @@ def prompt_source(
     )
 
 
-@functools.lru_cache(maxsize=2)
-def pass_order(num_examples: int, seed: int, pass_number: int) -> Sequence[int]:
-    """Permutes the training pool for one pass, from (seed, pass) alone."""
-    digest = hashlib.blake2b(f"{seed}/{pass_number}".encode(), digest_size=8).digest()
-    order = list(range(num_examples))
-    random.Random(int.from_bytes(digest, "big")).shuffle(order)
-    return order
-
-
-def reserve_places(
-    num_examples: int, *, taken: Collection[int], num_reserves: int, seed: int, iteration: int
-) -> list[int]:
-    """Draws places in the training pool for an iteration's reserves, from (seed, iteration) and what it took.
-
-    They are drawn without replacement, and again in another order once all have been; at least one place is not taken.
-    """
-    digest = hashlib.blake2b(f"{seed}/reserve/{iteration}".encode(), digest_size=8).digest()
-    draw = random.Random(int.from_bytes(digest, "big"))
-    drawn = draw.sample(range(num_examples), min(num_examples, len(taken) + num_reserves))
-    fresh = [place for place in drawn if place not in taken]
-    places: list[int] = []
-    while len(places) < num_reserves:
-        places += fresh
-        draw.shuffle(fresh)
-    return places[:num_reserves]
-
-
-def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpec, *, answer: str = "") -> str:
-    """Writes the system turn where there is one, the question as the user's turn, and the assistant's opening, or the
-    assistant's turn with its answer."""
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]], chat: ChatSpec, *, answer: str = ""
+) -> str:
+    """Writes (role, content) of each message, behind the system turn where there is one, and the assistant's opening,
+    or the assistant's turn with its answer."""
     if not tokenizer.chat_template:
         raise InvalidInput(
-            "the model's tokenizer has no chat template", field="dataset.chat", cure="leave dataset.chat out"
+            "the model's tokenizer has no chat template",
+            field="dataset.chat",
+            cure="leave dataset.chat out, and use prompts that are text",
         )
-    system = [{"role": "system", "content": chat.system_prompt}] if chat.system_prompt else []
-    answered = [{"role": "assistant", "content": answer}] if answer else []
-    messages = [*system, {"role": "user", "content": question}, *answered]
+    system = [("system", chat.system_prompt)] if chat.system_prompt and messages[0][0] != "system" else []
+    answered = [("assistant", answer)] if answer else []
+    rows = [{"role": role, "content": content} for role, content in (*system, *messages, *answered)]
     variables = chat.chat_template_kwargs or {}
     try:
         for name in variables:
@@ -265,7 +262,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, question: str, chat: ChatSpe
                     field="dataset.chat.chat_template_kwargs",
                     cure="leave it out, or take its name from the template",
                 )
-        return chat_template.write(tokenizer, messages, opens_turn=not answer, variables=variables)
+        return chat_template.write(tokenizer, rows, opens_turn=not answer, variables=variables)
     except chat_template.REFUSALS as error:
         raise InvalidInput(
             f"the model's chat template refuses the messages: {error}", field="model.path", cure="use another template"

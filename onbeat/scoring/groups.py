@@ -23,6 +23,8 @@ def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: S
             completion=text,
             reference=prompt.reference,
             task_entry=prompt.task_entry,
+            metadata=prompt.metadata,
+            source=prompt.source,
             num_tokens=completion.num_sampled,
         )
         for prompt, completion, text in zip(prompts, completions, texts, strict=True)
@@ -63,6 +65,7 @@ def rollout_groups(
             num_resamples=num_resamples,
             prompt_text=prompt.text if with_texts else UNSET,
             reference=prompt.reference if with_texts else UNSET,
+            source=prompt.source,
         )
         for place, prompt in enumerate(batch.prompts)
     ]

@@ -5,7 +5,8 @@ Neither weights nor code are read from the folder here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -128,6 +129,13 @@ def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int
             cure="set eos_token_id in generation_config.json, or eos_token in tokenizer_config.json",
         )
     return ids
+
+
+def text_of(folder: Path) -> Callable[[list[int]], str]:
+    """Returns what makes text of tokens, without special ones, as rewards see it; it is loaded when first asked."""
+    tokenizer = functools.cache(functools.partial(load_tokenizer, folder, needs_end=False))
+    # Cleaning up spaces would change what is scored: "1 ." is not "1.".
+    return lambda tokens: str(tokenizer().decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def first_line(error: BaseException) -> str:

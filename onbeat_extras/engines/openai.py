@@ -125,9 +125,11 @@ class OpenaiEngine(BatchingEngine):
             # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
             "ignore_eos": True,
             "stop_token_ids": [*self._stop_ids, *(batch.sampling.stop_token_ids or ())],
+            "stop": list(batch.sampling.stop or ()),
+            "include_stop_str_in_output": True,
             "logprobs": 0,
             "return_token_ids": True,
-            "skip_special_tokens": False,
+            "skip_special_tokens": bool(batch.sampling.stop),
         }
         answer = await self._requests.post("/v1/completions", body, _CompletionsAnswer)
         if len(answer.choices) != num_samples(batch):

@@ -272,8 +272,10 @@ class VllmEngine(BatchingEngine):
             min_p=0.0 if sampling.min_p is UNSET else sampling.min_p,
             max_tokens=sampling.max_new_tokens,
             stop_token_ids=[*self._stop_ids, *(sampling.stop_token_ids or ())],
+            stop=list(sampling.stop or ()),
+            include_stop_str_in_output=bool(sampling.stop),
             logprobs=0,
-            detokenize=False,
+            detokenize=bool(sampling.stop),
             output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
         )
         self._num_requests += 1

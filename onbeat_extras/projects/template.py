@@ -33,7 +33,7 @@ prompts_per_batch = 2
 """
 
 REWARDS = '''
-"""How good a completion is. A reward gets those of prompt, completion, reference and task_entry that it names."""
+"""How good a completion is. A reward gets those of prompt, completion, reference and others that it names."""
 
 
 def right_digits(completion: str, reference: str) -> float:

@@ -16,12 +16,16 @@ from typing import Any
 import msgspec
 
 from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
+from contracts.spec_tables.datasets import JsonlDataset
+from contracts.spec_tables.root import SpecRoot
 from onbeat.process.folders import make_private
-from onbeat.prompts.datasets.jsonl import JsonlLine
+from onbeat.prompts.examples import load_dataset
 from onbeat_extras.runs.function_source import name_of, source_of
 
 FILES = ("train_path", "evaluation_path")
+NAMING = ("columns", "metadata_columns", "curriculum")
 Rows = Iterable[Mapping[str, Any]]
 TOOLS_NAME = "ToolsOfProgram"
 TOOLS = """
@@ -112,13 +116,14 @@ def dataset_table(dataset: Any, put: Put) -> Any:
     """Makes a spec's `dataset` of rows, or of a file of rows; in a table, of those that `train_path` and
     `evaluation_path` have in place of a path."""
     if isinstance(dataset, Mapping):
-        return {key: _file(value, key, put) if key in FILES else value for key, value in dataset.items()}
+        named = {key: value for key, value in dataset.items() if key in NAMING}
+        return {key: _file(value, key, put, named) if key in FILES else value for key, value in dataset.items()}
     rows = Path(dataset) if isinstance(dataset, str | os.PathLike) else dataset
-    return {"type": "jsonl", "train_path": _file(rows, "train_path", put)}
+    return {"type": "jsonl", "train_path": _file(rows, "train_path", put, {})}
 
 
-def _file(rows: str | Path | Rows, key: str, put: Put) -> str:
-    """A `str` is a path below the model root, as in a file."""
+def _file(rows: str | Path | Rows, key: str, put: Put, named: Mapping[str, Any]) -> str:
+    """A `str` is a path below the model root, as in a file. named: what the table says of columns."""
     if isinstance(rows, str):
         return rows
     if isinstance(rows, Path) and rows.suffix != ".parquet":
@@ -126,15 +131,19 @@ def _file(rows: str | Path | Rows, key: str, put: Put) -> str:
     lines = list(_lines(_parquet(rows) if isinstance(rows, Path) else rows))
     if not lines:
         raise InvalidInput("has no rows", field=f"dataset.{key}")
-    return put(f"{key}.jsonl", b"\n".join(lines) + b"\n")
+    path = put(f"{key}.jsonl", b"\n".join(lines) + b"\n")
+    # What a trainer would refuse of the file, here.
+    table = convert({"type": "jsonl", "train_path": path, **named}, JsonlDataset)
+    load_dataset(table, num_evaluation=0, seed=0, model_root=SpecRoot(Path(path).parent), learns_given=True)
+    return path
 
 
 def _lines(rows: Rows) -> Iterable[bytes]:
     """Rows of a list, of a Hugging Face `Dataset`, of whatever else goes through mappings."""
     for number, row in enumerate(rows):
         try:
-            yield msgspec.json.encode(msgspec.convert(dict(row), JsonlLine))
-        except (msgspec.ValidationError, TypeError, ValueError) as error:
+            yield msgspec.json.encode(dict(row))
+        except (TypeError, ValueError) as error:
             raise InvalidInput(
                 f"row {number}: {error}", field="dataset", cure='a row is like {"prompt": "2+2=", "reference": "4"}'
             ) from error

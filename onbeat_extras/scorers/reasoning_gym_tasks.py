@@ -11,7 +11,7 @@ from typing import Any, cast
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import ReasoningGymDataset
 from contracts.spec_tables.references import ITS_SCORERS, check_version
-from onbeat.prompts.datasets.examples import Example, ExampleSets, Request
+from onbeat.prompts.examples import Example, ExampleSets, Request
 
 Entry = Mapping[str, Any]
 """What reasoning-gym generates: question, answer, metadata."""

@@ -123,6 +123,12 @@ export interface CompletionView {
   columns: Record<string, (number | string | (number | null)[])>;
 }
 
+export interface CurriculumSpec {
+  column: string;
+  iterations: number;
+  begins_with: number;
+}
+
 export interface DeadLetter {
   entry_id: string;
   at_s: number;
@@ -187,6 +193,7 @@ export interface EvaluationScore {
   num_prompts: number;
   sampled_error?: number;
   pass_at?: PassAt[];
+  by_source?: Record<string, number>;
 }
 
 export interface EvaluationSpec {
@@ -203,6 +210,7 @@ export interface ExactReward {
   type: ("exact");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   ignore_case: boolean;
 }
 
@@ -239,6 +247,7 @@ export interface FormatReward {
   type: ("format");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   pattern: string;
 }
 
@@ -304,6 +313,16 @@ export interface HostsSpec {
   regroup_s: number;
 }
 
+export interface HuggingFaceDataset {
+  type: ("huggingface");
+  train_path: string;
+  evaluation_path: string;
+  chat: (ChatSpec | null);
+  columns?: RowColumns;
+  metadata_columns?: string[];
+  curriculum?: CurriculumSpec;
+}
+
 export interface IterationCommitted {
   type: ("iteration_committed");
   at_s: number;
@@ -325,6 +344,7 @@ export interface IterationMetrics {
   reward_mean: number;
   reward_std: number;
   reward_components: Record<string, number>;
+  source_rewards?: Record<string, number>;
   zero_advantage_share: number;
   num_resamples: number;
   advantage_mean: number;
@@ -389,7 +409,7 @@ export interface JobSpec {
   iterations: number;
   model: ModelSpec;
   fork?: ForkSpec;
-  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | EnvironmentDataset | PluginDataset);
+  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset | EnvironmentDataset | MixtureDataset);
   reward?: RewardSpec;
   environment: (EnvironmentSpec | null);
   seed: number;
@@ -469,6 +489,9 @@ export interface JsonlDataset {
   train_path: string;
   evaluation_path: string;
   chat: (ChatSpec | null);
+  columns?: RowColumns;
+  metadata_columns?: string[];
+  curriculum?: CurriculumSpec;
 }
 
 export interface Lane {
@@ -482,6 +505,7 @@ export interface LengthReward {
   type: ("length");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   target_chars: number;
   max_chars: number;
 }
@@ -523,6 +547,7 @@ export interface MathVerifyReward {
   type: ("math_verify");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
 }
 
 export interface MismatchAlarm {
@@ -535,6 +560,17 @@ export interface MismatchAlarm {
   threshold: number;
 }
 
+export interface MixtureDataset {
+  type: ("mixture");
+  sources: MixtureSource[];
+}
+
+export interface MixtureSource {
+  name: string;
+  weight: number;
+  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset);
+}
+
 export interface ModelSpec {
   path: string;
   dtype: ("bfloat16" | "float32");
@@ -544,6 +580,7 @@ export interface NumericReward {
   type: ("numeric");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   tolerance: number;
 }
 
@@ -570,6 +607,7 @@ export interface OverlongReward {
   type: ("overlong");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   max_tokens: number;
   buffer_tokens: number;
 }
@@ -596,6 +634,7 @@ export interface PluginReward {
   type: ("plugin");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   entry_point: string;
   file: string;
   source: string;
@@ -630,6 +669,7 @@ export interface ReasoningGymReward {
   type: ("reasoning_gym");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   strict: boolean;
   answer_pattern: string;
 }
@@ -693,6 +733,7 @@ export interface RegexReward {
   type: ("regex");
   weight: number;
   on_unscorable: (("fail") | number);
+  sources?: string[];
   pattern: string;
 }
 
@@ -747,6 +788,14 @@ export interface RolloutSpec {
   hedge: boolean;
 }
 
+export interface RowColumns {
+  prompt: string;
+  messages: string;
+  reference: string;
+  completion: string;
+  task_entry: string;
+}
+
 export interface SampledBy {
   policy_version: number;
   weights_digest: string;
@@ -760,6 +809,7 @@ export interface SamplingParams {
   top_k: number;
   min_p?: number;
   stop_token_ids?: number[];
+  stop?: string[];
 }
 
 export interface SpecCheck {

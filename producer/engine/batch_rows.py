@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.kept_sets import pack_kept_sets
+from producer.engine.ends import Ends
 from producer.engine.sampling import Logits, completion_uniforms, sample
 
 FEWEST_ROWS = 8
@@ -25,9 +26,9 @@ class BatchRows:
     N of them are held: those that the engine's next call decodes.
     """
 
-    def __init__(self, batch: PromptBatch, eos_ids: frozenset[int]) -> None:
+    def __init__(self, batch: PromptBatch, ends: Ends) -> None:
         self._batch = batch
-        self._eos_ids = np.array(sorted(eos_ids.union(batch.sampling.stop_token_ids or ())), dtype=np.int64)
+        self._ends = ends
         self._uniforms = completion_uniforms(batch)
         num_rows, max_new_tokens = self._uniforms.shape
         self._held = np.arange(num_rows)
@@ -55,9 +56,12 @@ class BatchRows:
             self._kept[held[place]].append(ids)
         # Counted before rows stop: the end-of-sequence token is a row's own, and what follows it is not.
         self._num_tokens[held] += ~self._stopped[held]
-        self._stopped[held] |= (tokens[:, None] == self._eos_ids).any(axis=1)
         self._step += 1
+        self._stopped[held] |= self._ends.reached(tokens, self._batch.sampling, self._tail)
         return tokens
+
+    def _tail(self, row: int, num_tokens: int) -> NDArray[np.int32]:
+        return self._tokens[self._held[row], max(0, self._step - num_tokens) : self._step]
 
     def leave(self) -> NDArray[np.int64] | None:
         """Lets stopped rows go. Answers the places [n], among the held ones, of those that stay; None if all stay.

@@ -11,6 +11,7 @@ are kept together: one draw for all rows, whatever their number.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from msgspec import UNSET
@@ -21,6 +22,7 @@ from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.kept_sets import pack_kept_sets
 from producer.engine.base import Turn
+from producer.engine.ends import Ends
 from producer.engine.sampling import Drawn, Logits, completion_uniforms, sample
 
 Places = NDArray[np.int64]
@@ -62,8 +64,8 @@ class Moves:
 class HeldRows:
     """N rows at the places 0 … N-1, without a hole."""
 
-    def __init__(self, eos_ids: frozenset[int]) -> None:
-        self._eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
         self._num_rows = 0
         self._samplings: dict[SamplingParams, int] = {}
         self._owners = np.empty(0, dtype=object)
@@ -123,10 +125,10 @@ class HeldRows:
             of_place: list[NDArray[np.int32]] = self._kept[int(at[row])]
             of_place.append(ids)
         self._steps[at] = steps + 1
-        stopped = (tokens[:, None] == self._eos_ids).any(axis=1)
+        stopped = np.zeros(len(at), dtype=bool)
         for sampling, kind in self._samplings.items():
-            if ids := sampling.stop_token_ids:
-                stopped |= (self._kinds[at] == kind) & np.isin(tokens, ids)
+            of_kind = np.flatnonzero(self._kinds[at] == kind)
+            stopped[of_kind] = self._ends.reached(tokens[of_kind], sampling, partial(self._tail, at[of_kind]))
         has_ended = stopped | (steps + 1 == self._most[at])
         if not has_ended.any():
             return tokens, at[:0]
@@ -169,6 +171,10 @@ class HeldRows:
                 all_drawn.tokens[of_kind], all_drawn.logprobs[of_kind] = drawn.tokens, drawn.logprobs
                 all_drawn.kept.update((int(of_kind[row]), ids) for row, ids in drawn.kept.items())
         return all_drawn
+
+    def _tail(self, at: Places, row: int, num_tokens: int) -> NDArray[np.int32]:
+        place = at[row]
+        return self._tokens[place, max(0, self._steps[place] - num_tokens) : self._steps[place]]
 
     def _end(self, place: int, finish_reason: str) -> None:
         num_tokens, growing = int(self._steps[place]), self._owners[place]

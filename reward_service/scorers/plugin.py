@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
@@ -15,7 +16,7 @@ from contracts.rewards import PluginReward, RewardItem
 from onbeat.process.entry_points import UnknownEntryPoint, defined_in, load_entry_point
 
 GROUP = "onbeat.rewards"
-ARGUMENTS = ("prompt", "completion", "reference", "task_entry")
+ARGUMENTS = ("prompt", "completion", "reference", "task_entry", "metadata")
 
 
 def warm_up(component: PluginReward) -> None:
@@ -26,11 +27,15 @@ def warm_up(component: PluginReward) -> None:
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
     function, names = _load(component.entry_point, component.file, component.source)
-    value = function(**{name: getattr(item, name) for name in names})
+    value = function(**{name: _argument(item, name) for name in names})
     if not isinstance(value, SupportsFloat):
         returned = "None" if value is None else type(value).__name__
         raise TypeError(f"`{component.entry_point}` returned {returned}, not a number: return a float on every path")
     return float(value)
+
+
+def _argument(item: RewardItem, name: str) -> object:
+    return json.loads(item.metadata or "{}") if name == "metadata" else getattr(item, name)
 
 
 @functools.cache

@@ -140,23 +140,29 @@ def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
 
 def score_item(components: tuple[RewardComponent, ...], item: RewardItem) -> Scored | Unscorable:
     """Adds up weight x score, with the unweighted scores beside it; the first component that fails decides (I6)."""
+    scoring = scoring_of(components, item)
     outcomes: list[float | Unscorable] = []
-    for name, component in named(components):
+    for name, component in scoring:
         outcome = score_component(name, component, item)
         outcomes.append(outcome)
         if isinstance(outcome, Unscorable) and score_in_place(component, outcome.reason, settles=False) is None:
             return outcome
-    return weighted_sum(components, outcomes, settles=False)
+    return weighted_sum(scoring, outcomes, settles=False)
+
+
+def scoring_of(components: tuple[RewardComponent, ...], item: RewardItem) -> list[tuple[str, RewardComponent]]:
+    """The components that score an item, with their names in the breakdown."""
+    return [(name, component) for name, component in named(components) if component.scores(item.source)]
 
 
 def weighted_sum(
-    components: tuple[RewardComponent, ...], outcomes: Sequence[float | Unscorable], *, settles: bool
+    scoring: Sequence[tuple[str, RewardComponent]], outcomes: Sequence[float | Unscorable], *, settles: bool
 ) -> Scored | Unscorable:
     """Sums each component's score, or what stands in its place; the first that nothing may stand for decides."""
     breakdown: dict[str, float] = {}
     replaced: dict[str, UnscorableReason] = {}
     reward = 0.0
-    for (name, component), outcome in zip(named(components), outcomes, strict=True):
+    for (name, component), outcome in zip(scoring, outcomes, strict=True):
         value = outcome
         if isinstance(outcome, Unscorable):
             value = score_in_place(component, outcome.reason, settles=settles)

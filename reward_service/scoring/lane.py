@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason, named
+from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason
 from onbeat.cage.caged_process import ChildDied, ChildLate
 from reward_service.cages import Asked, CagedLane, Cages
 from reward_service.scorers import rubric
@@ -74,7 +74,8 @@ class Work(Asked[RewardItem, Scored | Unscorable]):
         num_bytes = 0
         while self.num_begun < len(self.asks) and self.num_begun - start < min(self.num_at_once, max(1, most)):
             item = self.asks[self.num_begun]
-            num_bytes += 4 * (len(item.prompt) + len(item.completion) + len(item.reference) + len(item.task_entry))
+            texts = (item.prompt, item.completion, item.reference, item.task_entry, item.metadata or "")
+            num_bytes += 4 * sum(map(len, texts))
             if num_bytes > MAX_BYTES_AT_ONCE and self.num_begun > start:
                 break
             self.num_begun += 1
@@ -154,14 +155,15 @@ class Lane(CagedLane[Work, ScorerCage]):
         """Scores each component under the whole deadline, so that it shows which of them can't score it."""
         if not any(rubric.score_in_place(c, result.reason, settles=True) is not None for c in work.components):
             return result
+        scoring = rubric.scoring_of(work.components, item)
         outcomes: list[float | Unscorable] = []
-        for name, component in named(work.components):
+        for name, component in scoring:
             if rubric.needs_isolation((component,)):
                 outcome = self._component_outcome(work, component, item)
             else:
                 outcome = rubric.score_component(name, component, item)
             outcomes.append(outcome)
-        return rubric.weighted_sum(work.components, outcomes, settles=True)
+        return rubric.weighted_sum(scoring, outcomes, settles=True)
 
     def _component_outcome(self, work: Work, component: RewardComponent, item: RewardItem) -> float | Unscorable:
         refusal = self._prepare(work)

@@ -197,7 +197,7 @@ class Maker:
                 must = own.get("required", [])
                 return {key: self.sample(own["properties"][key]) for key in must}
             case "array":
-                return [self.sample(own["items"])] * own.get("minItems", 0)
+                return [self.sample(own["items"]) for _ in range(own.get("minItems", 0))]
             case "string":
                 return "x" * max(1, own.get("minLength", 0))
             case "boolean":

@@ -31,7 +31,7 @@ from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.engine import STARTED_THREADS, TransformersEngine
 from producer.engine.transformers.shared_decoding import SharedDecoding
-from tests.builders import kept_ids, tiny_model_folder
+from tests.builders import VOCABULARY, kept_ids, tiny_model_folder
 from tests.contract.engine_rigs import (
     KINDS,
     MODELS,
@@ -164,6 +164,35 @@ def test_a_stop_token_ends_a_row_as_the_model_s_own_does_and_changes_none_before
         return  # it has no vocabulary
     with pytest.raises(BatchFailed, match=r"correct rollout\.sampling\.stop_token_ids"):
         rig.generate(manifest, PROMPTS, sampling=replace(free, stop_token_ids=(2**20,)))
+
+
+def test_a_stop_text_ends_a_row_with_the_token_that_completes_it_and_changes_none_before_it(rig: Rig) -> None:
+    """Each token but the special ones is a character, which are no part of the text that is looked at."""
+    if rig.kind == "fake":
+        return  # it writes no text
+    letters = {number: letter for letter, number in VOCABULARY.items() if len(letter) == 1}
+    manifest, free = rig.load(), SamplingParams(max_new_tokens=12, temperature=2.0)
+    unstopped = rig.generate(manifest, PROMPTS, group_size=8, sampling=free)
+    rows = [tokens_of(completion) for group in unstopped for completion in group]
+    texts = ["".join(letters.get(token, "") for token in tokens) for tokens in rows]
+    stop = (next(text[3:6] for text in texts if len(text) > 8), next(text[2:4] for text in texts[8:] if len(text) > 5))
+    stopped = rig.generate(manifest, PROMPTS, group_size=8, sampling=replace(free, stop=stop))
+    ends = [until_text(tokens, letters, stop) for tokens in rows]
+    completions = [completion for group in stopped for completion in group]
+    assert [tokens_of(one) for one in completions] == [tokens[:end] for tokens, end in zip(rows, ends, strict=True)]
+    assert sum(end < len(tokens) for tokens, end in zip(rows, ends, strict=True)) >= 2
+    for completion, tokens, end in zip(completions, rows, ends, strict=True):
+        assert completion.finish_reason == "stop" or end == len(tokens)
+
+
+def until_text(tokens: list[int], letters: dict[int, str], stop: tuple[str, ...]) -> int:
+    """How many tokens there are when the text has one of them; all, where it never does."""
+    text = ""
+    for number, token in enumerate(tokens, start=1):
+        text += letters.get(token, "")
+        if any(one in text for one in stop):
+            return number
+    return len(tokens)
 
 
 def test_sampled_tokens_have_the_frequencies_of_the_softmax(rig: Rig) -> None:

@@ -16,13 +16,13 @@ from contracts.events import Event, JobEvent
 from contracts.rewards import Component
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
-from contracts.spec_tables.datasets import DatasetTable
+from contracts.spec_tables.datasets import DatasetTable, RowsTable
 from contracts.spec_tables.stages import JudgingStage, LogProbStage, StageTable
 from contracts.weights import Transport
 from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
 
 NEVER_SENT = {
-    *(Component, DatasetTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
+    *(Component, DatasetTable, RowsTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }
 """The bases, and what a process reads from its own environment."""

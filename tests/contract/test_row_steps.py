@@ -37,6 +37,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
+from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers.canary import judge
 from producer.engine.transformers.lean_step import LeanStep
@@ -123,7 +124,7 @@ THREADS = [(name, 1) for name in (*LEAN, *OWN)] + [
 """test_shared_engine.py has the engine with more of them."""
 MOST_ROWS = 64
 PACKED_BYTES = 2**20
-NEVER = frozenset({SHAPE["vocab_size"]})
+NEVER = Ends(frozenset({SHAPE["vocab_size"]}))
 """No token ends a row."""
 
 
@@ -147,7 +148,7 @@ def batches() -> list[PromptBatch]:
 
 
 def decoding_of(model: PreTrainedModel, step: RowStep, *, is_shared: bool = True) -> SharedDecoding:
-    return SharedDecoding(model, step, frozenset({1}), most_rows=MOST_ROWS * is_shared, most_bytes=2**30)
+    return SharedDecoding(model, step, Ends(frozenset({1})), most_rows=MOST_ROWS * is_shared, most_bytes=2**30)
 
 
 @torch.inference_mode()

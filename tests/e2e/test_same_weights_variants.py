@@ -20,8 +20,28 @@ NUM_GENERATORS = 1
 
 ITERATIONS = 4
 LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3}
+ALL = {"name": "all", "weight": 3, "dataset": {"type": "addition"}}
+EASY = {
+    "name": "easy",
+    "dataset": {
+        "type": "jsonl",
+        "train_path": "tests/e2e/easy_sums.jsonl",
+        "columns": {"prompt": "sum", "reference": "answers.reversed"},
+        "curriculum": {"column": "level", "iterations": 3, "begins_with": 0.2},
+    },
+}
 VARIANTS: dict[str, dict[str, object]] = {
-    "three updates": {"algorithm__updates_per_iteration": 3, "algorithm__clip_low": 0.01, "algorithm__clip_high": 0.01},
+    "updates of a mixture": {
+        "algorithm__updates_per_iteration": 3,
+        "algorithm__clip_low": 0.01,
+        "algorithm__clip_high": 0.01,
+        "dataset": {
+            "type": "mixture",
+            "sources": [{"name": "all", "weight": 3, "dataset": {"type": "addition"}}, EASY],
+        },
+        "rollout__sampling__stop": ["9", "00"],
+        "reward__components": [{"type": "exact"}, {"type": "numeric", "weight": 0.5, "sources": ["easy"]}],
+    },
     "mini-batches": {
         "algorithm__mini_batches": 4,
         "algorithm__kl_coefficient": 0.01,
@@ -50,7 +70,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
 }
 STEPS_BEFORE_DEATH = {
-    "three updates": 3 * (ITERATIONS - 1) + 2,
+    "updates of a mixture": 3 * (ITERATIONS - 1) + 2,
     "mini-batches": 4 * (ITERATIONS - 1) + 3,
     "SFT in mini-batches": 7,
 }
@@ -100,7 +120,12 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 @long_variant
 @pytest.mark.parametrize(
     ("variant", "sharding"),
-    [("three updates", "none"), ("mini-batches", "fsdp"), ("LoRA", "fsdp"), ("SFT in mini-batches", "none")],
+    [
+        ("updates of a mixture", "none"),
+        ("mini-batches", "fsdp"),
+        ("LoRA", "fsdp"),
+        ("SFT in mini-batches", "none"),
+    ],
 )
 def test_two_ranks_leave_the_weights_of_one(
     pipeline: Pipeline, oracles: dict[str, str], variant: str, sharding: str
@@ -162,11 +187,23 @@ def test_given_completions_are_learnt_and_nothing_is_sampled(pipeline: Pipeline,
 
 
 def test_only_the_updates_after_the_first_are_clipped(pipeline: Pipeline, oracles: dict[str, str]) -> None:
-    for metrics in metrics_of(pipeline, oracles["three updates"]):
+    for metrics in metrics_of(pipeline, oracles["updates of a mixture"]):
         first, *others = metrics.updates
         assert first.clip_share == 0.0
         assert [update.clip_share > 0.0 for update in others] == [True, True]
         assert metrics.clip_share == pytest.approx(sum(update.clip_share for update in others) / 2)
+
+
+def test_each_source_of_a_mixture_has_its_rewards_and_its_components(
+    pipeline: Pipeline, oracles: dict[str, str]
+) -> None:
+    """Three of four prompts are sums of two digits; the other reward is of the easy ones alone."""
+    for metrics in metrics_of(pipeline, oracles["updates of a mixture"]):
+        assert metrics.source_rewards
+        rewards, exact = metrics.source_rewards, metrics.reward_components["exact"]
+        assert set(rewards) == {"all", "easy"}
+        assert metrics.reward_mean == pytest.approx(0.75 * rewards["all"] + 0.25 * rewards["easy"])
+        assert metrics.reward_mean == pytest.approx(exact + 0.25 * 0.5 * metrics.reward_components["numeric"])
 
 
 def test_only_the_first_mini_batch_meets_the_policy_that_sampled_it(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
@@ -15,7 +17,9 @@ from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import EvaluationScore, JobState, ResumeRequest
 from contracts.rewards import ExactReward
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from gateway.submission import check_fork
 from tests.builders import job_spec
 
 
@@ -47,6 +51,32 @@ def test_a_key_cannot_be_used_for_another_spec(jobs: JobStore, key: str) -> None
     job_id, _ = jobs.create(job_spec(), idempotency_key=key)
     with pytest.raises(Conflict, match=job_id):
         jobs.create(job_spec(seed=1), idempotency_key=key)
+
+
+def test_a_fork_is_checked_when_it_is_submitted_and_its_source_stays_until_it_has_ended(
+    jobs: JobStore, settings: StackSettings, tmp_path: Path
+) -> None:
+    here = replace(settings, run_root=str(tmp_path))
+    source, _ = jobs.create(job_spec())
+    fork = {"job": source, "version": 2}
+    forking = job_spec(fork=fork)
+    check_fork(forking, here, jobs)  # its files may be another host's
+    RunFolder(tmp_path, source).checkpoint_after(2).mkdir(parents=True)
+    for changes, problem in (
+        ({"job": "job-none"}, "there is no such job"),
+        ({}, "no checkpoint of it .*are of versions 3"),
+        ({"trainer": {"lora": {}}}, "it has trainer.lora = None"),
+    ):
+        of = {**fork, **{key: value for key, value in changes.items() if key == "job"}}
+        spec = job_spec(fork=of, **{key: value for key, value in changes.items() if key != "job"})
+        with pytest.raises(InvalidInput, match=problem):
+            check_fork(spec, here, jobs)
+    check_fork(job_spec(fork={**fork, "version": 3}), here, jobs)
+    job_id, _ = jobs.create(forking)
+    assert jobs.forks_of(source) == {job_id: 2}
+    jobs.move(job_id, JobState.RUNNING)
+    jobs.fail(job_id, "it is over")
+    assert jobs.forks_of(source) == {}
 
 
 class Died(Exception):

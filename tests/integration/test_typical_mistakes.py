@@ -154,17 +154,17 @@ STACK = {
 TRAINER: dict[str, tuple[dict[str, Any], str]] = {
     "a model without a chat template": (
         {"dataset.chat": {}},
-        r"dataset\.chat: the model's tokenizer has no chat template \(leave dataset\.chat out\)",
+        r"dataset\.chat: the model's tokenizer has no chat template \(leave dataset\.chat out, and use",
     ),
     "a model without a tokenizer": ({"model.path": "wordless"}, r"model\.path: .*no tokenizer files \(save the tokeni"),
     "a model without weights": ({"model.path": "weightless"}, r"model\.path: .*model\.safetensors.*\(it needs config"),
     "a line that is no JSON": (
         {"dataset.train_path": "torn.jsonl"},
-        r"dataset\.train_path: .*torn\.jsonl:2: JSON is malformed.*\(each line is an object like ",
+        r"dataset\.train_path: .*torn\.jsonl:2: JSON is malformed.*\(each row is an object like ",
     ),
     "a line without a reference": (
         {"dataset.train_path": "half.jsonl"},
-        r"dataset\.train_path: .*half\.jsonl:1: .*field `reference` \(each line is an object like ",
+        r"dataset\.train_path: .*half\.jsonl:1: .*field `reference` \(each row is an object like ",
     ),
     "more prompts held out than there are": (
         {"evaluation.num_prompts": 64},

@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.batch_rows import BatchRows
+from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.sampling import Logits
 from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
@@ -114,9 +115,9 @@ class Decoding:
 class LoneDecoding:
     """A Decoder of one batch at a time. Runs in one thread, under torch.inference_mode."""
 
-    def __init__(self, model: PreTrainedModel, eos_ids: frozenset[int]) -> None:
+    def __init__(self, model: PreTrainedModel, ends: Ends) -> None:
         self._model = model
-        self._eos_ids = eos_ids
+        self._ends = ends
         self._growing: GrowingBatch | None = None
         self._rows: BatchRows
         self._decoding: Decoding
@@ -129,7 +130,7 @@ class LoneDecoding:
     def join(self, growing: GrowingBatch) -> None:
         batch = growing.batch
         token_ids, mask = left_padded(batch, self._model.device)
-        self._rows = BatchRows(batch, self._eos_ids)
+        self._rows = BatchRows(batch, self._ends)
         self._decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
         self._tokens = self._rows.append(self._decoding.prefill(batch.group_size))
         self._growing = growing

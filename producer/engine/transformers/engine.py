@@ -32,7 +32,7 @@ from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
-from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, weight_tensors
+from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, text_of, weight_tensors
 from onbeat.weights.model_path import model_folder
 from producer.engine.base import (
     EngineSetup,
@@ -43,6 +43,7 @@ from producer.engine.base import (
     check_version,
     check_vocabulary,
 )
+from producer.engine.ends import Ends
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decode_loop import (
     TORCH_ERRORS,
@@ -98,7 +99,7 @@ class TransformersEngine(GenerationEngine):
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes
         )
-        self._eos_ids = end_of_sequence_ids(folder, self._model.config)
+        self._ends = Ends(end_of_sequence_ids(folder, self._model.config), text_of(folder))
         self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
         self._loop = DecodeLoop(self._thread.submit)
@@ -215,11 +216,11 @@ class TransformersEngine(GenerationEngine):
 
     def _decoder(self, verdict: Verdict) -> Decoder:
         if verdict.step is None:
-            return LoneDecoding(self._model, self._eos_ids)
+            return LoneDecoding(self._model, self._ends)
         return SharedDecoding(
             self._model,
             verdict.step,
-            self._eos_ids,
+            self._ends,
             most_rows=0 if verdict.problem else self._most_rows,
             most_bytes=self._options.shared_cache_mb * 2**20,
             alike=verdict.alike,

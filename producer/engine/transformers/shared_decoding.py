@@ -25,6 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.base import Turn
+from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
 from producer.engine.sampling import Logits
 from producer.engine.transformers.canary import Alike
@@ -50,7 +51,7 @@ class SharedDecoding:
         self,
         model: PreTrainedModel,
         step: RowStep,
-        eos_ids: frozenset[int],
+        ends: Ends,
         *,
         most_rows: int,
         most_bytes: int,
@@ -68,7 +69,7 @@ class SharedDecoding:
         self._most_rows, self._most_bytes = most_rows, most_bytes
         self._alike = alike
         self._kept = kept or KeptRows(0)
-        self._rows = HeldRows(eos_ids)
+        self._rows = HeldRows(ends)
         self._cache: RowCache | None = None
         self._tokens = np.zeros(FEWEST_ROWS, dtype=np.int64)
         """[R] the next input token of each place."""

@@ -95,6 +95,8 @@ def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: Stan
                 "max_tokens": 7,
                 "ignore_eos": True,
                 "stop_token_ids": [1],
+                "stop": [],
+                "include_stop_str_in_output": True,
                 "logprobs": 0,
                 "return_token_ids": True,
                 "skip_special_tokens": False,

@@ -15,7 +15,7 @@ from contracts.settings import StackSettings
 from gateway.submission import check_paths, with_sources
 from onbeat.cli import run
 from onbeat.client.spec_file import load_spec
-from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.examples import load_dataset
 from onbeat_extras.projects.template import FILES
 from reward_service.scorers import plugin
 

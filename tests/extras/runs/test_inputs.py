@@ -88,12 +88,11 @@ def test_a_spec_may_be_a_file_a_record_or_its_keys(tmp_path: Path, kind: str) ->
 
 def test_rows_of_any_kind_are_lines_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    whole = [{"task_entry": "", "completion": ""} | row for row in ROWS]
     paths = set()
     for rows in (ROWS, tuple(ROWS), Table(), (row for row in ROWS)):
         dataset = spec(tmp_path, dataset=rows).dataset
         assert isinstance(dataset, JsonlDataset)
-        assert lines_of(dataset.train_path) == whole
+        assert lines_of(dataset.train_path) == ROWS
         paths.add(dataset.train_path)
     assert len(paths) == 1
     for path in (tmp_path / "rows.jsonl", str(tmp_path / "rows.jsonl")):
@@ -102,7 +101,7 @@ def test_rows_of_any_kind_are_lines_of_one_file(tmp_path: Path) -> None:
         assert lines_of(dataset.train_path) == ROWS
     both = spec(tmp_path, dataset={"type": "jsonl", "train_path": ROWS, "evaluation_path": ROWS[:1]}).dataset
     assert isinstance(both, JsonlDataset)
-    assert lines_of(both.evaluation_path) == whole[:1]
+    assert lines_of(both.evaluation_path) == ROWS[:1]
     assert (tmp_path / "inputs").stat().st_mode & 0o077 == 0
 
 
@@ -114,7 +113,7 @@ def test_a_parquet_file_is_read_where_pyarrow_is_there(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(ROWS[:1]), tmp_path / "rows.parquet")
     dataset = spec(tmp_path, dataset=tmp_path / "rows.parquet").dataset
     assert isinstance(dataset, JsonlDataset)
-    assert lines_of(dataset.train_path) == [{"task_entry": "", "completion": ""} | ROWS[0]]
+    assert lines_of(dataset.train_path) == ROWS[:1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="no package of ours needs datasets")
@@ -123,7 +122,7 @@ def test_a_dataset_of_hugging_face_is_rows(tmp_path: Path) -> None:
 
     dataset = spec(tmp_path, dataset=datasets.Dataset.from_list(ROWS[:1])).dataset
     assert isinstance(dataset, JsonlDataset)
-    assert lines_of(dataset.train_path) == [{"task_entry": "", "completion": ""} | ROWS[0]]
+    assert lines_of(dataset.train_path) == ROWS[:1]
 
 
 def test_a_parquet_file_names_pyarrow_where_it_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +135,9 @@ def test_a_parquet_file_names_pyarrow_where_it_is_not_there(tmp_path: Path, monk
     ("rows", "problem"),
     [
         ([], r"dataset\.train_path: has no rows"),
-        ([*ROWS, {"prompt": "3+3="}], "row 2: .*reference"),
-        ([{"prompt": "3+3=", "reference": 6}], r"row 0: .*`\$\.reference`"),
-        ([{"prompt": "3+3=", "reference": "6", "solution": "six"}], "row 0: .*solution"),
+        ([*ROWS, {"prompt": "3+3="}], r"jsonl:3: .*reference"),
+        ([{"prompt": "3+3=", "reference": ["6"]}], r"jsonl:1: .*`\$\.reference`"),
+        ([{"prompt": "3+3=", "reference": object()}], "row 0: .*object"),
         (["3+3=6"], "row 0: "),
         ("absent.jsonl", "absent.jsonl: No such file"),
     ],

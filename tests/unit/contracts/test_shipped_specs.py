@@ -15,7 +15,7 @@ from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.examples import load_dataset
 from onbeat.prompts.source import PromptSource
 
 ROOT = Path(__file__).parents[3]

@@ -53,6 +53,7 @@ const STOPS = {
   failed: "ended where the environment failed",
   max_tokens: "ended by max_tokens",
   max_turns: "ended by max_turns",
+  truncated: "cut by the environment",
 };
 
 function ended(completion: CompletionView): string {

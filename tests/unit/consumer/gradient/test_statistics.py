@@ -41,7 +41,7 @@ def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
     batch = replace(batch, groups=(batch.groups[0], replace(batch.groups[1], num_resamples=2)))
     measured = BatchStats.of(batch, batch_rewards(batch))
     assert measured.rewards == (1.0, 0.0, 0.5, 0.5)
-    assert measured.component_sums == {"exact": 2.0}
+    assert measured.component_scores == {"exact": (1.0, 0.0, 0.5, 0.5)}
     assert (measured.num_groups, measured.num_equal_groups, measured.num_resamples) == (2, 1, 2)
     assert (measured.num_tokens, measured.longest_response_tokens, measured.num_truncated) == (8, 3, 0)
 
@@ -66,7 +66,8 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     first = BatchStats(
         batch_id="0/train/0",
         rewards=(1.0, 0.0),
-        component_sums={"exact": 1.0},
+        component_scores={"exact": (1.0, 0.0), "of_some": (1.0,)},
+        source_rewards={"sums": (1.0, 0.0)},
         num_groups=1,
         num_equal_groups=0,
         num_resamples=3,
@@ -88,7 +89,7 @@ def test_numbers_of_an_iteration_by_hand() -> None:
         first,
         batch_id="0/train/1",
         rewards=(0.0, 0.0),
-        component_sums={},
+        component_scores={"exact": (0.0, 0.0)},
         num_equal_groups=1,
         num_resamples=1,
         num_tokens=2,
@@ -109,7 +110,8 @@ def test_numbers_of_an_iteration_by_hand() -> None:
     assert numbers.num_batches == 2
     assert (numbers.num_completions, numbers.num_tokens) == (4, 8)
     assert (numbers.reward_mean, numbers.reward_std) == (0.25, 0.5)
-    assert numbers.reward_components == {"exact": 0.25}
+    assert numbers.reward_components == {"exact": 0.25, "of_some": 1.0}
+    assert numbers.source_rewards == {"sums": 0.5}
     assert (numbers.zero_advantage_share, numbers.num_resamples) == (0.5, 4)
     assert (numbers.response_tokens_mean, numbers.response_tokens_max) == (2.0, 4)
     assert numbers.truncated_share == 0.25

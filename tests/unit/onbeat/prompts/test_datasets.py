@@ -24,8 +24,7 @@ from contracts.rewards import (
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.datasets.base import load_dataset
-from onbeat.prompts.datasets.examples import ExampleSets
+from onbeat.prompts.examples import ExampleSets, load_dataset
 from onbeat.prompts.source import PromptSource
 
 DEMO_MODEL = Path(__file__).parents[4] / "configs" / "models" / "two-digit-addition"
@@ -176,7 +175,7 @@ def test_an_evaluation_file_leaves_the_training_file_whole(tmp_path: Path) -> No
     [
         ([*questions(1), "{not json"], 0, "dataset.train_path", "train.jsonl:2"),
         ([*questions(1), '{"prompt": "no reference"}'], 0, "dataset.train_path", "train.jsonl:2.*reference"),
-        (['{"prompt": "p", "reference": "r", "answer": "a"}'], 0, "dataset.train_path", "train.jsonl:1.*answer"),
+        (['{"prompt": "p", "answer": "a"}'], 0, "dataset.train_path", "train.jsonl:1.*reference"),
         ([""], 0, "dataset.train_path", "no prompts"),
         ([""], 2, "dataset.train_path", "no prompts"),
         (questions(1, 2), 2, "evaluation.num_prompts", "at most 1"),

@@ -14,7 +14,7 @@ from contracts.sampling import SamplingParams
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest
-from onbeat.prompts.datasets.base import load_dataset
+from onbeat.prompts.examples import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
 from tests.builders import DIGEST, job_spec
@@ -44,14 +44,14 @@ def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none
 
 
 def test_held_out_prompts_have_a_sampling_and_a_group_size_of_their_own() -> None:
-    own = {"max_new_tokens": 4, "temperature": 0.6, "top_p": 0.9, "stop_token_ids": [7]}
+    own = {"max_new_tokens": 4, "temperature": 0.6, "top_p": 0.9, "stop_token_ids": [7], "stop": ["="]}
     spec = job_spec(evaluation__sampling=own, evaluation__group_size=3)
     dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
     plan = IterationPlan("job", spec, PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=64))
     *sampled, first_greedy, second_greedy = plan.evaluation(0, MANIFEST)
     assert {(batch.sampling, batch.group_size) for batch in sampled} == {(convert(own, SamplingParams), 3)}
-    greedy = SamplingParams(max_new_tokens=4, temperature=0.0, stop_token_ids=(7,))
+    greedy = SamplingParams(max_new_tokens=4, temperature=0.0, stop_token_ids=(7,), stop=("=",))
     assert {(one.sampling, one.group_size) for one in (first_greedy, second_greedy)} == {(greedy, 1)}
     assert plan.training(0, MANIFEST)[0].sampling == spec.rollout.sampling
 

@@ -63,7 +63,7 @@ def test_a_power_that_nothing_could_interrupt_is_refused_and_two_stars_of_a_text
 @pytest.mark.parametrize("template", [LOOPS, "{{ raise_exception('no') }}"], ids=["loops", "raises"])
 def test_a_job_whose_prompts_it_would_write_fails_by_the_models_name(template: str) -> None:
     with pytest.raises(InvalidInput) as of_questions:
-        render_chat(chat_tokenizer(template), "Hello.", ChatSpec())
+        render_chat(chat_tokenizer(template), [("user", "Hello.")], ChatSpec())
     with pytest.raises(InvalidInput) as of_turns:
         TemplateRenderer(chat_tokenizer(template))
     assert (of_questions.value.field, of_turns.value.field) == ("model.path", "model.path")

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from contracts.rollouts import Completion
 from contracts.sampling import SamplingParams
 from producer.engine.batch_rows import FEWEST_ROWS, BatchRows
+from producer.engine.ends import Ends
 from tests.builders import prompt_batch
 
 VOCAB_SIZE = 4
@@ -21,7 +22,7 @@ EOS = frozenset({0})
 def decode(*, rows_leave: bool, top_k: int = 0) -> tuple[list[list[Completion]], list[int]]:
     """Completions of 64 rows whose logits are a function of row and step, and how many rows each step held."""
     batch = prompt_batch([[5]] * 8, group_size=8, sampling=SamplingParams(max_new_tokens=24, top_k=top_k))
-    rows = BatchRows(batch, EOS)
+    rows = BatchRows(batch, Ends(EOS))
     held = np.arange(64)
     widths: list[int] = []
     while not rows.finished:

@@ -254,7 +254,8 @@ def user_function(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_plugin_is_called_with_the_items_texts(user_function: dict[str, Any]) -> None:
     user_function["returns"] = 1
     assert score(PluginReward(entry_point="mine"), item("c", "r", task_entry="t", prompt="p")) == 1.0
-    assert user_function["called_with"] == {"prompt": "p", "completion": "c", "reference": "r", "task_entry": "t"}
+    texts = {"prompt": "p", "completion": "c", "reference": "r", "task_entry": "t"}
+    assert user_function["called_with"] == {**texts, "metadata": {}}
 
 
 @pytest.mark.parametrize(

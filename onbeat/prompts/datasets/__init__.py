@@ -1,1 +1,0 @@
-"""The data sets, a small file each, behind one door (base.py)."""

@@ -1,0 +1,150 @@
+"""A data set: two disjoint sequences of questions with their reference answers, and the one door to its kinds, which
+are extras found by their types."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contracts.errors import InvalidInput
+from contracts.rewards import RewardComponent
+from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
+from contracts.spec_tables.references import check_job, check_reference
+from contracts.spec_tables.root import SpecRoot
+from onbeat.process.entry_points import load_entry_point
+
+log = logging.getLogger(__name__)
+
+TYPES = "onbeat.dataset_types"
+"""Group of the functions (the data set's table in the spec, request) → both sets."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question, before any tokenizer saw it."""
+
+    example_id: str
+    """Stable name in the data set, e.g. "train/4711"."""
+    question: str
+    """The prompt text, or the user's turn where the data set is rendered by a chat template; of messages, all of their
+    text."""
+    reference: str
+    """The reference answer, for the reward."""
+    task_entry: str = ""
+    """JSON of the task's own entry, "" where the reference is enough."""
+    origin: str = ""
+    """File and line, "" where its id says enough."""
+    field: str = "dataset"
+    """Field of the spec that leads to it."""
+    completion: str = ""
+    """What loss = "sft" learns as the answer; "" where none is given."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) of each message before the answer, where the prompt is a conversation."""
+    metadata: str = ""
+    """JSON of further columns, which rewards see; "" of none."""
+    source: str = ""
+    """Its data set in a mixture of several."""
+    difficulty: float = 0.0
+    """By which a curriculum goes."""
+
+
+@dataclass(frozen=True)
+class ExampleSets:
+    """Training pool and held-out examples; both keep their order, and share no question."""
+
+    train: tuple[Example, ...]
+    evaluation: tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a loader is asked for; with the data set's table in the spec it decides every example (I7)."""
+
+    num_evaluation: int
+    """Held-out examples: so many, or InvalidInput."""
+    seed: int
+    """The job's seed."""
+    model_root: SpecRoot
+    """Where files are found."""
+
+    def check_held_out(self, available: int, problem: str) -> None:
+        """Raises InvalidInput with the problem where fewer examples can be held out than are asked for."""
+        if self.num_evaluation > available:
+            raise InvalidInput(
+                f"{self.num_evaluation} prompts are asked for, {problem}",
+                field="evaluation.num_prompts",
+                cure=f"use at most {available}",
+            )
+
+
+def disjoint(train: Sequence[Example], held_out: Sequence[Example], *, source: str, field: str) -> ExampleSets:
+    """Returns both sets without the training examples whose prompt is also held out; white space makes no other prompt.
+
+    source: what a message calls the training examples' origin. Raises InvalidInput where none is left to train.
+    """
+    if not train:
+        raise InvalidInput(f"{source} holds no prompts", field=field, cure="add lines")
+    asked = {_normalized(example.question) for example in held_out}
+    fresh = tuple(example for example in train if _normalized(example.question) not in asked)
+    if not fresh:
+        raise InvalidInput(
+            f"every prompt of {source} is also held out, none is left to train on",
+            field=field,
+            cure="remove the repeated prompts, or hold others out",
+        )
+    if len(fresh) < len(train):
+        log.warning("%d lines of %s are also held out, and not trained", len(train) - len(fresh), source)
+    return ExampleSets(train=fresh, evaluation=tuple(held_out))
+
+
+def _normalized(question: str) -> str:
+    return " ".join(question.split())
+
+
+def load_environment(spec: EnvironmentDataset, request: Request) -> ExampleSets:
+    """Makes `num_train_prompts` training tasks and as many held-out ones as are asked for: a number in a split each.
+
+    That the two splits share no task is the environment's to keep; so is the question, which is its opening.
+    """
+    return ExampleSets(
+        train=tuple(
+            Example(example_id=f"train/{index}", question="", reference="") for index in range(spec.num_train_prompts)
+        ),
+        evaluation=tuple(
+            Example(example_id=f"evaluation/{index}", question="", reference="")
+            for index in range(request.num_evaluation)
+        ),
+    )
+
+
+def load_dataset(
+    spec: DatasetSpec,
+    *,
+    num_evaluation: int,
+    seed: int,
+    model_root: SpecRoot,
+    components: tuple[RewardComponent, ...] = (),
+    learns_given: bool = False,
+) -> ExampleSets:
+    """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
+
+    learns_given: whether the training pool's completions are given, so that nothing scores them.
+
+    Raises InvalidInput that names the field for a data set that is empty, unknown, unreadable or too small, and for one
+    that the reward's components can't score: a job fails at its start, not at the first batch that holds the example.
+    """
+    check_job(spec, components)
+    request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
+    if isinstance(spec, EnvironmentDataset):
+        dataset = load_environment(spec, request)
+    else:
+        dataset = load_entry_point(TYPES, spec.kind, field="dataset.type")(spec, request)
+    for example in (*(() if learns_given else dataset.train), *dataset.evaluation):
+        for component in (one for one in components if one.scores(example.source)):
+            try:
+                check_reference(component, reference=example.reference, task_entry=example.task_entry)
+            except InvalidInput as error:
+                where = example.origin or example.example_id
+                raise InvalidInput(f"{where}: {error.problem}", field=example.field, cure=error.cure) from error
+    return dataset

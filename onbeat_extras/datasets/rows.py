@@ -1,0 +1,180 @@
+"""Prompts from the user's own rows: of files with a JSON object a line, or of what an extra reads.
+
+a file's rows ─▶ the columns that the spec names ─▶ Row ─▶ Example {prompt or messages, reference, metadata}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from contracts.errors import InvalidInput
+from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
+from onbeat.prompts.examples import Example, ExampleSets, Request, disjoint
+
+Placed = tuple[str, Mapping[str, Any]]
+"""A row, and where it stands in its file."""
+Reader = Callable[[Path, str], Iterator[Placed]]
+"""(file or folder, field of the spec) → its rows in order. Raises InvalidInput, OSError."""
+TRAINED = "dataset.train_path"
+MAX_METADATA_BYTES = 65_536
+"""The most of one row: they go with each of its completions to the reward service."""
+
+
+class RowMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a row, as OpenAI's API and Hugging Face write it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    tool_calls: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+Conversation = Annotated[tuple[RowMessage, ...], Meta(min_length=1)]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row has under our names; a column that is null is left out."""
+
+    prompt: str | Conversation | UnsetType = UNSET
+    messages: Conversation | UnsetType = UNSET
+    reference: str | int | float | UnsetType = UNSET
+    task_entry: str = ""
+    completion: str | Annotated[tuple[RowMessage, ...], Meta(min_length=1, max_length=1)] = ""
+
+    def __post_init__(self) -> None:
+        if self.prompt is UNSET and self.messages is UNSET:
+            raise ValueError("Object missing required field `prompt`")
+        if self.reference is UNSET and not self.answered[1]:
+            raise ValueError("Object missing required field `reference`")
+
+    @property
+    def answered(self) -> tuple[str | tuple[RowMessage, ...], str]:
+        """The prompt, and the completion: messages that end with the assistant's have both."""
+        if self.prompt is not UNSET or self.messages is UNSET:
+            given = self.completion
+            return self.prompt or "", given if isinstance(given, str) else given[0].content
+        *before, last = self.messages
+        return (tuple(before), last.content) if before and last.role == "assistant" else (self.messages, "")
+
+
+def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
+    """Reads files with a JSON object a line."""
+    return load_rows(spec, request, read_lines)
+
+
+def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
+    """Reads both files, or one file whose last `num_evaluation` rows are held out; rows keep their order."""
+    num_evaluation = request.num_evaluation
+    train = _read(spec, request, read, name=spec.train_path, field=TRAINED, pool="train")
+    if spec.evaluation_path:
+        evaluation = _read(
+            spec, request, read, name=spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation"
+        )
+        request.check_held_out(len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
+        return disjoint(train, evaluation[:num_evaluation], source=spec.train_path, field=TRAINED)
+    num_train = len(train) - num_evaluation
+    if train and num_train < 1:
+        raise InvalidInput(
+            f"{num_evaluation} of the {len(train)} lines of {spec.train_path} are held out, none is left to train on",
+            field="evaluation.num_prompts",
+            cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
+        )
+    return disjoint(train[:num_train], train[num_train:], source=spec.train_path, field=TRAINED)
+
+
+def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: str, pool: str) -> tuple[Example, ...]:
+    """An example is named by its row's place in the file."""
+    path = request.model_root.find(name, field=field)
+    try:
+        return tuple(
+            example_of(row, spec, example_id=f"{pool}/{place}", origin=f"{name}:{place}", field=field)
+            for place, row in read(path, field)
+        )
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read: {error.strerror or error}",
+            field=field,
+            cure="relative paths start at the stack's model root",
+        ) from error
+
+
+def read_lines(path: Path, field: str) -> Iterator[Placed]:
+    """Reads a file without its blank lines, which are counted from 1."""
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for line_number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield str(line_number), decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{path}:{line_number}: {error}", field=field, cure=CURE) from error
+
+
+CURE = 'each row is an object like {"prompt": "...", "reference": "..."}; dataset.columns says what its keys are called'
+
+
+def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, origin: str, field: str) -> Example:
+    """Makes an example of a row. Raises InvalidInput that names the row by its origin."""
+    columns = spec.columns or RowColumns()
+    given = {name: _value(row, getattr(columns, name)) for name in Row.__struct_fields__}
+    metadata = {name: _value(row, name) for name in spec.metadata_columns or ()}
+    try:
+        found = msgspec.convert({name: value for name, value in given.items() if value not in (None, UNSET)}, Row)
+        if lacking := [name for name, value in metadata.items() if value is UNSET]:
+            raise ValueError(f"it has no column `{lacking[0]}`, which dataset.metadata_columns names")
+        written = msgspec.json.encode(metadata).decode() if metadata else ""
+        if len(written) > MAX_METADATA_BYTES:
+            raise ValueError(f"its metadata have {len(written):,} characters, the most are {MAX_METADATA_BYTES:,}")
+        # Held-out rows have no order.
+        difficulty = _difficulty(row, spec.curriculum.column) if spec.curriculum and field == TRAINED else 0.0
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:  # of metadata, too, that no JSON can say
+        raise InvalidInput(f"{origin}: {error}", field=field, cure=CURE) from error
+    asked, completion = found.answered
+    return Example(
+        example_id=example_id,
+        question=asked if isinstance(asked, str) else "\n".join(message.content for message in asked),
+        messages=() if isinstance(asked, str) else tuple((message.role, message.content) for message in asked),
+        reference=_text(found.reference),
+        task_entry=found.task_entry,
+        metadata=written,
+        difficulty=difficulty,
+        completion=completion,
+        origin=origin,
+        field=field,
+    )
+
+
+def columns_of(spec: RowsTable) -> list[str]:
+    """Returns the columns that an example is made of, without the way into a table."""
+    columns = spec.columns or RowColumns()
+    names = [*(getattr(columns, name) for name in Row.__struct_fields__), *(spec.metadata_columns or ())]
+    names += [spec.curriculum.column] if spec.curriculum else []
+    return sorted({*names, *(name.partition(".")[0] for name in names)})
+
+
+def _difficulty(row: Mapping[str, Any], column: str) -> float:
+    value = _value(row, column)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"it has no number in column `{column}`, by which dataset.curriculum goes")
+    return float(value)
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    """Returns what stands in a column, UNSET where it isn't there; `a.b` leads into the table in `a`."""
+    if column in row:
+        return row[column]
+    first, _, rest = column.partition(".")
+    inner = row.get(first)
+    return _value(inner, rest) if rest and isinstance(inner, Mapping) else UNSET
+
+
+def _text(reference: str | float | UnsetType) -> str:
+    """Returns a number as JSON writes it."""
+    if isinstance(reference, str):
+        return reference
+    return "" if reference is UNSET else msgspec.json.encode(reference).decode()
