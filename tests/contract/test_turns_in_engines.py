@@ -24,6 +24,7 @@ from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import Trajectories, Turn
+from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import canary
 from producer.engine.transformers.canary import Verdict, judge
@@ -39,6 +40,7 @@ from tests.fakes import spell
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU an engine samples one batch at a time")
 
+ENDS = Ends(frozenset({1}))
 PROMPTS = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2] * 3, [13, 5])
 SAMPLING = SamplingParams(max_new_tokens=5)
 Forget = Callable[[Trajectories, int], Awaitable[None]]
@@ -134,9 +136,7 @@ class Decoder:
         model, verdict = judged(name)
         assert verdict.step is not None
         bounds: dict[str, Any] = {"most_rows": most_rows, "most_bytes": 2**30}
-        self._decoding = SharedDecoding(
-            model, verdict.step, frozenset({1}), alike=verdict.alike, kept=KeptRows(2**30), **bounds
-        )
+        self._decoding = SharedDecoding(model, verdict.step, ENDS, alike=verdict.alike, kept=KeptRows(2**30), **bounds)
         self._company = company
 
     async def generate(self, batch: PromptBatch, turn: Turn) -> list[list[Completion]]:
@@ -269,7 +269,7 @@ def test_where_fed_tokens_have_other_bits_than_stepped_ones_turns_are_batches_as
     assert "are fed at once" in verdict.problem
     monkeypatch.undo()
     assert verdict.step is not None
-    decoding = SharedDecoding(model, verdict.step, frozenset({1}), most_rows=0, most_bytes=2**30, kept=KeptRows(2**30))
+    decoding = SharedDecoding(model, verdict.step, ENDS, most_rows=0, most_bytes=2**30, kept=KeptRows(2**30))
     opening = opening_of()
     trajectories, game = Trajectories(opening=opening), Game(opening)
     game.take(completions_of(decoding, GrowingBatch(batch=opening, turn=Turn(trajectories=trajectories)), ()))
@@ -357,7 +357,7 @@ def test_how_many_sequences_share_steps_changes_no_byte_of_any_architecture(
     engine = TransformersEngine(setup(tmp_path / "m"), TransformersOptions(shared_sequences=number))
     rig = rig_of(name, engine, tmp_path / "m", tmp_path / "runs")
     asked = under(rig.load(), PROMPTS, group_size=3, sampling=SAMPLING)
-    decoding = SharedDecoding(model, verdict.step, frozenset({1}), most_rows=64, most_bytes=2**30)
+    decoding = SharedDecoding(model, verdict.step, ENDS, most_rows=64, most_bytes=2**30)
     assert rig.run(engine.generate(asked)) == decode(decoding, [[asked]])[0]
     rig.close()
 
