@@ -22,7 +22,7 @@ from consumer.ranks.base import Ranks
 from consumer.ranks.orders import Exchange, idle_patience_s, join
 from consumer.ranks.rank import Rank, told
 from consumer.ranks.threads import has_room_for_gradients, passes_at_once, with_threads
-from contracts.errors import Unavailable
+from contracts.errors import DeadlineExceeded, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -152,7 +152,7 @@ class RankGroup(Ranks):
     def _have_all(self, order: orders.AnyOrder, what: str, check: Callable[[], None] = lambda: None) -> float:
         """Has every rank carry out an order, and waits for its Done; returns rank 0's value.
 
-        Raises the error that ended the order on any rank, what `check` raises, and DeadlineExceeded past answer_s.
+        Raises the error that ended the order on any rank, what `check` raises, and Unavailable past answer_s.
         """
         self._exchange.order(order, copies=self._world_size)
         missing = set(range(self._world_size))
@@ -160,7 +160,11 @@ class RankGroup(Ranks):
         value = 0.0
         while missing:
             check()
-            waiting.poke(f"{len(missing)} of {self._world_size} ranks {what}")
+            try:
+                waiting.poke(f"{len(missing)} of {self._world_size} ranks {what}")
+            except DeadlineExceeded as error:
+                # As one that died: another trainer starts, and the job doesn't fail.
+                raise Unavailable(error.problem, field="ranks", cure=error.cure) from error
             with contextlib.suppress(queue.Empty):
                 done = self._take(self._arrived.get(timeout=POKE_S))
                 waiting.progress()

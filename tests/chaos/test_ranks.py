@@ -82,6 +82,17 @@ def test_a_rank_that_dies_ends_its_group_and_the_job_goes_on_to_the_same_weights
 
 
 @long_variant
+def test_a_rank_that_hangs_ends_its_group_and_the_job_goes_on(pipeline: Pipeline, undisturbed: str) -> None:
+    job_id, _ = pipeline.jobs.create(short_job(trainer__world_size=2, trainer__sharding="fsdp", timeouts__ranks_s=5.0))
+    first = pipeline.start(f"consumer-{job_id}-first", job_id)
+    until(committed(pipeline, job_id, 2), "two iterations")
+    os.kill(process_of_rank(1, job_id), signal.SIGSTOP)
+    assert wait_for_exit(first) == TrainerExit.DIED, first.tail()
+    pipeline.train_to_the_end(job_id)
+    assert_undisturbed(pipeline, job_id, undisturbed)
+
+
+@long_variant
 def test_sigterm_to_the_launcher_leaves_a_checkpoint_and_no_process(pipeline: Pipeline) -> None:
     job_id, _ = pipeline.jobs.create(
         short_job(trainer__world_size=2, iterations=1000, trainer__checkpoint_every_iterations=1000)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,12 +30,6 @@ from tests.integration.test_hosts import KIND, formed_by
 from tests.pipeline import Pipeline, wait_for_exit
 
 CPUINFO = "model name : Some CPU\nflags : fpu avx avx2 {}\n"
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with Pipeline(tmp_path_factory.mktemp("launcher")) as pipeline:
-        yield pipeline
 
 
 def on_one_host(**hosts: int) -> JobSpec:
