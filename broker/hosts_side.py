@@ -122,21 +122,18 @@ class HostsSide:
 
     def look(self, *, waits: bool = False) -> tuple[Literal["none", "forming", "late"], HostGroup]:
         """Whether a generation stands; late: it is sealed. waits: notes then that this host would come."""
-        outcome, group = self._call("look", about={"waits": waits})
-        return outcome, group  # type: ignore[return-value]
+        return self._call("look", about={"waits": waits})  # type: ignore[return-value]
 
     def join(self, kind: HostKind, *, reaches: bool = True) -> tuple[str, HostGroup]:
         """joined, none where none forms now, or a word of REFUSALS. reaches: the leader, at its address."""
         return self._call("join", about={"kind": kind, "reaches": reaches})
 
     def seal(self, formed: int) -> tuple[Literal["sealed", "few", "gone"], HostGroup]:
-        outcome, group = self._call("seal", formed=formed)
-        return outcome, group  # type: ignore[return-value]
+        return self._call("seal", formed=formed)  # type: ignore[return-value]
 
     def renew(self, formed: int, sealed: int) -> tuple[Literal["forming", "sealed", "gone"], HostGroup]:
         """sealed: the number under which its ranks run; 0 while none do."""
-        outcome, group = self._call("renew", formed=formed, sealed=sealed)
-        return outcome, group  # type: ignore[return-value]
+        return self._call("renew", formed=formed, sealed=sealed)  # type: ignore[return-value]
 
     def leave(self, formed: int, reason: str) -> None:
         """Ends the generation, unless it has ended."""
