@@ -83,9 +83,8 @@ class HostGroup(Record, frozen=True, kw_only=True):
         """Which hosts have offered their ranks, and which were refused and why."""
         hosts = [one.host for one in self.members]
         out = [one for one in self.refused if one.host not in hosts][-MOST_NAMED:]
-        offered = ", ".join(hosts[:MOST_NAMED])
         refused = ", ".join(f"{one.host}: {REFUSALS.get(one.why, one.why)}" for one in out)
-        return f"offered: {offered or 'none'}; refused: {refused or 'none'}"
+        return f"offered: {', '.join(hosts[:MOST_NAMED]) or 'none'}; refused: {refused or 'none'}"
 
 
 def hosts_waited_for(broker: Broker, job_id: str, *, least: int, now_s: float) -> str:
