@@ -209,6 +209,17 @@ def test_any_number_of_rows_has_them(group_size: int) -> None:
     assert decoded("qwen3", opening_of(group_size), every_third, company=companies())[0] == expected
 
 
+def test_more_rows_are_compared_by_the_weights_that_the_model_has_by_then() -> None:
+    """Up to 128 rows are multiplied by packed weights, more of them aren't."""
+    model = untrained_model(LEAN["qwen3"])
+    with torch.inference_mode():
+        verdict = judge(model, most_rows=64, most_packed_bytes=PACKED_BYTES)
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+        assert verdict.alike is not None
+        assert verdict.alike(192) == ""
+
+
 @pytest.mark.parametrize("name", [*LEAN, *OWN])
 def test_log_probs_of_a_later_turn_are_those_of_a_full_forward_pass(name: str) -> None:
     (model, _), opening = judged(name), opening_of()

@@ -124,6 +124,7 @@ class NotFinite(NotShared, BatchFailed):
 
 def _difference(model: PreTrainedModel, step: RowStep, shape: CacheShape, most_rows: int) -> str:
     """Says where a row differs from itself among up to so many; "" for nowhere. Raises NotFinite."""
+    step.refresh()
     probe = _Probe(model, step, shape)
     context = getattr(model.config, "max_position_embeddings", math.inf)
     try:
@@ -137,6 +138,8 @@ def _difference(model: PreTrainedModel, step: RowStep, shape: CacheShape, most_r
         raise
     except NotShared as problem:
         return str(problem)
+    finally:
+        step.release()
     return ""
 
 
