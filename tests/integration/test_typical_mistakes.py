@@ -348,11 +348,14 @@ def test_ctrl_c_while_a_stack_starts_ends_what_has_started(root: Path) -> None:
         text=True,
     )
     waiting = Waiting("the log of a gateway that starts", deadline_s=120.0)
-    while not (folder / "logs" / "gateway.log").exists():
-        waiting.poke()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
+    try:
+        while not (folder / "logs" / "gateway.log").exists():
+            waiting.poke()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert (process.returncode, said) == (0, "stopping every process\n")
     assert not child_process.marked("ONBEAT_RUN_ROOT", str(folder))
 
