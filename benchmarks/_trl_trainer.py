@@ -9,6 +9,7 @@ writes OUTPUT/run.json, and the trained model to OUTPUT/model.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from pathlib import Path
@@ -113,9 +114,8 @@ def tool_rows(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
     """Returns the rows of a task with a tool: TRL renders their messages itself, with the tool."""
     read = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
     number = spec.rollout.prompts_per_iteration
-    places = [
-        pass_order(len(read), spec.seed, at // len(read))[at % len(read)] for at in range(spec.iterations * number)
-    ]
+    order = functools.cache(pass_order)
+    places = [order(len(read), spec.seed, at // len(read))[at % len(read)] for at in range(spec.iterations * number)]
     return [
         {
             "prompt": [{"role": "user", "content": row["prompt"]}],
