@@ -11,7 +11,7 @@
     weights/v000003/           safetensors of version 3, or its delta; elsewhere, if the stack has a weight root
     checkpoints/i000010/       state after iteration 10 was trained: it resumes at 11
     checkpoints/aside/         those that a start could not go on from; trainer_state/ has one, too
-    rollouts/i000010/          recorded batches of iteration 10 (contracts/recorded/files.py)
+    rollouts/i000010/          recorded batches of iteration 10
     trainer_state/v000011/     what an external trainer keeps of version 11
     reward_curve.png timeline.png summary.json     made by `onbeat demo`
 """

@@ -22,11 +22,11 @@ import onbeat
 from broker import keys
 from contracts.settings import StackSettings
 from gateway.app import create_app
-from gateway.exposition.requests import GatewayMetrics
-from gateway.exposition.stack_state import FAMILIES
+from gateway.requests import GatewayMetrics
 from gateway.services import Services
 from onbeat.cli import app
 from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
+from onbeat_extras.stack_metrics.stack_state import FAMILIES
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import RecordedFiles, read_record
 from contracts.run_folder import RunFolder
+from onbeat_extras.replay.files import RecordedFiles, read_record
+from onbeat_extras.replay.records import RecordedBatch
 
 
 def best_of(record: RecordedBatch, least: float) -> Iterator[dict[str, str]]:

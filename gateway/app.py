@@ -1,6 +1,6 @@
 """The wiring of the gateway.
 
-request ─ exposition/requests.py ─ onbeat/http_service/access.py (Host, origin, key)
+request ─ requests.py ─ onbeat/http_service/access.py (Host, origin, key)
              └─ api/ ─┬─ submission/
                       │            └─▶ job store ─▶ consumers, which wait for changes of jobs
                       ├─ event_stream.py ◀─ the job's events
@@ -27,11 +27,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
 from gateway.api import inspect, jobs, watch
-from gateway.exposition.requests import Measure
-from gateway.exposition.stack_state import stack_state
 from gateway.job_list import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
+from gateway.requests import Measure
 from gateway.services import Services, services_of
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import answer_with_problems
@@ -39,7 +38,7 @@ from onbeat.http_service.process_routes import process_routes
 from onbeat.process.entry_points import OURS, all_of
 
 VERSION = "0.1.0"
-EXTRAS, NOTES = "onbeat.routes", "onbeat.notes"
+EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.expositions"
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +49,12 @@ async def _require_ready(request: Request) -> None:
 
 
 def _exposition(request: Request) -> bytes:
-    """What this process counts, the stack as Redis has it, each active job's last iteration, and its stages."""
+    """What this process counts, and what extras say of the stack."""
     services = services_of(request)
-    run_root, folder_of = services.settings.run_root_path, services.metrics_folder
-    stack = stack_state(services.broker, services.jobs, run_root, folder_of=folder_of, disk=services.disk.bytes)
-    return generate_latest(services.metrics.registry) + stack
+    return b"".join([generate_latest(services.metrics.registry), *(of_stack(services) for of_stack in STACK)])
 
 
+STACK = tuple(all_of(EXPOSITIONS, distribution=OURS).values())
 ROUTERS = (
     *(jobs.router, watch.router, inspect.router),
     process_routes(require_ready=_require_ready, exposition=_exposition),

@@ -17,7 +17,7 @@ from contracts.errors import Unavailable
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
-from gateway.exposition.requests import GatewayMetrics
+from gateway.requests import GatewayMetrics
 from gateway.run_files import DiskUse
 from onbeat.run_files import RunFiles, run_files
 

@@ -7,12 +7,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
-from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
-from contracts.recorded.files import INDEX, RecordedFiles, write_record
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightFile, WeightManifest
 from gateway.services import Services
+from onbeat_extras.replay.files import INDEX, RecordedFiles, write_record
+from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
 from tests.builders import DIGEST, batch_of, prompt_batch, rollout
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e\x00"

@@ -22,8 +22,6 @@ import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of
 from contracts.encoding.wire import encode_json
 from contracts.engines import Engine
 from contracts.errors import BatchFailed, OnbeatError, WrongEngine
-from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import write_record
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings, engine_from, settings_from
@@ -33,7 +31,9 @@ from onbeat.prompts.opening_service import environment_http
 from onbeat.scoring.reward_client import RewardClient, reward_http
 from onbeat.telemetry.logs import configure
 from onbeat_extras.replay.difference import first_difference
+from onbeat_extras.replay.files import write_record
 from onbeat_extras.replay.recorded import Replay, read_from
+from onbeat_extras.replay.records import RecordedBatch
 from producer import wiring
 from producer.activity import Activity
 from producer.engine.factory import check_machine

@@ -15,7 +15,10 @@ from msgspec import UNSET
 from contracts.encoding.arrays import unpack_float32, unpack_float64, unpack_int32
 from contracts.errors import ContractViolation, OnbeatError
 from contracts.experience.columns import Column
-from contracts.recorded.batches import (
+from contracts.rollouts import Completion, Rollout
+from contracts.spec import JobSpec
+from onbeat_extras.replay.files import RecordedFiles, read_record
+from onbeat_extras.replay.records import (
     CompletionView,
     FoundText,
     FoundTexts,
@@ -25,9 +28,6 @@ from contracts.recorded.batches import (
     RecordedIteration,
     TurnView,
 )
-from contracts.recorded.files import RecordedFiles, read_record
-from contracts.rollouts import Completion, Rollout
-from contracts.spec import JobSpec
 
 MAX_FILES = 5000
 MAX_BYTES = 512 * 1024**2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
-from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import RecordedFiles, why_not_again
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from onbeat_extras.replay.files import RecordedFiles, why_not_again
+from onbeat_extras.replay.records import RecordedBatch
 
 
 class Replay(Record, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Writes what was trained into the run folder, where the spec's `[recording]` says so (contracts/recorded/).
+"""Writes what was trained into the run folder, where the spec's `[recording]` says so (records.py).
 
     published ─ take ─▶ in memory ─ trained, write ─▶ its file ─ iteration committed ─▶ the index; what is old goes
 
@@ -20,8 +20,6 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.encoding.wire import encode
 from contracts.errors import OnbeatError
-from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
-from contracts.recorded.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -30,6 +28,8 @@ from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_missing
 from onbeat.rendering.pieces import Pieces
+from onbeat_extras.replay.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
+from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from contracts.errors import ContractViolation, NotFound, Unavailable
-from contracts.recorded.batches import FoundTexts, IterationView, RecordedBatchView, RecordedIteration, RecordedList
-from contracts.recorded.files import RecordedFiles, why_not_again
 from contracts.rollouts import Purpose
 from gateway import openapi
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer
 from onbeat_extras.replay.batch_view import Search, batch_view
+from onbeat_extras.replay.files import RecordedFiles, why_not_again
+from onbeat_extras.replay.records import FoundTexts, IterationView, RecordedBatchView, RecordedIteration, RecordedList
 
 MAX_LISTED = 1000
 MAX_INDEX = 10**9

@@ -26,7 +26,6 @@ from broker.monitor import job_status
 from contracts.errors import Conflict, ContractViolation, FenceViolation, InvalidInput, JobEnded, NotFound
 from contracts.events import record_digest
 from contracts.jobs import JobState
-from contracts.recorded.files import RecordedFiles
 from contracts.rewards import Scored
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -35,6 +34,7 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client import AsyncConsumer, AsyncStage, Consumer, Producer, PromptClaim, Sample, Stage, TrainingRows
 from onbeat.stack.redis import EmbeddedRedis
+from onbeat_extras.replay.files import RecordedFiles
 from tests.builders import job_spec
 from tests.own_trainer import generating
 

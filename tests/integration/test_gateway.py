@@ -592,32 +592,6 @@ def test_invented_methods_paths_and_keys_make_no_new_metrics(ask: Callable[..., 
     assert {line.split("}")[0] for line in labels()} == {line.split("}")[0] for line in before}
 
 
-def test_prometheus_reads_each_active_jobs_last_iteration(
-    ask: Callable[..., httpx.Response], services: Services
-) -> None:
-    job_id, idle_id, ended_id, lagging_id = submit(ask), submit(ask), submit(ask), submit(ask)
-    ask("POST", f"/v1/jobs/{ended_id}/cancel")
-    lagging = msgspec.structs.replace(iteration_metrics(), lag_counts=(0, 3), lag_mean=1.0)
-    RunFolder(services.settings.run_root_path, lagging_id).path.mkdir()
-    RunFolder(services.settings.run_root_path, lagging_id).metrics.write_bytes(encode_json(lagging) + b"\n")
-    for written_id in (job_id, ended_id):
-        folder = RunFolder(services.settings.run_root_path, written_id)
-        folder.path.mkdir()
-        last = msgspec.structs.replace(iteration_metrics(), iteration=4, reward_mean=0.75, mfu=0.25)
-        lines = [encode_json(iteration_metrics()), encode_json(last), encode_json(last)[:40]]
-        folder.metrics.write_bytes(b"\n".join(lines))
-    text = ask("GET", "/metrics").text
-    assert f'onbeat_job_reward_mean{{job="{job_id}"}} 0.75' in text
-    assert f'onbeat_job_iteration{{job="{job_id}"}} 4.0' in text
-    assert f'onbeat_job_mfu{{job="{job_id}"}} 0.25' in text
-    assert f'onbeat_job_reward_component{{component="exact",job="{job_id}"}} 0.5' in text
-    assert f'onbeat_job_lag_batches{{job="{lagging_id}",lag="1"}} 3.0' in text
-    assert f'onbeat_job_lag_mean{{job="{lagging_id}"}} 1.0' in text
-    assert f'lag_mean{{job="{job_id}"}}' not in text
-    assert f'onbeat_job_iteration{{job="{idle_id}"}}' not in text
-    assert ended_id not in text
-
-
 def test_event_streams_that_are_asked_for_at_once_are_bounded_too(services: Services) -> None:
     job_id, _ = services.jobs.create(job_spec())
     services.max_event_streams = 2

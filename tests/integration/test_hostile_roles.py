@@ -25,8 +25,10 @@ from contracts.errors import OnbeatError
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import batch_digest
-from gateway.exposition.stack_state import stack_state
+from contracts.settings import StackSettings
+from gateway.app import STACK
 from gateway.job_list import newest_jobs
+from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.hostile_commands import Draw, by_hand, drawing, function_call
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external, sampled
@@ -190,7 +192,8 @@ def look(attacked: Driven, beside: Driven, run_root: Path) -> None:
     assert job_id in find_jobs(operator)
     assert job_id in [status.job_id for status in newest_jobs(operator, limit=1000)]
     assert stream_report(operator, job_id).job_id == job_id
-    assert job_id.encode() in stack_state(operator, JobStore(operator), run_root)
+    services = Services(settings=StackSettings(run_root=str(run_root)), broker=operator)
+    assert all(job_id.encode() in of_stack(services) for of_stack in STACK)
     with contextlib.suppress(OnbeatError):
         job_status(operator, attacked.job.job_id)
         stream_report(operator, attacked.job.job_id)

@@ -17,12 +17,12 @@ from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore, JobState
-from contracts.recorded.batches import RecordedBatch, RecordedIteration, RecordedSummary
-from contracts.recorded.files import INDEX, write_record
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, weights_digest
 from gateway.services import Services
+from onbeat_extras.replay.files import INDEX, write_record
+from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
 from tests.builders import job_spec
 from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig

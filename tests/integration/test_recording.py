@@ -19,13 +19,13 @@ from consumer.trainer.iteration import Iteration
 from consumer.trainer.step import Stepped
 from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics
-from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import INDEX, RecordedFiles
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import RecordingSpec
 from onbeat.rendering.pieces import Pieces
+from onbeat_extras.replay.files import INDEX, RecordedFiles
+from onbeat_extras.replay.records import RecordedBatch
 from tests.builders import job_spec
 from tests.own_trainer import generating, names_in, one_trainer
 

@@ -11,7 +11,6 @@ from broker.keys import sealed_name
 from broker.monitor import job_status, stream_report
 from broker.presence import LEAVES_ALONE, LIVE_S, Presence, StagePresence
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
-from gateway.exposition.stack_state import stack_state
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external
 
@@ -23,14 +22,6 @@ def job(redis_server: EmbeddedRedis) -> StagedJob:
     job = StagedJob(redis_server, STAGES)
     job.open(count=2)
     return job
-
-
-def gauges(job: StagedJob) -> dict[str, float]:
-    text = stack_state(job.brokers["gateway"], job.jobs, job.server.folder).decode()
-    lines = (
-        line.rpartition(" ") for line in text.splitlines() if line.startswith("onbeat_stage") and job.job_id in line
-    )
-    return {name.replace(f'job="{job.job_id}"', ""): float(value) for name, _, value in lines}
 
 
 def test_a_report_has_each_stages_backlog_leases_and_ages(job: StagedJob) -> None:
@@ -70,24 +61,12 @@ def test_failures_and_expired_leases_of_a_stage_are_counted(job: StagedJob) -> N
     assert (judge.num_free, judge.num_leased, judge.oldest_age_s) == (0, 0, None)
 
 
-def test_the_metrics_have_the_stages_of_active_jobs(job: StagedJob) -> None:
-    job.publish()
-    job.stage().claim("judge", 3)
-    found = gauges(job)
-    assert found['onbeat_stage_num_free{,stage="judge"}'] == NUM_ROWS - 3
-    assert found['onbeat_stage_num_leased{,stage="judge"}'] == 3
-    assert found["onbeat_stage_rows_waiting{}"] == NUM_ROWS
-    assert found["onbeat_stage_columns_bytes{}"] > 0
-    job.jobs.request_cancel(job.job_id)
-
-
 def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, [])
     job.open()
     job.publish()
     report: Any = json.decode(json.encode(stream_report(job.brokers["gateway"], job.job_id)))
     assert not {"stages", "stage_leases", "stage_workers", "rows_waiting", "columns_bytes"} & report.keys()
-    assert gauges(job) == {}
     assert job.arrived() == ["0/train/0"]
 
 

@@ -16,10 +16,10 @@ from contracts.encoding.arrays import pack_int32
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode
 from contracts.jobs import JobState
-from contracts.recorded.batches import RecordedBatch
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
+from onbeat_extras.replay.records import RecordedBatch
 from tests.extra_routes import needs_extra_routes
 from tests.integration.dead_batches import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ROOT / "onbeat_extras"
 WITH_EXTRAS = {
     "configs/models/make_secret_table.py": "the demo whose dialogues it trains on",
+    "docs/make_site.py": "the metrics of the stack",
+    "examples/rejection_sampling.py": "records of rollouts",
     "onbeat/__init__.py": "the names that programs import, for type checkers",
     "onbeat/client/__init__.py": "the same",
     "onbeat/process/own_packages.py": "the list of packages that are ours",
@@ -31,6 +33,12 @@ WITH_EXTRAS = {
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
     "tests/integration/test_recording.py": "how a record comes about",
     "tests/integration/test_hosts.py": "the launcher, which says that clocks are apart",
+    "tests/e2e/test_examples.py": "the same",
+    "tests/fakes.py": "the canary of an engine",
+    "tests/integration/test_client.py": "records of rollouts",
+    "tests/integration/test_http_page.py": "the same",
+    "tests/page/test_inside.py": "the same",
+    "tests/recorded.py": "the same",
     "tests/mutants/kept.py": "guards that are left out, of extras too",
     "tests/mutants/sources.py": "the same",
     "tests/unit/onbeat/weights/test_registered_store.py": "a model that is exported out of such a store",

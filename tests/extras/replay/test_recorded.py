@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.engines import TransformersOptions, VllmOptions
 from contracts.errors import Conflict, ContractViolation, NotFound
-from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import INDEX
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat_extras.replay.__main__ import answer
+from onbeat_extras.replay.files import INDEX
 from onbeat_extras.replay.recorded import Replay, read_from
+from onbeat_extras.replay.records import RecordedBatch
 from producer import wiring
 from tests.builders import job_spec
 from tests.recorded import record_of, recorded

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
-from contracts.recorded.batches import RecordedBatch
-from contracts.recorded.files import INDEX, RecordedFiles, write_record
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from onbeat.cli import run
+from onbeat_extras.replay.files import INDEX, RecordedFiles, write_record
+from onbeat_extras.replay.records import RecordedBatch
 from tests.chaos.short_job import DEADLINE_S, LAG, long_variant, running, short_job
 from tests.e2e.test_turns import ENVIRONMENT
 from tests.pipeline import REPOSITORY, Pipeline

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from contracts.recorded.files import INDEX, RecordedFiles
 from contracts.run_folder import RunFolder
 from gateway.services import Services
 from onbeat_extras.replay import routes
 from onbeat_extras.replay.batch_view import place_of
+from onbeat_extras.replay.files import INDEX, RecordedFiles
 from tests.builders import job_spec
 from tests.integration.test_gateway import ask, services, submit  # noqa: F401
 from tests.recorded import HOSTILE, record_of, recorded

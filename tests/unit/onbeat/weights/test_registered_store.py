@@ -16,7 +16,6 @@ import producer.engine.transformers.engine as transformers_engine
 from contracts.encoding.digests import content_digest
 from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput, WeightsRejected
-from contracts.recorded.files import folders_of, why_not_again
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -33,6 +32,7 @@ from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import PublishedVersions, WeightReceiver
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFile, VersionFiles
 from onbeat.weights.transports import STORES, ChunksOf, Store, StoreNeeds, make_publisher, make_stores
+from onbeat_extras.replay.files import folders_of, why_not_again
 from producer.engine.base import EngineSetup
 from producer.engine.factory import make_engine
 from tests.builders import job_spec

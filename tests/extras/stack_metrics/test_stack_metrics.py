@@ -17,6 +17,7 @@ from broker.connection.client import connect
 from broker.connection.roles import GENERATOR
 from broker.presence import Presence
 from contracts.encoding.json_lines import append_json_lines
+from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore, HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -182,3 +183,27 @@ def test_what_one_generator_or_one_job_writes_blinds_no_one(
     for path in ("/v1/jobs", f"/v1/jobs/{jobs[1]}", f"/v1/jobs/{jobs[1]}/streams", "/v1/generators"):
         assert ask(services, path, key="another-key").status_code == 200, path
     assert {one.generator_id for one in Presence(services.broker).live()} >= {"g-own"}
+
+
+def test_prometheus_reads_each_active_jobs_last_iteration(services: Services) -> None:
+    job_id, idle_id, ended_id, lagging_id = (services.jobs.create(job_spec())[0] for _ in range(4))
+    services.jobs.request_cancel(ended_id)
+    lagging = msgspec.structs.replace(iteration_metrics(), lag_counts=(0, 3), lag_mean=1.0)
+    RunFolder(services.settings.run_root_path, lagging_id).path.mkdir()
+    RunFolder(services.settings.run_root_path, lagging_id).metrics.write_bytes(encode_json(lagging) + b"\n")
+    for written_id in (job_id, ended_id):
+        folder = RunFolder(services.settings.run_root_path, written_id)
+        folder.path.mkdir()
+        last = msgspec.structs.replace(iteration_metrics(), iteration=4, reward_mean=0.75, mfu=0.25)
+        lines = [encode_json(iteration_metrics()), encode_json(last), encode_json(last)[:40]]
+        folder.metrics.write_bytes(b"\n".join(lines))
+    text = ask(services, "/metrics").text
+    assert f'onbeat_job_reward_mean{{job="{job_id}"}} 0.75' in text
+    assert f'onbeat_job_iteration{{job="{job_id}"}} 4.0' in text
+    assert f'onbeat_job_mfu{{job="{job_id}"}} 0.25' in text
+    assert f'onbeat_job_reward_component{{component="exact",job="{job_id}"}} 0.5' in text
+    assert f'onbeat_job_lag_batches{{job="{lagging_id}",lag="1"}} 3.0' in text
+    assert f'onbeat_job_lag_mean{{job="{lagging_id}"}} 1.0' in text
+    assert f'lag_mean{{job="{job_id}"}}' not in text
+    assert f'onbeat_job_iteration{{job="{idle_id}"}}' not in text
+    assert ended_id not in text

@@ -38,6 +38,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES
 from gateway.run_files import newest_metrics
+from gateway.services import Services
 from onbeat.telemetry.logs import shown
 
 GAUGE, COUNTER = "gauge", "counter"
@@ -190,6 +191,12 @@ class _Samples(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return [metric for name, metric in self._found.items() if name in self._used]
+
+
+def stack_metrics(services: Services) -> bytes:
+    """The stack as the gateway's broker has it, each active job's last iteration, and its stages."""
+    run_root, disk = services.settings.run_root_path, services.disk.bytes
+    return stack_state(services.broker, services.jobs, run_root, folder_of=services.metrics_folder, disk=disk)
 
 
 def stack_state(

@@ -20,11 +20,11 @@ from typing import TypeVar
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound
-from contracts.recorded.batches import RecordedBatch, RecordedIteration
 from contracts.run_folder import CHECKPOINT as ITERATION
 from contracts.run_folder import RunFolder, numbered
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, WeightStep
+from onbeat_extras.replay.records import RecordedBatch, RecordedIteration
 
 INDEX = "iteration.msgpack"
 MAX_RECORD_BYTES = 1024**3

@@ -15,7 +15,7 @@ from contracts.events import IterationMetrics
 from docs.make_site import metrics, metrics_page
 from tests.contract.golden_files import iteration_metrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 UNBOUNDED = {"prompt", "completion", "text", "batch_id", "batch", "client", "path", "url", "name"}
 """What no label may be: each of them has as many values as a client or a model likes."""
 OF_EACH_PROCESS = re.compile(r"\bprocess_\w+|\bup{")
