@@ -78,8 +78,8 @@ def done_job(services: Services) -> str:
     trainer.acquire()
     services.jobs.move(job_id, JobState.RUNNING)
     batches = tuple(rig.training_batch(job_id, index) for index in range(2))
-    for version in (0, 1):
-        trainer.publish_weights(rig.manifest(version), oldest_kept=0)
+    for version, digest in enumerate((rig.DIGEST, rig.NEXT_DIGEST)):
+        trainer.publish_weights(rig.manifest(version, digest), oldest_kept=0)
     trainer.open_iteration(
         IterationOpening(iteration=0, oldest_version=0, newest_version=0, batches=batches), {0: rig.DIGEST}
     )
