@@ -34,7 +34,6 @@ WITH_EXTRAS = {
     "tests/integration/test_recording.py": "how a record comes about",
     "tests/integration/test_hosts.py": "the launcher, which says that clocks are apart",
     "tests/e2e/test_examples.py": "the same",
-    "tests/fakes.py": "the canary of an engine",
     "tests/integration/test_client.py": "records of rollouts",
     "tests/integration/test_http_page.py": "the same",
     "tests/page/test_inside.py": "the same",
