@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -16,7 +15,7 @@ from broker.fence import FenceState, read_fence
 from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
-from broker.ledger import BatchRecord, Expected, Published, ids_among, read_of, readable
+from broker.ledger import BatchRecord, Expected, Published, read_of, readable
 from broker.presence import GeneratorInfo, Presence, StagePresence, awaited_generator, missed_by_all
 from broker.stage_monitor import last_claims, stage_view
 from contracts.answers import StackState
@@ -316,24 +315,6 @@ def _leases(broker: Broker, slot: SlotKeys, leases: Sequence[tuple[bytes, float]
         for batch_id, claim, (_, end_ms) in zip(ids, claims, leases, strict=True)
         if claim is not None
     ]
-
-
-def count_states(broker: Broker) -> dict[JobState, int]:
-    """How many jobs are kept in each state."""
-    with broker.call():
-        job_ids: Any = broker.redis.zrange(JOBS, 0, -1)
-        pipe: Any = broker.redis.pipeline(transaction=False)
-        for job_id in ids_among(job_ids):
-            pipe.hget(OpenKeys(job_id).job, "state")
-        found = Counter(state for state in pipe.execute(raise_on_error=False) if isinstance(state, bytes))
-    return {state: found[state.value.encode()] for state in JobState if found[state.value.encode()]}
-
-
-def server_memory(broker: Broker) -> tuple[int, int]:
-    """(bytes that count for the server's limit, the limit; 0 without one)."""
-    with broker.call():
-        memory: Any = broker.redis.info("memory")
-    return _counted_bytes(memory), memory["maxmemory"]
 
 
 def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[GeneratorSeen, ...]:

@@ -16,19 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from broker import monitor
 from broker.connection.client import Broker
 from broker.generator_side import WAITS, PublishOutcome
 from broker.job_search import find_jobs
 from broker.job_store import JobStore
-from broker.monitor import count_states, job_status, server_memory, stream_report
-from broker.presence import GeneratorInfo, Presence, StagePresence
+from broker.keys import JOBS, OpenKeys
+from broker.ledger import ids_among
+from broker.monitor import job_status, stream_report
+from broker.presence import GeneratorInfo, Presence
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
@@ -236,15 +239,27 @@ def stack_state(
 
 
 def _add_stack(samples: _Samples, broker: Broker, num_generators: int) -> None:
-    used, limit = server_memory(broker)
-    samples.add("onbeat_redis_memory_used_bytes", used)
-    samples.add("onbeat_redis_memory_max_bytes", limit)
+    shared = monitor.stack_state(broker, max_jobs=0)
+    samples.add("onbeat_redis_memory_used_bytes", shared.redis_used_bytes)
+    samples.add("onbeat_redis_memory_max_bytes", shared.redis_max_bytes)
     states = count_states(broker)
     for state in JobState:
-        samples.add("onbeat_jobs", states.get(state, 0), state.value)
+        samples.add("onbeat_jobs", states[state], state.value)
     samples.add("onbeat_active_jobs", sum(number for state, number in states.items() if not state.is_final))
     samples.add("onbeat_live_generators", num_generators)
-    samples.add("onbeat_live_stage_workers", len(StagePresence(broker).live()))
+    samples.add("onbeat_live_stage_workers", shared.live_stage_workers)
+
+
+def count_states(broker: Broker) -> Counter[JobState]:
+    """How many jobs are kept in each state."""
+    with broker.call():
+        job_ids: Any = broker.redis.zrange(JOBS, 0, -1)
+        pipe: Any = broker.redis.pipeline(transaction=False)
+        for job_id in ids_among(job_ids):
+            pipe.hget(OpenKeys(job_id).job, "state")
+        found = pipe.execute(raise_on_error=False)
+    known = {state.value.encode(): state for state in JobState}
+    return Counter(known[one] for one in found if isinstance(one, bytes) and one in known)
 
 
 def _add_failed(samples: _Samples, broker: Broker) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, PublishOutcome
-from broker.monitor import server_memory
+from broker.monitor import stack_state
 from contracts.errors import BrokerFull
 from contracts.rollouts import encoded_batch
 from contracts.settings import StackSettings
@@ -81,7 +81,7 @@ def payload_bytes(job: FullJob, claim: Claim) -> int:
 
 def limit(users: Users, num_bytes: int) -> None:
     """Limits the server to so many bytes more than it holds; negative: to less."""
-    users.operator.redis.config_set("maxmemory", server_memory(users.operator)[0] + num_bytes)
+    users.operator.redis.config_set("maxmemory", stack_state(users.operator, max_jobs=0).redis_used_bytes + num_bytes)
 
 
 @pytest.mark.parametrize("in_chunks", [False, True], ids=["file", "redis"])
@@ -99,8 +99,8 @@ def test_a_window_whose_younger_batches_come_first_moves_on_in_memory_for_little
         outcomes = [(claim, job.publish(claim)) for claim in held]
         assert {outcome for _, outcome in outcomes} <= {ACCEPTED, NO_ROOM}
         assert all(outcome is ACCEPTED for claim, outcome in outcomes if claim.prompt_batch.iteration == iteration)
-        used, most = server_memory(users.operator)
-        assert used <= most, "what was estimated is what came"
+        server = stack_state(users.operator, max_jobs=0)
+        assert server.redis_used_bytes <= server.redis_max_bytes, "what was estimated is what came"
         job.commit(iteration)
         held = [claim for claim, outcome in outcomes if outcome is NO_ROOM] + job.claim_all()
         refused += sum(outcome is NO_ROOM for _, outcome in outcomes)
