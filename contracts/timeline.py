@@ -1,10 +1,9 @@
-"""What `GET /v1/jobs/{id}/timeline` answers: who did what in the last iterations, and what they waited for."""
+"""The words of timeline spans: who does what, and what a wait is."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from contracts.encoding.wire import Record
 from contracts.events import TimelineSpan
 
 TRAINER = "trainer"
@@ -24,42 +23,6 @@ STAGE_WORKER = "stage"
 """First word of `who` of a stage worker's spans; its id is the second."""
 
 LaneKind = Literal["generator", "rank", "stage"]
-KINDS: tuple[LaneKind, ...] = ("rank", "stage", "generator")
-"""In the order in which their lanes are shown."""
-
-
-class Lane(Record, frozen=True, kw_only=True):
-    """One process over the iterations of a report."""
-
-    who: str
-    kind: LaneKind
-    busy_s: float
-    """Seconds in which it did anything but wait; what it did at the same time counts once."""
-    idle_share: float
-    """Share of the time from the first iteration's start to the last one's end in which it did nothing."""
-
-
-class IterationTimes(Record, frozen=True, kw_only=True):
-    """When an iteration was the trainer's: from the commit of the one before to its own. Unix times."""
-
-    iteration: int
-    started_s: float
-    ended_s: float
-
-
-class TimelineReport(Record, frozen=True, kw_only=True):
-    """The last iterations of a job as swim lanes."""
-
-    job_id: str
-    spans: tuple[TimelineSpan, ...] = ()
-    """By start."""
-    lanes: tuple[Lane, ...] = ()
-    """In the order of KINDS."""
-    critical: tuple[int, ...] = ()
-    """Indices into spans of those that what came after them waited for, in the order of time."""
-    iterations: tuple[IterationTimes, ...] = ()
-    """Oldest first."""
-    words: str
 
 
 def is_of_the_pipeline(span: TimelineSpan) -> bool:

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import astuple, replace
 
 from contracts.answers import LogPart
-from contracts.encoding.json_lines import last_json_line, last_json_lines, open_plain, read_json_lines
+from contracts.encoding.json_lines import last_json_lines, open_plain, read_json_lines
 from contracts.errors import Unavailable
 from contracts.events import NOT_DRAWN, IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore, JobStatus
@@ -28,12 +28,6 @@ ENDED_AGAIN_S = 3600.0
 """An ended job's folder is smaller one day: retention takes files away."""
 LONGEST_TAIL_BYTES = 32 * 1024 * 1024
 """What is read of a timeline at most, however many iterations are asked for."""
-
-
-def newest_metrics(folder: RunFolder) -> IterationMetrics | None:
-    """None before the first iteration."""
-    with readable():
-        return last_json_line(folder.metrics, IterationMetrics)
 
 
 def iteration_metrics(folder: RunFolder, *, first: int = 0) -> list[IterationMetrics]:

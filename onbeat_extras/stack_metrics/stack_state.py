@@ -32,6 +32,7 @@ from broker.keys import JOBS, OpenKeys
 from broker.ledger import ids_among
 from broker.monitor import job_status, stream_report
 from broker.presence import GeneratorInfo, Presence
+from contracts.encoding.json_lines import last_json_line
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
@@ -40,7 +41,7 @@ from contracts.monitor import StreamReport
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES
-from gateway.run_files import newest_metrics
+from gateway.run_files import readable
 from gateway.services import Services
 from onbeat.telemetry.logs import shown
 
@@ -281,8 +282,8 @@ def _add_job(
     generators: Sequence[GeneratorInfo],
 ) -> None:
     metrics = None
-    with contextlib.suppress(Unavailable):  # a folder that can't be read is no reason to say nothing of Redis
-        metrics = newest_metrics(folder_of(job_id))
+    with contextlib.suppress(Unavailable), readable():  # a folder that can't be read: Redis is spoken of all the same
+        metrics = last_json_line(folder_of(job_id).metrics, IterationMetrics)
     if metrics is not None:
         _add_iteration(samples, metrics, job_id)
     try:

@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from contracts.timeline import LaneKind, TimelineReport, kind_of
-from onbeat_extras.timeline.report import name_of
+from contracts.timeline import LaneKind, kind_of
+from onbeat_extras.timeline.report import TimelineReport, name_of
 
 ITERATIONS = 1
 PROCESSES: dict[LaneKind, int] = {"rank": 2, "generator": 3, "stage": 4}

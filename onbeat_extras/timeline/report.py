@@ -13,13 +13,50 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from contracts.encoding.wire import Record
 from contracts.events import TimelineSpan
-from contracts.timeline import KINDS, WAIT, IterationTimes, Lane, TimelineReport, kind_of
+from contracts.timeline import WAIT, LaneKind, kind_of
 from onbeat.telemetry.spans import covered_s, latest_spans
 from onbeat_extras.timeline.critical_path import PathStep, critical_path
 
+KINDS: tuple[LaneKind, ...] = ("rank", "stage", "generator")
+"""In the order in which their lanes are shown."""
 BETWEEN_SHARE = 0.1
 """Share of the path that lies between spans from which on the words say so."""
+
+
+class Lane(Record, frozen=True, kw_only=True):
+    """One process over the iterations of a report."""
+
+    who: str
+    kind: LaneKind
+    busy_s: float
+    """Seconds in which it did anything but wait; what it did at the same time counts once."""
+    idle_share: float
+    """Share of the time from the first iteration's start to the last one's end in which it did nothing."""
+
+
+class IterationTimes(Record, frozen=True, kw_only=True):
+    """When an iteration was the trainer's: from the commit of the one before to its own. Unix times."""
+
+    iteration: int
+    started_s: float
+    ended_s: float
+
+
+class TimelineReport(Record, frozen=True, kw_only=True):
+    """The last iterations of a job as swim lanes."""
+
+    job_id: str
+    spans: tuple[TimelineSpan, ...] = ()
+    """By start."""
+    lanes: tuple[Lane, ...] = ()
+    """In the order of KINDS."""
+    critical: tuple[int, ...] = ()
+    """Indices into spans of those that what came after them waited for, in the order of time."""
+    iterations: tuple[IterationTimes, ...] = ()
+    """Oldest first."""
+    words: str
 
 
 def timeline_report(job_id: str, lines: Sequence[TimelineSpan], *, last: int, left_out: int = 0) -> TimelineReport:

@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from contracts.timeline import TimelineReport
 from gateway import openapi
 from gateway.run_files import timeline_end
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer
 from onbeat_extras.timeline.perfetto import perfetto_trace
-from onbeat_extras.timeline.report import timeline_report
+from onbeat_extras.timeline.report import TimelineReport, timeline_report
 
 MAX_SHOWN = 100
 """Iterations of one answer."""

@@ -22,17 +22,23 @@ FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))
 
 
+OF_EXTRAS = ("onbeat_extras.replay.records", "onbeat_extras.timeline.report")
+"""Modules of extras whose records are kept in files, or answered."""
+
+
 def record_types() -> set[type[Record]]:
-    """Every record that a module of contracts/ defines."""
+    """Every record that a module of contracts/ defines, or one of OF_EXTRAS."""
     for module in pkgutil.walk_packages(contracts.__path__, "contracts."):
         importlib.import_module(module.name)
+    for name in OF_EXTRAS:
+        importlib.import_module(name)
     found: set[type[Record]] = set()
     waiting: list[type[Record]] = [Record]
     while waiting:
         kinds = waiting.pop().__subclasses__()
         found.update(kinds)
         waiting += kinds
-    return {kind for kind in found if kind.__module__.startswith("contracts.")}
+    return {kind for kind in found if kind.__module__.startswith("contracts.") or kind.__module__ in OF_EXTRAS}
 
 
 @functools.cache

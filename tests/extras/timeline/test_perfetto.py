@@ -9,9 +9,8 @@ from typing import Any
 
 from contracts.encoding.wire import encode_json
 from contracts.events import TimelineSpan
-from contracts.timeline import Lane, TimelineReport
 from onbeat_extras.timeline.perfetto import perfetto_trace
-from onbeat_extras.timeline.report import timeline_report
+from onbeat_extras.timeline.report import Lane, TimelineReport, timeline_report
 from tests.spans import one_iteration
 
 

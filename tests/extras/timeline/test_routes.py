@@ -17,10 +17,10 @@ from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from contracts.timeline import TimelineReport
 from gateway import run_files
 from gateway.app import create_app
 from gateway.services import Services
+from onbeat_extras.timeline.report import TimelineReport
 from tests.builders import job_spec
 from tests.spans import one_iteration
 
