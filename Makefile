@@ -157,7 +157,7 @@ test-gpu: $(STAMP)
 	OMP_NUM_THREADS=1 TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist loadfile tests/contract/test_on_cuda.py \
 		tests/contract/test_engines.py tests/e2e/test_same_weights.py tests/e2e/test_colocated.py -k "not vllm and not openai"
 
-lint: $(STAMP) site
+lint: $(STAMP) audit sbom site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
