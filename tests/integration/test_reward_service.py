@@ -224,7 +224,7 @@ def test_a_function_of_a_file_is_called_with_what_it_names_and_two_files_of_one_
             pool.submit(rubric, (item,), item_timeout_s=10.0, job_id="job-1").result()[0]
             for rubric in ((counts, names), (raises,))
         )
-    assert both == Scored(reward=6.0, breakdown={"plugin": 2.0, "plugin_2": 4.0})
+    assert both == Scored(reward=7.0, breakdown={"plugin": 2.0, "plugin_2": 5.0})
     assert "no attribute 'no_such_thing'" in str(raised)
 
 

@@ -118,9 +118,6 @@ class NotShared(Exception):
 class NotFinite(NotShared, BatchFailed):
     """Numbers that can't be compared: the weights have diverged. A batch for which that is asked fails of it."""
 
-    def __init__(self) -> None:
-        super().__init__("its logits are not finite")
-
 
 def _difference(model: PreTrainedModel, step: RowStep, shape: CacheShape, most_rows: int) -> str:
     """Says where a row differs from itself among up to so many; "" for nowhere. Raises NotFinite."""
@@ -162,7 +159,7 @@ def _shape_where_they_agree(model: PreTrainedModel, step: RowStep) -> CacheShape
     cache.begin_step(positions, COLUMNS)
     found = step(tokens[0, -1].expand(FEWEST_ROWS), positions, cache)[:1]
     if not bool(found.isfinite().all()):
-        raise NotFinite()
+        raise NotFinite("its logits are not finite")
     most = TOLERANCE.get(shape.dtype, 0.0) * float(expected.abs().max())
     if not float((found - expected).abs().max()) <= most:
         raise NotShared("a step of rows is not what its own forward computes")
@@ -189,7 +186,7 @@ class _Probe:
         positions = positions.to(device)
         reference = self._logits(cache, tokens, positions, num_columns)
         if not bool(reference.isfinite().all()):
-            raise NotFinite()
+            raise NotFinite("its logits are not finite")
         for fewer, columns in zip(range(FEWEST_ROWS, num_rows + 1, ROWS), _lengths(num_columns, longest), strict=False):
             chosen = torch.randperm(num_rows, generator=self._random)[:fewer].to(device)
             found = self._logits(

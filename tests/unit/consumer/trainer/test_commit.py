@@ -134,6 +134,9 @@ class Played(TrainedJob):
     def trace(self, spans: object) -> None:
         """No collector is told here."""
 
+    def forks_of(self, job_id: str) -> dict[str, int]:
+        return {}
+
     def measure(self, spans: object, numbers: object) -> None:
         """No process serves metrics here."""
 
