@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-account bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -94,6 +94,11 @@ bench-trl: setup-trl
 	$(BIN)/onbeat bench trl
 
 # Rows through a stage beside TransferQueue, which has an environment of its own.
+# Where each core-second of an iteration goes; py-spy looks at other processes, so as root.
+bench-account: $(STAMP)
+	test -x .venv-account/bin/py-spy || ($(PYTHON) -m venv .venv-account && .venv-account/bin/python -m pip install -q py-spy==0.4.3)
+	$(BIN)/onbeat bench account --py-spy .venv-account/bin/py-spy
+
 bench-experience: $(STAMP)
 	test -x .venv-tq/bin/python || $(PYTHON) -m venv .venv-tq
 	.venv-tq/bin/python -m pip install -q 'TransferQueue==0.1.11'
