@@ -38,7 +38,7 @@ from tests.builders import job_spec
 from tests.hosts.machines import Machines
 
 EXPECTED = (
-    "Before the first run: 2 and 4 hosts within 1.1 times as many ranks of one host: a sum of 3.25 MB over veth costs "
+    "Before the first run: 2 and 4 hosts within 1.1 times as many ranks of one host: a sum of 0.5 MB over veth costs "
     "what it costs over loopback. A lost host: up to 2 s of lease, 0.7 s until the other asks again, 6 s of a rank's "
     "start and 1 s of its first iteration: 8 to 10 s."
 )

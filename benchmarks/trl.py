@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._demo_runs import output_of, run_demo
 from benchmarks._lookup_environment import ROWS, Lookup, rows
+from benchmarks._random_models import make_8m, make_135m
 from benchmarks._results import REPOSITORY, write_result
 from benchmarks._side_by_side import Run, Step, Watch, compared, draw_rewards, rounded
-from benchmarks.trainer import SHAPES
 from contracts.encoding.wire import encode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.run_folder import RunFolder
@@ -61,7 +61,6 @@ EXPECTED = (
 )
 AIMS = {"demo": 3.0, "135m": 3.0, "8m-8": 1.1, "8m-16": 1.25, "tools": 2.0}
 """Case → our completions a second over TRL's."""
-TOKENIZER = REPOSITORY / "configs/models/two-digit-addition"
 TRL_THREADS = 2
 NAMES = {"ours": "Onbeat", "trl": "TRL"}
 
@@ -108,39 +107,6 @@ CASES = {
 
 
 ON_CPU = [name for name in CASES if name != "135m"]
-
-
-def make_8m(folder: Path) -> None:
-    """Writes 8.3 M random weights; tokens above the tokenizer's 99 decode to nothing."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=320,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=80,
-        intermediate_size=1088,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder)
-
-
-def make_135m(folder: Path) -> None:
-    """Writes 106 M random weights, most of whose tokens can't be read, as in the smaller model."""
-    torch.manual_seed(0)
-    config: Any = SHAPES["smollm2-135m"]()
-    config.vocab_size, config.eos_token_id, config.bos_token_id, config.pad_token_id = 512, 1, None, 0
-    model: Any = LlamaForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder)
 
 
 def make_tools(folder: Path, python: str) -> None:
