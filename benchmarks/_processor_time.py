@@ -151,6 +151,8 @@ class Looked:
         for one in self._spies:
             one.wait(seconds + ENDS_S)
         self.to_s = time.time()
+        if not any(folder.glob("*.raw")):
+            raise SystemExit("--py-spy: it saw none of the processes; it may look at others as root alone")
 
     def samples(self) -> tuple[dict[int, Counter[str]], Counter[str]]:
         """Process → place → samples; and the stacks that no rule knows."""
