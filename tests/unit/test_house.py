@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import io
+import functools
 import json
 import re
 import subprocess
-import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -74,31 +74,70 @@ def package_files() -> list[Path]:
     return tracked(*(f"{package}/*.py" for package in PACKAGES))
 
 
-def nodes(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
-    """(`file:line`, node) of every node that has a line."""
-    for path in paths:
-        name = path.relative_to(ROOT)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.expr | ast.stmt | ast.ExceptHandler):
-                yield f"{name}:{node.lineno}", node
+class Fact(NamedTuple):
+    """What a rule asks of a module: one import, call, handler or function of it, or a text that a person reads."""
+
+    place: str
+    """`file:line`."""
+    kind: str
+    """import, from, call, template, bare, function or text."""
+    text: str
+    num_lines: int = 1
 
 
-def sentences(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of what a reader of this file reads as English: docstrings, comments and messages of a module."""
-    text = path.read_text()
-    if path.suffix != ".py":
-        yield from enumerate(text.splitlines(), start=1)
-        return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, node.value.value
-        elif isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log.")):
+def dotted(node: ast.expr) -> str:
+    """`a.b` of a name with its attributes, "" of anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@functools.cache
+def facts_of(path: Path) -> list[Fact]:
+    """Each module is parsed once, for all rules."""
+    return [Fact(f"{path.relative_to(ROOT)}:{line}", *rest) for line, *rest in _facts_of(ast.parse(path.read_text()))]
+
+
+def _facts_of(tree: ast.Module) -> Iterator[tuple[Any, ...]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (
+                (node.lineno, "import", f"{name.name} as {name.asname}" if name.asname else name.name)
+                for name in node.names
+            )
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from ((node.lineno, "from", f"{node.module}.{name.name}") for name in node.names)
+        elif isinstance(node, ast.Attribute) and node.attr == "apply_chat_template":
+            yield node.lineno, "template", ""
+        elif isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "bare", ""
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, "function", node.name, (node.end_lineno or node.lineno) - node.lineno
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, "text", node.value.value
+        called = dotted(node.func) if isinstance(node, ast.Call) else ""
+        if called:
+            yield node.lineno, "call", called
+        if isinstance(node, ast.Raise) or called.startswith("log."):
             for part in ast.walk(node):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield part.lineno, part.value
+                    yield part.lineno, "text", part.value
+
+
+def facts(*kinds: str, paths: list[Path] | None = None) -> Iterator[Fact]:
+    """The facts of these kinds of all packages, or of other files."""
+    return (fact for path in paths or package_files() for fact in facts_of(path) if fact.kind in kinds)
+
+
+def sentences(path: Path) -> Iterator[tuple[str, str]]:
+    """(place, text) of what a reader of this file reads as English: docstrings, comments and messages of a module."""
+    is_module = path.suffix == ".py"
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        text = line[line.find("#") :] if is_module and "#" in line else "" if is_module else line
+        if text:
+            yield f"{path.relative_to(ROOT)}:{number}", text
+    if is_module:
+        yield from ((fact.place, fact.text) for fact in facts_of(path) if fact.kind == "text")
 
 
 def english_files() -> list[Path]:
@@ -144,71 +183,59 @@ def test_each_top_level_package_says_what_it_consumes_awaits_and_produces(packag
 
 def test_nothing_is_pickled() -> None:
     banned = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
-    for place, node in nodes(package_files()):
-        if isinstance(node, ast.Import):
-            assert not banned & {name.name.partition(".")[0] for name in node.names}, place
-        if isinstance(node, ast.ImportFrom):
-            assert (node.module or "").partition(".")[0] not in banned, place
-        if isinstance(node, ast.Call):
-            assert ast.unparse(node.func) not in ("torch.load", "torch.save"), place
+    for fact in facts("import", "from", "call"):
+        is_call = fact.kind == "call"
+        assert fact.text not in ("torch.load", "torch.save") if is_call else parents(fact.text).isdisjoint(banned), fact
+
+
+def parents(name: str) -> set[str]:
+    """`a.b.c` → a, a.b, a.b.c: the module that is imported, and those that it lies in."""
+    parts = name.partition(" ")[0].split(".")
+    return {".".join(parts[:number]) for number in range(1, len(parts) + 1)}
 
 
 def test_every_http_client_is_made_in_one_place() -> None:
     """Elsewhere httpx is for its types and errors; tracing/otlp.py hands a library a client that it brings."""
     makes = {"Client", "AsyncClient", "HTTPTransport", "AsyncHTTPTransport", "Proxy"}
     makes |= {"get", "post", "put", "patch", "delete", "head", "options", "request", "stream"}
+    makes = {f"httpx.{name}" for name in makes}
     others = {"requests", "urllib3", "aiohttp", "httpcore", "httpx2", "httplib2", "pycurl", "websockets"}
     others |= {"urllib.request", "http.client", "xmlrpc.client"}
     allowed = {"onbeat/http_service/outgoing.py": makes | others, "onbeat_extras/tracing/otlp.py": {"requests"}}
-    for place, node in nodes([*package_files(), *tracked("benchmarks/*.py", "examples/*.py", "docs/*.py")]):
-        found: set[str] = set()
-        if isinstance(node, ast.Import):
-            names = {name.name for name in node.names}
-            found = (names | {name.partition(".")[0] for name in names}) & others
-            assert all(name.asname is None for name in node.names if name.name == "httpx"), place
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            module = node.module or ""
-            whole = {module, module.partition(".")[0], *(f"{module}.{name.name}" for name in node.names)}
-            found = whole & others | ({name.name for name in node.names} & makes if module == "httpx" else set())
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("httpx."):
-            found = {ast.unparse(node.func).removeprefix("httpx.")} & makes
-        assert found <= allowed.get(place.partition(":")[0], set()), (
-            f"{place}: make it by onbeat/http_service/outgoing.py"
+    paths = [*package_files(), *tracked("benchmarks/*.py", "examples/*.py", "docs/*.py")]
+    for fact in facts("import", "from", "call", paths=paths):
+        assert not fact.text.startswith("httpx as "), fact
+        found = {fact.text} & makes if fact.kind == "call" else parents(fact.text) & (others | makes)
+        assert found <= allowed.get(fact.place.partition(":")[0], set()), (
+            f"{fact.place}: make it by onbeat/http_service/outgoing.py"
         )
 
 
 def test_a_chat_template_is_run_where_it_ends() -> None:
-    for place, node in nodes(package_files()):
-        if isinstance(node, ast.Attribute) and node.attr == "apply_chat_template":
-            assert place.startswith("onbeat/rendering/chat_template.py"), place
+    places = {fact.place.partition(":")[0] for fact in facts("template")}
+    assert places == {"onbeat/rendering/chat_template.py"}
 
 
 def test_packages_write_through_loggers_and_not_by_print() -> None:
-    for place, node in nodes(package_files()):
-        assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "print"), place
+    assert [fact.place for fact in facts("call") if fact.text == "print"] == []
 
 
 def test_no_bare_except() -> None:
-    for place, node in nodes(package_files()):
-        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), place
+    assert [fact.place for fact in facts("bare")] == []
 
 
 def test_files_and_functions_stay_small() -> None:
     for path in package_files():
         assert path.read_text().count("\n") <= MAX_FILE_LINES, path
-    for place, node in nodes(package_files()):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or node.lineno) - node.lineno < MAX_FUNCTION_LINES, f"{place}: {node.name}"
+    assert [fact for fact in facts("function") if fact.num_lines >= MAX_FUNCTION_LINES] == []
 
 
 def test_the_core_keeps_to_its_budget() -> None:
     """What is added pays by what goes: a number of the budget is lowered with the house, and never raised."""
     core = [path for path in tracked(*(f"{package}/*" for package in CORE)) if path.suffix in (".py", ".lua")]
     arrows = {
-        (place.partition("/")[0], name.partition(".")[0])
-        for place, node in nodes([path for path in core if path.suffix == ".py"])
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        (fact.place.partition("/")[0], fact.text.partition(".")[0])
+        for fact in facts("import", "from", paths=[path for path in core if path.suffix == ".py"])
     }
     pages = [ROOT / "README.md", *(path for path in tracked("docs/*.md") if path.parent.name == "docs")]
     measured = {
@@ -247,8 +274,7 @@ def test_the_unit_tests_mirror_the_rooms_of_the_packages() -> None:
 
 def test_a_sentence_has_a_subject_and_it_is_named() -> None:
     for path in english_files():
-        for line, text in sentences(path):
-            place = f"{path.relative_to(ROOT)}:{line}"
+        for place, text in sentences(path):
             assert not VAGUE_SUBJECT.search(text), f"{place}: name the process, the client or the person: {text}"
             is_prose = path.suffix == ".py" and not text.startswith("#")
             assert not (is_prose and re.match(r"\s*Of\b", text)), f"{place}: begin with the subject: {text}"
@@ -292,12 +318,11 @@ def test_every_file_that_the_documents_name_exists() -> None:
 
 def test_every_file_that_a_package_names_in_a_sentence_exists() -> None:
     """By its path, or from some folder on."""
-    everything = [f"/{path.relative_to(ROOT)}" for path in tracked()]
+    parts = [path.relative_to(ROOT).parts for path in tracked()]
+    everything = {"/".join(names[start:]) for names in parts for start in range(len(names))}
     for path in package_files():
-        for line, sentence in sentences(path):
-            for name in NAMED_FILE.findall(sentence):
-                is_there = any(other.endswith(f"/{name}") for other in everything)
-                assert is_there, f"{path.relative_to(ROOT)}:{line} names {name}"
+        for place, sentence in sentences(path):
+            assert set(NAMED_FILE.findall(sentence)) <= everything, place
 
 
 def test_the_index_of_decisions_has_each_of_them_in_order_by_its_title() -> None:
