@@ -19,6 +19,7 @@ from onbeat.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
 
 if TYPE_CHECKING:
+    from gateway.services import Services
     from tests.e2e.stand_in_gateway import FakeGateway
     from tests.pipeline import Pipeline
 
@@ -112,3 +113,12 @@ def job_id() -> str:
 def settings(redis_url: str, tmp_path: Path) -> StackSettings:
     """Settings of a process over the shared server, with a run root of its own."""
     return StackSettings(redis_url=redis_url, run_root=str(tmp_path), api_key="test-key", reward_key="reward-key")
+
+
+@pytest.fixture
+def services(settings: StackSettings) -> Iterator[Services]:
+    """What a gateway over these settings has."""
+    from tests.served import services_over
+
+    with services_over(settings) as made:
+        yield made

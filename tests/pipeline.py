@@ -30,6 +30,7 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE
 from tests.forked import ForkedChild, is_forked
 from tests.redundant_redis import RedundantRedis
+from tests.until import until
 
 REPOSITORY = Path(__file__).parents[1]
 DEADLINE_S = 300.0
@@ -203,14 +204,8 @@ def wait_for_exit(child: ChildProcess, deadline_s: float = DEADLINE_S) -> int:
 
 
 def until_ready(url: str, child: ChildProcess) -> None:
-    waiting = Waiting(f"{child.name} to be ready", deadline_s=DEADLINE_S)
-    while True:
-        if child.exit_code is not None:
-            raise AssertionError(f"{child.name} ended with {child.exit_code}:\n{child.tail()}")
-        try:
-            if httpx.get(url, trust_env=False).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        waiting.poke()
-        time.sleep(0.05)
+    def answers() -> bool:
+        assert child.exit_code is None, child.tail()
+        return httpx.get(url, trust_env=False).is_success
+
+    until(answers, f"{child.name} to be ready", deadline_s=DEADLINE_S, away=(httpx.TransportError,))

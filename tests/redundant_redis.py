@@ -6,7 +6,6 @@ Two, because one is the primary's own: the one that is promoted refuses writes u
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from broker.connection.client import load_scripts
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from onbeat.process.child_process import ChildProcess
 from onbeat.process.folders import write_private
-from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import find_server_binary
+from tests.until import until
 
 NAME = "onbeat"
 DEADLINE_S = 30.0
@@ -259,12 +258,4 @@ class RedundantRedis:
 
     @staticmethod
     def _until(condition: Callable[[], bool], what: str) -> None:
-        waiting = Waiting(what, deadline_s=DEADLINE_S)
-        while True:
-            try:
-                if condition():
-                    return
-            except redis.RedisError as error:
-                waiting.poke(f"{what} ({error})")
-            waiting.poke()
-            time.sleep(0.05)
+        until(condition, what, deadline_s=DEADLINE_S, away=(redis.RedisError,))

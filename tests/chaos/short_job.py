@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from contracts.errors import Unavailable
 from contracts.jobs import JobState
 from contracts.spec import JobSpec
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
+from tests import until as asked
 from tests.builders import job_spec
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.sequential_execution import digests_of_versions
@@ -77,15 +76,7 @@ def assert_undisturbed(pipeline: Pipeline, job_id: str, digest: str) -> None:
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Asks until it is true; while Redis is away it counts as false."""
-    waiting = Waiting(what, deadline_s=DEADLINE_S)
-    while True:
-        try:
-            if condition():
-                return
-        except Unavailable:
-            pass
-        waiting.poke()
-        time.sleep(0.01)
+    asked.until(condition, what, deadline_s=DEADLINE_S, away=(Unavailable,))
 
 
 def committed(pipeline: Pipeline, job_id: str, count: int) -> Callable[[], bool]:

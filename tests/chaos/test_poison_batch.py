@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,13 @@ import pytest
 from contracts.events import BatchDead
 from contracts.jobs import JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from tests.chaos.short_job import short_job
 from tests.chaos.stand_ins.poisoned_generator import POISON_BATCH, POISON_SEED
 from tests.pipeline import REPOSITORY
+from tests.until import until
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 IMPATIENT = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.1, max_in_a_row=1)
@@ -26,12 +25,8 @@ DEADLINE_S = 400.0
 
 
 def final(stack: EmbeddedStack, client: GatewayClient, job_id: str) -> JobStatus:
-    waiting = Waiting(f"{job_id} to end", deadline_s=DEADLINE_S)
-    while not (status := client.job(job_id)).state.is_final:
-        stack.tick()
-        waiting.poke()
-        time.sleep(0.1)
-    return status
+    until(lambda: client.job(job_id).state.is_final, f"{job_id} to end", deadline_s=DEADLINE_S, tick=stack.tick)
+    return client.job(job_id)
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)

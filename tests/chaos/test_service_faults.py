@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,11 @@ from contracts.run_folder import RunFolder
 from onbeat.audit.chain import verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, ITERATIONS, short_job
 from tests.pipeline import REPOSITORY
+from tests.until import until
 
 
 class Watcher:
@@ -46,11 +45,7 @@ class Watcher:
 
 
 def tick_until(stack: EmbeddedStack, condition: Callable[[], bool], what: str) -> None:
-    waiting = Waiting(what, deadline_s=DEADLINE_S)
-    while not condition():
-        waiting.poke()
-        stack.tick()
-        time.sleep(0.01)
+    until(condition, what, deadline_s=DEADLINE_S, tick=stack.tick)
 
 
 def kill(stack: EmbeddedStack, service: str) -> None:

@@ -8,8 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -21,12 +19,12 @@ from broker.connection.probe import probe
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.errors import Conflict, InvalidInput, Unavailable
 from onbeat.process import child_process
-from onbeat.process.waiting import Waiting
 from onbeat.stack.access import gateway_access, read_stack_file
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import STACK_MARK, EmbeddedStack
 from onbeat.stack.supervision import RestartPolicy
 from onbeat_extras.own.connection import client_settings
+from tests.until import until
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 MODULES = {
@@ -47,14 +45,6 @@ def find_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(folder: Path, **changes: object) -> StackPlan:
     fields: dict[str, object] = {"run_root": folder / "runs", "model_root": folder, "threads": 1}
     return StackPlan(**(fields | changes))  # pyright: ignore[reportArgumentType]
-
-
-def until(condition: Callable[[], bool], what: str, tick: Callable[[], None] = lambda: None) -> None:
-    waiting = Waiting(what, deadline_s=300.0)
-    while not condition():
-        waiting.poke()
-        tick()
-        time.sleep(0.02)
 
 
 def identities(pids: dict[str, int]) -> set[psutil.Process]:
@@ -87,7 +77,7 @@ def test_a_trainer_whose_worker_was_killed_still_ends_with_the_stack(tmp_path: P
         until(lambda: len(child_process.descendants(worker)) == 1, "the worker's trainer")
         trainer = child_process.descendants(worker)
         os.kill(worker, signal.SIGKILL)
-        until(lambda: stack.pids["worker"] != worker, "another worker", stack.tick)
+        until(lambda: stack.pids["worker"] != worker, "another worker", tick=stack.tick)
         assert child_process.living(trainer) == trainer
     assert not child_process.living(trainer)
 
@@ -100,8 +90,8 @@ def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_pa
         killed = ("generator-1", "stage-1", "gateway", "redis")
         for name in killed:
             os.kill(before[name], signal.SIGKILL)
-        until(lambda: all(stack.pids[name] != before[name] for name in killed), "all", stack.tick)
-        until(lambda: gateway_answers(stack.gateway_url), "the gateway", stack.tick)
+        until(lambda: all(stack.pids[name] != before[name] for name in killed), "all", tick=stack.tick)
+        until(lambda: gateway_answers(stack.gateway_url), "the gateway", tick=stack.tick)
         assert stack.redis.url == url
         assert probe(url).version
         assert stack.pids["worker"] == before["worker"]
@@ -149,8 +139,8 @@ def test_a_stack_whose_processes_are_all_killed_as_it_starts_is_up_in_the_end(tm
         killed = stack.killed
         assert killed
         assert killed.keys() == stack.pids.keys()
-        until(lambda: all(stack.pids[name] != killed[name] for name in killed), "all", stack.tick)
-        until(lambda: gateway_answers(stack.gateway_url), "the gateway", stack.tick)
+        until(lambda: all(stack.pids[name] != killed[name] for name in killed), "all", tick=stack.tick)
+        until(lambda: gateway_answers(stack.gateway_url), "the gateway", tick=stack.tick)
 
 
 def test_a_service_that_is_killed_at_each_start_ends_the_stack_by_its_name(tmp_path: Path) -> None:

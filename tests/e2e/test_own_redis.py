@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,10 @@ from broker.connection.roles import GENERATOR, OPERATOR
 from contracts.errors import BrokerUnavailable
 from contracts.jobs import JobState
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from tests.builders import job_spec
 from tests.pipeline import Pipeline
+from tests.until import until
 
 REPOSITORY = Path(__file__).parents[2]
 SERVER = shutil.which("redis-server")
@@ -61,13 +60,7 @@ class OwnRedis:
 
     def start(self) -> None:
         self.child.start()
-        waiting = Waiting("the server to answer", deadline_s=30.0)
-        while self.server is None:
-            try:
-                self.server = probe(self.url)
-            except BrokerUnavailable:
-                waiting.poke()
-                time.sleep(0.05)
+        self.server = until(lambda: probe(self.url), "the server to answer", away=(BrokerUnavailable,))
         # As the page says: redis-cli -x FUNCTION LOAD REPLACE
         client = redis.Redis.from_url(self.url)
         client.function_load((self._made / "library.lua").read_text(), replace=True)

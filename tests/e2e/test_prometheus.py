@@ -7,21 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.ports import free_port
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import long_variant, short_job
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = shutil.which("prometheus")
@@ -52,22 +50,13 @@ def prometheus(folder: Path) -> Iterator[str]:
 
 
 def value(url: str, query: str) -> float | None:
-    """The first sample of an instant query; None where there is none."""
-    answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10.0).json()
+    """The first sample of an instant query; None where there is none, or no answer yet."""
+    try:
+        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10.0).json()
+    except httpx.TransportError:
+        return None
     found = answer["data"]["result"]
     return float(found[0]["value"][1]) if found else None
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    waiting = Waiting(what, deadline_s=240.0)
-    while True:
-        try:
-            if condition():
-                return
-        except httpx.TransportError:
-            pass
-        waiting.poke()
-        time.sleep(0.2)
 
 
 @long_variant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,10 @@ from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.weights import DeltaWeights, RedisWeights, WeightsSpec
-from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.chaos.short_job import long_variant, sequential_digest
 from tests.pipeline import DEADLINE_S, Pipeline, wait_for_exit
+from tests.until import until
 
 NUM_GENERATORS = 1
 
@@ -47,10 +46,7 @@ def spec(**changes: object) -> JobSpec:
 
 
 def until_committed(pipeline: Pipeline, job_id: str, count: int) -> None:
-    waiting = Waiting(f"{count} commits", deadline_s=DEADLINE_S)
-    while len(pipeline.jobs.audit(job_id)) < count:
-        waiting.poke()
-        time.sleep(0.01)
+    until(lambda: len(pipeline.jobs.audit(job_id)) >= count, f"{count} commits", deadline_s=DEADLINE_S)
 
 
 def test_periodic_gives_the_weights_of_synchronous_with_one_generator_and_with_two(
@@ -147,10 +143,10 @@ def test_a_generator_of_another_kind_of_engine_leaves_a_deterministic_job_to_the
     for name in [name for name in pipeline.children if name.startswith("producer")]:
         pipeline.children.pop(name).stop()
     other = pipeline.start("producer-other", threads=2)
-    waiting = Waiting("the other kind to be refused", deadline_s=DEADLINE_S)
-    while not any(one.info.get(WRONG_ENGINE) == job_id for one in Presence(pipeline.broker).live()):
-        waiting.poke()
-        time.sleep(0.01)
+    until(
+        lambda: job_id in [one.info.get(WRONG_ENGINE) for one in Presence(pipeline.broker).live()],
+        "the other kind to be refused",
+    )
     pipeline.start_generators(1)
     wait_for_exit(trainer, DEADLINE_S)
     other.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +18,10 @@ from onbeat.audit.folder import verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.process import child_process
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.profile import load_profile
 from onbeat.stack.stack import EmbeddedStack
+from tests import until as asked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MIXED = REPOSITORY / "configs" / "stacks" / "mixed.toml"
@@ -46,11 +45,7 @@ class Run:
         return self.client.submit(spec(file, **settings), idempotency_key=uuid.uuid4().hex).job_id
 
     def until(self, reached: Callable[[], bool], what: str) -> None:
-        waiting = Waiting(what, deadline_s=DEADLINE_S)
-        while not reached():
-            waiting.poke()
-            self.stack.tick()
-            time.sleep(0.1)
+        asked.until(reached, what, deadline_s=DEADLINE_S, tick=self.stack.tick)
 
     def holders(self, job_id: str) -> set[str]:
         """Names of the generators that hold a batch now."""

@@ -21,8 +21,8 @@ from contracts.environments.service import EnvironmentTable, Step, Task
 from contracts.errors import EnvironmentUnavailable, InvalidInput
 from onbeat.environments.client import EnvironmentClient
 from onbeat.process.child_process import descendants, living
-from onbeat.process.waiting import Waiting
 from tests.played import KEY, PLUGIN, new, played, reason_of, reply_of, request, said, text_of
+from tests.until import until
 
 ECHO = EnvironmentTable(name="echo")
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -45,13 +45,11 @@ class Service:
             "ONBEAT_ENVIRONMENT_CHILDREN": "1",
             "ONBEAT_CRASH_AT": crash_at,
         }
-        self.process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             [sys.executable, "-m", "reward_service"], env={**os.environ, **told, "PYTHONPATH": path}
         )
-        waiting = Waiting("the reward service", deadline_s=60.0)
-        while not self._is_ready():
-            waiting.poke()
-            assert self.process.poll() is None
+        until(lambda: self._is_ready() or process.poll() is not None, "the reward service")
+        assert process.poll() is None
 
     def end(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,10 +25,10 @@ from contracts.spec import JobSpec
 from gateway import verification
 from gateway.services import Services
 from onbeat.loop.chain import rewind_record
-from onbeat.process.waiting import Waiting
 from tests.builders import job_spec
 from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
+from tests.until import until
 
 services = rig.services
 ask = rig.ask
@@ -315,17 +314,10 @@ def test_a_check_ends_with_the_client_that_asked_for_it(
         request = f"POST /v1/jobs/{job_id}/verify HTTP/1.1\r\n{head}\r\n"
         with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) as client:
             client.sendall(request.encode())
-            wait_for(started.exists, "the check")
+            until(started.exists, "the check")
             assert services.num_verifications == 1
-        wait_for(lambda: not psutil.pid_exists(int(started.read_text())), "its end")
-        wait_for(lambda: services.num_verifications == 0, "room for another")
-
-
-def wait_for(true: Callable[[], bool], what: str) -> None:
-    waiting = Waiting(what, deadline_s=60.0)
-    while not true():
-        waiting.poke()
-        time.sleep(0.01)
+        until(lambda: not psutil.pid_exists(int(started.read_text())), "its end")
+        until(lambda: services.num_verifications == 0, "room for another")
 
 
 def test_verifications_run_beside_each_other_on_a_real_server(services: Services) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
@@ -19,6 +18,7 @@ from gateway.services import Services
 from onbeat.http_service.access import OPEN_PATHS
 from reward_service.app import create_app as create_reward_service
 from reward_service.scorers import refusals  # noqa: F401  (its errors are part of the tree)
+from tests.served import asked
 
 ASK = "GET", "/v1/jobs/job-none"
 MakeApp = Callable[[StackSettings], FastAPI]
@@ -68,12 +68,7 @@ def key(service: str, settings: StackSettings) -> str:
 
 
 def ask(app: FastAPI, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
-    async def exchange() -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, headers=headers)
-
-    return asyncio.run(exchange())
+    return asked(app, method, path, headers=headers)
 
 
 def every_path(app: FastAPI) -> list[tuple[str, str]]:

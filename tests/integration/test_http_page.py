@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from broker.connection.client import connect
 from broker.generator_side import GeneratorSide
 from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
@@ -28,6 +27,7 @@ from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
 from tests.integration.dead_batches import bury, running
 from tests.recorded import record_of, recorded
+from tests.served import services_over
 
 pytestmark = needs_extra_routes
 ROOT = Path(__file__).parents[2]
@@ -62,10 +62,8 @@ def without_spaces(text: str) -> str:
 
 @pytest.fixture
 def services(settings: StackSettings) -> Iterator[Services]:
-    settings = replace(settings, model_root=str(ROOT))
-    made = Services(settings=settings, broker=connect(settings))
-    yield made
-    made.broker.close()
+    with services_over(replace(settings, model_root=str(ROOT))) as made:
+        yield made
 
 
 def done_job(services: Services) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from broker.connection.probe import probe
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import find_server_binary
+from tests.until import until
 
 
 @pytest.fixture
@@ -49,14 +48,8 @@ def test_a_cluster_and_a_server_without_functions_are_refused_at_the_start(
     start: Callable[..., str], flags: tuple[str, ...], problem: str
 ) -> None:
     url = start(*flags)
-    waiting = Waiting("the server to answer", deadline_s=30.0)
-    while True:
-        try:
-            broker = connect(StackSettings(redis_url=url))
-            break
-        except BrokerUnavailable:
-            waiting.poke()
-            time.sleep(0.02)
+    settings = StackSettings(redis_url=url)
+    broker = until(lambda: connect(settings), "the server to answer", away=(BrokerUnavailable,))
     with pytest.raises(InvalidInput, match=problem):
         probe(url)
     with pytest.raises(InvalidInput, match=problem):

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,7 +19,6 @@ from typing import Any
 import httpx
 import msgpack
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from contracts.encoding.wire import decode, decode_json, encode, encode_json
@@ -38,11 +36,11 @@ from contracts.rewards import (
     Unscorable,
 )
 from contracts.settings import StackSettings
-from onbeat.http_service.server import server_config
 from onbeat.process.waiting import Waiting
 from reward_service.app import create_app
 from reward_service.scoring import lane as scorer_lane
 from reward_service.scoring.pool import ScorerPool
+from tests.served import serving
 
 KEY = "reward-key"
 SETTINGS = StackSettings(reward_key=KEY)
@@ -123,19 +121,8 @@ def open_pool(num_lanes: int = 1) -> Iterator[ScorerPool]:
 
 @contextmanager
 def serve(app: FastAPI) -> Iterator[httpx.Client]:
-    """A real server in a thread, on a port of the kernel's choice."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(app, grace_s=5.0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60.0, headers=BEARER
-        ) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
+    with serving(app) as url, httpx.Client(base_url=url, timeout=60.0, headers=BEARER) as client:
+        yield client
 
 
 def items_of(*completions: str, reference: str = "") -> tuple[RewardItem, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ import pytest
 from broker.connection.client import connect
 from broker.presence import StagePresence
 from contracts.settings import StackSettings
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import child_environment
 from onbeat.stack.redis import EmbeddedRedis
 from tests.forked import ForkedChild
+from tests.until import until
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -35,10 +34,7 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(
     before = {info.worker_id for info in board.live()}
     child.start()
     try:
-        waiting = Waiting("the worker to be seen", deadline_s=300.0)
-        while not (live := [info for info in board.live() if info.worker_id not in before]):
-            waiting.poke(f"the worker to be seen:\n{child.tail()}")
-            time.sleep(0.02)
+        live = until(lambda: [info for info in board.live() if info.worker_id not in before], "the worker to be seen")
         assert live[0].serves == ("reference", "reward_model", "teacher"), "it knows no judge"
         assert child.pid is not None
         os.kill(child.pid, number)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from msgspec.structs import replace
 
 from contracts.encoding.digests import content_digest
@@ -18,10 +15,10 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_sources
-from onbeat.http_service.server import server_config
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from tests.builders import job_spec
+from tests.served import serving
 
 SPEC = job_spec(reward__components=(ExactReward(), PluginReward(entry_point="brevity")))
 
@@ -35,13 +32,8 @@ def rewards(settings: StackSettings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (info / "entry_points.txt").write_text("[onbeat.rewards]\nbrevity = brief:brevity\nlost = not_there:lost\n")
     (tmp_path / "site" / "brief.py").write_text("def brevity(**_): raise ValueError('an empty completion')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(create_app(settings, num_lanes=1), grace_s=5.0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield replace(settings, reward_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
-    server.should_exit = True
-    thread.join()
+    with serving(create_app(settings, num_lanes=1)) as url:
+        yield replace(settings, reward_url=url)
 
 
 def test_a_plugin_that_is_installed_passes_and_one_that_is_not_is_named_with_its_place(rewards: StackSettings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,10 @@ from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.loop.lease_keeper import Cancelled
-from onbeat.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import flip_a_bit, job_spec, tiny_model_folder
 from tests.own_trainer import generating, names_in, one_trainer
+from tests.until import until
 
 pytestmark = pytest.mark.usefixtures("restored_process")
 
@@ -233,15 +232,9 @@ def test_what_was_sampled_ahead_for_a_dead_trainer_is_trained_by_the_next_and_no
 
 def until_published(held: HeldJob, *, iterations: int) -> None:
     """Waits until generators have sampled all that is open."""
-    waiting = Waiting("the window to be sampled", deadline_s=60.0)
-    while True:
-        window = held.side.fence().window
-        assert len(window) == iterations
-        # The evaluation of iteration 4 waits for version 4.
-        if sum(one.published for one in window) == 2 * iterations:
-            return
-        waiting.poke()
-        time.sleep(0.01)
+    assert len(held.side.fence().window) == iterations
+    # The evaluation of iteration 4 waits for version 4.
+    until(lambda: sum(one.published for one in held.side.fence().window) == 2 * iterations, "the window to be sampled")
 
 
 def test_a_checkpoint_with_a_damaged_older_version_is_skipped_and_its_published_file_is_written_again(

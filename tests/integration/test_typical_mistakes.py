@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
@@ -42,6 +41,7 @@ from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from reward_service.scorers.rubric import score_component
 from tests.builders import job_spec
+from tests.until import until
 
 pytestmark = pytest.mark.usefixtures("restored_process")
 
@@ -347,11 +347,8 @@ def test_ctrl_c_while_a_stack_starts_ends_what_has_started(root: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    waiting = Waiting("the log of a gateway that starts", deadline_s=120.0)
     try:
-        while not (folder / "logs" / "gateway.log").exists():
-            waiting.poke()
-            time.sleep(0.02)
+        until((folder / "logs" / "gateway.log").exists, "the log of a gateway that starts")
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=120)
     finally:

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,10 +30,10 @@ from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.process.waiting import Waiting
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.pipeline import refusals
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 TRAINER = "tests.integration.stand_in_trainer"
@@ -63,14 +62,6 @@ def broker(server: EmbeddedRedis) -> Iterator[Broker]:
     if server.child.is_running:
         assert refusals(made) == []
     made.close()
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Waits with a deadline that only a broken build reaches."""
-    waiting = Waiting(what, deadline_s=300.0)
-    while not true():
-        waiting.poke()
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,11 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import encode_json
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from tests.chaos.short_job import DEADLINE_S, long_variant, short_job
 from tests.page.browsing import chromium, opened
+from tests.until import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -41,11 +40,7 @@ def ask(stack: EmbeddedStack, method: str, path: str, **request: Any) -> Any:
 
 def seen(stack: EmbeddedStack, element: Locator, what: str) -> None:
     """Waits until the page shows it; the launcher replaces what died meanwhile."""
-    waiting = Waiting(what, deadline_s=DEADLINE_S)
-    while not element.count():
-        waiting.poke()
-        stack.tick()
-        time.sleep(0.1)
+    until(element.count, what, deadline_s=DEADLINE_S, tick=stack.tick)
 
 
 def generators(page: Page, state: str) -> Locator:

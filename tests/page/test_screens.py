@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvicorn
 from msgspec.structs import replace
 
 from broker.connection.client import connect
@@ -22,14 +19,13 @@ from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
-from gateway.services import Services
-from onbeat.http_service.server import server_config
 from onbeat.stack.access import page_address
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
 from tests.page.browsing import PHONE, chromium, opened
+from tests.served import services_over, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route, expect
@@ -54,30 +50,15 @@ class Gateway:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.jobs = JobStore(connect(settings))
-        self._stop: Callable[[], None] | None = None
+        self._open = ExitStack()
 
     def start(self) -> None:
-        services = Services(
-            settings=self.settings,
-            broker=connect(self.settings),
-        )
-        listener = socket.create_server(("127.0.0.1", self.port))
-        server = uvicorn.Server(server_config(create_app(services), grace_s=2.0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-
-        def stop() -> None:
-            services.closing.set()
-            server.should_exit = True
-            thread.join()
-            listener.close()
-
-        self._stop = stop
+        services = self._open.enter_context(services_over(self.settings))
+        self._open.enter_context(serving(create_app(services), self.port, grace_s=2.0))
+        self._open.callback(services.closing.set)
 
     def stop(self) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._stop = None
+        self._open.close()
 
     def trained(self, job_id: str, iterations: range, *, rise: float = 0.1) -> None:
         """Writes and tells what a trainer would of these iterations."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -15,13 +16,13 @@ from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
-from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.backup import copies
 from onbeat_extras.backup.command import MARK, bring_back, make_backup, read_backup
 from tests.chaos.short_job import short_job
+from tests.until import until
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 180.0
@@ -55,19 +56,17 @@ class Ticking:
 
 
 def until_committed(client: GatewayClient, job_id: str, count: int) -> JobStatus:
-    waiting = Waiting(f"{count} iterations of {job_id}", deadline_s=DEADLINE_S)
-    while (status := client.job(job_id)).iterations_committed < count and not status.state.is_final:
-        waiting.poke()
-        threading.Event().wait(0.02)
-    return status
+    def there() -> JobStatus | None:
+        status = client.job(job_id)
+        return status if status.iterations_committed >= count or status.state.is_final else None
+
+    found = until(there, f"{count} iterations of {job_id}", deadline_s=DEADLINE_S)
+    assert found is not None
+    return found
 
 
 def until_over(client: GatewayClient, job_id: str) -> JobStatus:
-    waiting = Waiting(f"the end of {job_id}", deadline_s=DEADLINE_S)
-    while not (status := client.job(job_id)).state.is_final:
-        waiting.poke()
-        threading.Event().wait(0.05)
-    return status
+    return until_committed(client, job_id, sys.maxsize)
 
 
 def test_a_stack_of_a_backup_from_the_middle_of_a_job_ends_it_with_the_same_weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from broker.connection.client import connect
 from broker.keys import JOURNAL
 from contracts.answers import JournalLine, JournalLines
 from contracts.encoding.wire import decode_json
@@ -25,6 +23,7 @@ from onbeat_extras.keys.command import add
 from onbeat_extras.keys.journal import FIELDS, MAX_LINES, Journal
 from onbeat_extras.keys.journal_command import lines_of
 from tests.builders import job_spec
+from tests.served import CLIENT, asked, services_over
 
 REPOSITORY = Path(__file__).parents[3]
 Ask = Callable[..., httpx.Response]
@@ -38,10 +37,8 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def services(settings: StackSettings, keys: Path) -> Iterator[Services]:
     keys.touch()
-    told = replace(settings, keys_file=str(keys), model_root=str(REPOSITORY))
-    services = Services(settings=told, broker=connect(told))
-    yield services
-    services.broker.close()
+    with services_over(replace(settings, keys_file=str(keys), model_root=str(REPOSITORY))) as made:
+        yield made
 
 
 @pytest.fixture
@@ -49,13 +46,8 @@ def ask(services: Services) -> Ask:
     app = create_app(services)
 
     def ask(key: str, method: str, path: str, content: bytes | None = None) -> httpx.Response:
-        async def exchange() -> httpx.Response:
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("192.0.2.7", 40_000))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-                return await client.request(method, path, headers=headers, content=content)
-
-        return asyncio.run(exchange())
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        return asked(app, method, path, headers=headers, content=content)
 
     return ask
 
@@ -85,12 +77,12 @@ def test_each_change_of_a_job_has_a_line_with_its_key_job_and_address(ask: Ask, 
         ("ann", "cancel"),
         ("ann", "submit"),
     ]
-    assert {(line.job_id, line.address) for line in told} == {(job_id, "192.0.2.7")}
+    assert {(line.job_id, line.address) for line in told} == {(job_id, CLIENT[0])}
     assert sorted(line.at_s for line in told) == [line.at_s for line in reversed(told)]
     assert lines(ask(boss, "GET", "/v1/journal?limit=1")) == told[:1]
     assert lines(ask(boss, "GET", f"/v1/journal?job_id={job_id}&limit=2")) == told[:2]
     assert lines(ask(boss, "GET", "/v1/journal?job_id=job-other")) == []
-    assert lines_of(JournalLines(lines=tuple(told[:1])))[0].endswith(f"Z  delete   {job_id:20}  boss from 192.0.2.7")
+    assert lines_of(JournalLines(lines=tuple(told[:1])))[0].endswith(f"Z  delete   {job_id:20}  boss from {CLIENT[0]}")
 
 
 @pytest.mark.parametrize("path", ["/v1/journal", "/v1/journal/", "/v1/journal?limit=1"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +11,14 @@ import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
 
-from broker.connection.client import connect
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from gateway.app import create_app
-from gateway.services import Services
 from onbeat.cli import run
 from onbeat.http_service.access import SCOPES
 from onbeat_extras.keys.command import add, revoked
 from tests.builders import job_spec
+from tests.served import asked, services_over
 
 
 @pytest.fixture
@@ -32,19 +30,13 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(settings: StackSettings, keys: Path) -> Iterator[FastAPI]:
-    services = Services(settings=replace(settings, keys_file=str(keys)), broker=connect(settings))
-    services.jobs.create(job_spec())
-    yield create_app(services)
-    services.broker.close()
+    with services_over(replace(settings, keys_file=str(keys))) as services:
+        services.jobs.create(job_spec())
+        yield create_app(services)
 
 
 def ask(app: FastAPI, key: str, method: str = "GET", path: str = "/v1/jobs") -> httpx.Response:
-    async def exchange() -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, headers={"Authorization": f"Bearer {key}"})
-
-    return asyncio.run(exchange())
+    return asked(app, method, path, key=key)
 
 
 HASH = "0" * 64
@@ -127,10 +119,9 @@ def test_a_gateway_does_not_start_with_a_file_that_it_cannot_read(
     settings: StackSettings, keys: Path, text: str
 ) -> None:
     keys.write_text(text)
-    services = Services(settings=replace(settings, keys_file=str(keys)), broker=connect(settings))
-    with pytest.raises(InvalidInput, match="ONBEAT_KEYS_FILE"):
+    changed = replace(settings, keys_file=str(keys))
+    with services_over(changed) as services, pytest.raises(InvalidInput, match="ONBEAT_KEYS_FILE"):
         create_app(services)
-    services.broker.close()
 
 
 def test_the_command_makes_a_key_once_and_takes_it_away(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from broker.connection.client import connect
 from broker.job_store import JobStore
 from broker.leases import FailOutcome
 from contracts.answers import DeadLetters
@@ -25,25 +24,14 @@ from tests.builders import prompt_batch
 from tests.integration.dead_batches import LEASE_S, bury, running
 from tests.integration.stage_parts import StagedJob, external
 from tests.integration.test_fence import DIGEST, answer_to, record
+from tests.served import asked
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
 
 
 @pytest.fixture
-def ask(settings: StackSettings) -> Iterator[Callable[[str, str], httpx.Response]]:
-    services = Services(settings=settings, broker=connect(settings))
-    app = create_app(services)
-
-    def send(method: str, path: str) -> httpx.Response:
-        async def exchange() -> httpx.Response:
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, path, headers={"Authorization": "Bearer test-key"})
-
-        return asyncio.run(exchange())
-
-    yield send
-    services.broker.close()
+def ask(services: Services) -> Callable[[str, str], httpx.Response]:
+    return partial(asked, create_app(services), key=services.settings.api_key)
 
 
 def test_a_letter_says_why_what_it_was_and_how_often_it_was_tried(

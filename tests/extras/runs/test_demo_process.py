@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from contracts.spec_tables.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of, digests_on_disk
 from onbeat.process import child_process
-from onbeat.process.waiting import Waiting
+from tests.until import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEADLINE_S = 600.0
@@ -138,10 +137,7 @@ def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict
 def test_a_demo_that_is_interrupted_in_the_middle_stops_every_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
     demo = start_demo(run_dir, ("--iterations", "100000", "--generators", "2"))
-    waiting = Waiting("the first committed iteration", deadline_s=DEADLINE_S)
-    while not any(run_dir.glob("*/metrics.jsonl")) and demo.poll() is None:
-        waiting.poke()
-        time.sleep(0.1)
+    until(lambda: any(run_dir.glob("*/metrics.jsonl")) or demo.poll() is not None, "the first committed iteration")
     started = processes_of(run_dir)
 
     demo.send_signal(signal.SIGINT)

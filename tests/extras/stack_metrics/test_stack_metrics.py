@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,25 +25,19 @@ from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
+from tests.served import asked, services_over
 
 METRICS_KEY = "a-key-for-scrapes"
 
 
 @pytest.fixture
 def services(settings: StackSettings) -> Iterator[Services]:
-    told = msgspec.structs.replace(settings, metrics_key=METRICS_KEY)
-    made = Services(settings=told, broker=connect(told))
-    yield made
-    made.broker.close()
+    with services_over(replace(settings, metrics_key=METRICS_KEY)) as made:
+        yield made
 
 
 def ask(services: Services, path: str, *, method: str = "GET", key: str = METRICS_KEY) -> httpx.Response:
-    async def exchange() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, headers={"Authorization": f"Bearer {key}"})
-
-    return asyncio.run(exchange())
+    return asked(create_app(services), method, path, key=key)
 
 
 def scraped(services: Services) -> dict[tuple[str, ...], float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +9,21 @@ import httpx
 import msgspec
 import pytest
 
-from broker.connection.client import connect
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
-from contracts.settings import StackSettings
 from gateway import run_files
 from gateway.app import create_app
 from gateway.services import Services
 from onbeat_extras.timeline.report import TimelineReport
 from tests.builders import job_spec
+from tests.served import asked
 from tests.spans import one_iteration
 
 
-@pytest.fixture
-def services(settings: StackSettings) -> Iterator[Services]:
-    made = Services(settings=settings, broker=connect(settings))
-    yield made
-    made.broker.close()
-
-
 def get(services: Services, path: str) -> httpx.Response:
-    async def exchange() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get(path, headers={"Authorization": f"Bearer {services.settings.api_key}"})
-
-    return asyncio.run(exchange())
+    return asked(create_app(services), "GET", path, key=services.settings.api_key)
 
 
 def job_with_spans(services: Services, num_iterations: int, **spec: Any) -> tuple[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
@@ -19,6 +18,7 @@ from contracts.settings import StackSettings
 from gateway.page.files import STATIC, page_router, read_page
 from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import answer_with_problems
+from tests.served import asked
 
 ROOT = Path(__file__).parents[4]
 ERASED = "src/types.ts"
@@ -38,12 +38,7 @@ def app_of(folder: Path = STATIC) -> FastAPI:
 
 
 def ask(method: str, path: str, headers: dict[str, str] | None = None, *, app: FastAPI | None = None) -> httpx.Response:
-    async def exchange() -> httpx.Response:
-        transport = httpx.ASGITransport(app or app_of(), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, headers=headers)
-
-    return asyncio.run(exchange())
+    return asked(app or app_of(), method, path, headers=headers)
 
 
 def test_the_page_needs_no_key_and_forbids_scripts_frames_and_other_origins() -> None:

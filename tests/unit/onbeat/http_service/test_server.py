@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from onbeat.http_service.server import ServerLimits, server_config
+from onbeat.http_service.server import ServerLimits
+from tests import served
 
 SHORT = ServerLimits(head_s=0.5, body_s=0.5, bytes_per_s=1e6, discard_s=0.5, write_s=0.5, max_connections=4)
 LONG_S = 60.0
@@ -111,28 +111,20 @@ async def _has_left(receive: Receive) -> bool:
 
 @contextmanager
 def serving(app: App, limits: ServerLimits = SHORT) -> Iterator[Callable[..., Peer]]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = server_config(app, grace_s=1.0, limits=limits)
-    config.lifespan = "off"
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    port = listener.getsockname()[1]
     peers: list[Peer] = []
+    with served.serving(app, grace_s=1.0, limits=limits) as url:
+        port = int(url.rpartition(":")[2])
 
-    def connect(**options: int) -> Peer:
-        peers.append(Peer(port, **options))
-        return peers[-1]
+        def connect(**options: int) -> Peer:
+            peers.append(Peer(port, **options))
+            return peers[-1]
 
-    try:
-        yield connect
-    finally:
-        app.release.set()
-        for peer in peers:
-            peer.socket.close()
-        server.should_exit = True
-        thread.join()
-        listener.close()
+        try:
+            yield connect
+        finally:
+            app.release.set()
+            for peer in peers:
+                peer.socket.close()
 
 
 @pytest.mark.parametrize(

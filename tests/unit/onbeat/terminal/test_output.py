@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -21,10 +20,10 @@ from onbeat.audit.folder import as_record
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.jobs import _verdict_text
-from onbeat.process.waiting import Waiting
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_view import PlainView, panel, show_jobs, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
+from tests.until import until
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
 """Markup that is open and closed wrongly, what clears a screen, a line of its own, an emoji's name, a turned line."""
@@ -130,12 +129,6 @@ def test_who_stops_following_is_not_told_that_the_stream_broke_off(caplog: pytes
     until(lambda: reader.ended, "the reader's end")
     assert reader.take(0.0) == []
     assert "event stream" not in caplog.text
-
-
-def until(true: Any, what: str) -> None:
-    waiting = Waiting(what, deadline_s=60.0)
-    while not true():
-        waiting.poke()
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,34 @@
+"""Waits of tests, each with a deadline that only a broken build reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from onbeat.process.waiting import Waiting
+
+A = TypeVar("A")
+
+
+def until(
+    answer: Callable[[], A],
+    what: str,
+    *,
+    deadline_s: float = 300.0,
+    tick: Callable[[], object] = lambda: None,
+    away: tuple[type[Exception], ...] = (),
+) -> A:
+    """Asks until the answer is true, and returns it.
+
+    tick: runs between two questions, as for a stack that replaces what died. away: errors that count as false.
+    """
+    waiting = Waiting(what, deadline_s=deadline_s)
+    while True:
+        with suppress(*away):
+            if found := answer():
+                return found
+        tick()
+        waiting.poke()
+        time.sleep(0.01)
