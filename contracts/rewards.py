@@ -15,6 +15,9 @@ from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import Attempts, Characters, FilePathOrNone, Line, Pattern, Record, Seconds, Text, Tokens
 from contracts.errors import ContractViolation, InvalidInput
 
+FinishReason = Literal["stop", "length"]
+TokenIds = bytes
+"""int32[T], little-endian."""
 Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 OnUnscorable = Literal["fail"] | Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 """What a completion gets that a scorer (`on_unscorable`), an environment or a stage (`on_failure`) can't judge."""
@@ -143,8 +146,9 @@ class MathVerifyReward(Component, tag="math_verify", frozen=True, kw_only=True):
 class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """A user's function: of an installed package, or of a file below the stack's model root.
 
-    It is called with keyword arguments prompt, completion, reference and task_entry (all str) and metadata (a dict), as
-    far as it names them, and returns a float.
+    It is called with the keyword arguments that it names of prompt, completion, reference, task_entry, finish_reason
+    (all str), metadata (a dict) and completion_ids (a list of int), and returns a float. One that names `completions`
+    is called once for whole groups, with a list of each, and returns a list of floats.
     """
 
     entry_point: Line
@@ -182,21 +186,40 @@ class RewardItem(Record, frozen=True, kw_only=True):
     """`Prompt.source`."""
     num_tokens: Annotated[int, Meta(ge=0)] = 0
     """Sampled tokens of the completion, the end-of-sequence token included; 0: unknown, which `overlong` refuses."""
+    finish_reason: FinishReason | UnsetType = UNSET
+    """`Completion.finish_reason`."""
+    token_ids: TokenIds | UnsetType = UNSET
+    """`Completion.token_ids`, where a plug-in scores it."""
 
 
 class RewardRequest(Record, frozen=True, kw_only=True):
-    """Items to score with one rubric; the answer has one result per item, in order."""
+    """Items to score with one rubric; the answer has one result for each that is asked for, in order."""
 
     components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
     items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
+    asked: tuple[int, ...] | UnsetType = UNSET
+    """Places of the items to score; left out: all. The others are what a plug-in sees of the groups around them."""
+    group_size: Annotated[int, Meta(ge=1, le=4096)] = 1
+    """So many items side by side have one prompt."""
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
-    """Hard deadline of one item over all components; past it its process is killed."""
+    """Hard deadline of one item over all components, and of a call for whole groups; past it its process is killed."""
     job_id: Annotated[str, Meta(max_length=64)] = ""
     """The job of these completions: plug-ins keep their process from one request of a job to the next, and share it
     with no other job. "": none, with a process for this request alone."""
     settles: bool = False
     """Whether this is the last request for them, after a failure of each in all requests before: then a time-out or a
     crash, too, gets its component's `on_unscorable` score. Each component that is left has the deadline for itself."""
+
+    def __post_init__(self) -> None:
+        if len(self.items) % self.group_size:
+            raise ValueError(f"{len(self.items)} items are no whole groups of {self.group_size}")
+        if self.asked is not UNSET and not set(self.asked) <= set(range(len(self.items))):
+            raise ValueError("`asked` names a place that no item has")
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Those of the items to score."""
+        return tuple(range(len(self.items))) if self.asked is UNSET else self.asked
 
 
 UnscorableReason = Literal[
@@ -237,14 +260,24 @@ class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_onl
     component: str = ""
 
 
+Result = Scored | Unscorable
+Outcome = float | Unscorable
+"""What one component says of an item: its unweighted score, or why it has none."""
+
+
 class RewardResponse(Record, frozen=True, kw_only=True):
-    results: tuple[Scored | Unscorable, ...]
+    results: tuple[Result, ...]
 
 
 def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
     """Breakdown name → `on_unscorable` score, of the components that have one."""
     stated = {name: component.stated_score for name, component in named(components)}
     return {name: score for name, score in stated.items() if score is not None}
+
+
+def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
+    """True if foreign code is imported for it."""
+    return any(isinstance(component, PluginReward) for component in components)
 
 
 def source_digests(components: tuple[RewardComponent, ...]) -> dict[str, str]:

@@ -20,14 +20,11 @@ from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, encode
 from contracts.errors import ContractViolation
-from contracts.rewards import StatedReason
+from contracts.rewards import FinishReason, StatedReason, TokenIds
 from contracts.sampling import SamplingParams
 from contracts.versions import PolicyVersion
 
 Purpose = Literal["train", "evaluation"]
-FinishReason = Literal["stop", "length"]
-TokenIds = bytes
-"""int32[T], little-endian."""
 LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
 KeptSets = bytes

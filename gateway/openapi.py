@@ -41,11 +41,7 @@ def record(kind: type) -> dict[str, Any]:
 
 def list_of(name: str, member: str, items: dict[str, Any]) -> dict[str, Any]:
     """An object with one list, by reference under a name of its own."""
-    _lists[name] = {
-        "type": "object",
-        "required": [member],
-        "properties": {member: {"type": "array", "items": items}},
-    }
+    _lists[name] = {"type": "object", "required": [member], "properties": {member: {"type": "array", "items": items}}}
     return {"$ref": REFERENCE.format(name=name)}
 
 

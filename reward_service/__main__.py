@@ -12,13 +12,7 @@ import sys
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 
 DEFAULT_PORT = 8100
-OTHERS_SECRETS = (
-    "ONBEAT_REDIS_URL",
-    "ONBEAT_API_KEY",
-    "ONBEAT_CACHE_KEY",
-    "ONBEAT_ENGINE_API_KEY",
-    "ONBEAT_JUDGE_KEY",
-)
+OTHERS_SECRETS = ("ONBEAT_REDIS_URL", "ONBEAT_API_KEY", "ONBEAT_CACHE_KEY", "ONBEAT_ENGINE_API_KEY", "ONBEAT_JUDGE_KEY")
 
 
 def main() -> int:

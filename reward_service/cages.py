@@ -26,10 +26,7 @@ from onbeat.cage.caged_process import CagedProcess, ChildDied
 
 log = logging.getLogger(__name__)
 
-SAID = {
-    "rewards": ("scorer", "ONBEAT_SCORER_NETWORK"),
-    "environments": ("environment", "ONBEAT_ENVIRONMENT_NETWORK"),
-}
+SAID = {"rewards": ("scorer", "ONBEAT_SCORER_NETWORK"), "environments": ("environment", "ONBEAT_ENVIRONMENT_NETWORK")}
 """Service → what messages call what is in its cages, and the setting that gives it the network."""
 
 A = TypeVar("A")

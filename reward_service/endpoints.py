@@ -8,24 +8,7 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from contracts.environments.service import (
-    CanaryRequest,
-    CanaryResponse,
-    CloseRequest,
-    CloseResponse,
-    EnvironmentNames,
-    EnvironmentTable,
-    Failure,
-    OpeningRequest,
-    OpeningResponse,
-    OpenRequest,
-    RenewRequest,
-    RenewResponse,
-    Result,
-    SessionResponse,
-    StepRequest,
-    TaskOpening,
-)
+from contracts.environments import service
 from contracts.errors import Unavailable
 from contracts.rewards import RewardRequest, RewardResponse
 from onbeat.http_service.bodies import json_answer
@@ -84,33 +67,33 @@ def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:
     return serves
 
 
-@_endpoint("/v1/openings", OpeningRequest)
-async def openings(pool: EnvironmentPool, asked: OpeningRequest) -> OpeningResponse:
-    return OpeningResponse(openings=tuple(map(_opening, await pool.openings(asked))))
+@_endpoint("/v1/openings", service.OpeningRequest)
+async def openings(pool: EnvironmentPool, asked: service.OpeningRequest) -> service.OpeningResponse:
+    return service.OpeningResponse(openings=tuple(map(_opening, await pool.openings(asked))))
 
 
-@_endpoint("/v1/sessions", OpenRequest)
-async def sessions(pool: EnvironmentPool, asked: OpenRequest) -> SessionResponse:
-    return SessionResponse(results=tuple(await pool.open(asked)))
+@_endpoint("/v1/sessions", service.OpenRequest)
+async def sessions(pool: EnvironmentPool, asked: service.OpenRequest) -> service.SessionResponse:
+    return service.SessionResponse(results=tuple(await pool.open(asked)))
 
 
-@_endpoint("/v1/steps", StepRequest)
-async def steps(pool: EnvironmentPool, asked: StepRequest) -> SessionResponse:
-    return SessionResponse(results=tuple(await pool.step(asked.steps)))
+@_endpoint("/v1/steps", service.StepRequest)
+async def steps(pool: EnvironmentPool, asked: service.StepRequest) -> service.SessionResponse:
+    return service.SessionResponse(results=tuple(await pool.step(asked.steps)))
 
 
-@_endpoint("/v1/sessions/renew", RenewRequest)
-async def renew(pool: EnvironmentPool, asked: RenewRequest) -> RenewResponse:
-    return RenewResponse(num_open=pool.renew(asked.session_ids))
+@_endpoint("/v1/sessions/renew", service.RenewRequest)
+async def renew(pool: EnvironmentPool, asked: service.RenewRequest) -> service.RenewResponse:
+    return service.RenewResponse(num_open=pool.renew(asked.session_ids))
 
 
-@_endpoint("/v1/sessions/close", CloseRequest)
-async def close(pool: EnvironmentPool, asked: CloseRequest) -> CloseResponse:
-    return CloseResponse(num_closed=pool.close(asked.session_ids))
+@_endpoint("/v1/sessions/close", service.CloseRequest)
+async def close(pool: EnvironmentPool, asked: service.CloseRequest) -> service.CloseResponse:
+    return service.CloseResponse(num_closed=pool.close(asked.session_ids))
 
 
-@_endpoint("/v1/environments/check", EnvironmentTable)
-async def check(pool: EnvironmentPool, asked: EnvironmentTable) -> object:
+@_endpoint("/v1/environments/check", service.EnvironmentTable)
+async def check(pool: EnvironmentPool, asked: service.EnvironmentTable) -> object:
     """Problem 422 names the field, 503 says why none can be loaded now."""
     loaded = await pool.facts(asked)
     if loaded.failure is not None and loaded.field:
@@ -120,19 +103,19 @@ async def check(pool: EnvironmentPool, asked: EnvironmentTable) -> object:
     return loaded.facts
 
 
-@_endpoint("/v1/environments/canary", CanaryRequest)
-async def canary(pool: EnvironmentPool, asked: CanaryRequest) -> CanaryResponse:
-    return CanaryResponse(problem=await pool.canary(asked))
+@_endpoint("/v1/environments/canary", service.CanaryRequest)
+async def canary(pool: EnvironmentPool, asked: service.CanaryRequest) -> service.CanaryResponse:
+    return service.CanaryResponse(problem=await pool.canary(asked))
 
 
 @router.get("/v1/environments")
 def environments() -> Response:
     """EnvironmentNames: what a spec may name."""
-    return json_answer(EnvironmentNames(environments=registry.names()))
+    return json_answer(service.EnvironmentNames(environments=registry.names()))
 
 
-def _opening(result: Result) -> TaskOpening | Failure:
-    if isinstance(result, Failure):
+def _opening(result: service.Result) -> service.TaskOpening | service.Failure:
+    if isinstance(result, service.Failure):
         return result
-    assert isinstance(result.opening, TaskOpening)
+    assert isinstance(result.opening, service.TaskOpening)
     return result.opening

@@ -14,20 +14,12 @@ import redis
 from redis import exceptions
 from redis.backoff import ExponentialWithJitterBackoff
 
+from broker.connection import script_texts
 from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.durability import REPLICATED, Durability
 from broker.connection.own_connections import OwnConnections
 from broker.connection.roles import GENERATOR, UNSEALED
-from broker.connection.script_texts import (
-    BRING_PAYLOADS,
-    WHEN_FULL,
-    argument_names,
-    function_name,
-    library_name,
-    library_text,
-    sealed,
-)
 from broker.connection.server_errors import UNKNOWN_FUNCTION, is_a_cluster, translated
 from broker.keys import JobKeys
 from contracts.encoding.names import check_job_id
@@ -76,23 +68,23 @@ class Broker:
         head's, NotFound for what is no job's id. A server without the library is sent it by a user that may, and is
         waited for by one that may not.
         """
-        if told.keys() != argument_names(function):
-            raise TypeError(f"{function} is told {sorted(argument_names(function))}, not {sorted(told)}")
+        if told.keys() != script_texts.argument_names(function):
+            raise TypeError(f"{function} is told {sorted(script_texts.argument_names(function))}, not {sorted(told)}")
         slots = "" if num_slots is None else num_slots
         arguments = ("0", check_job_id(job) if job else "", slots, encode(told), *payloads)
         with self.call():
             try:
                 return self._fcall(function, *arguments)
             except exceptions.OutOfMemoryError:
-                if function not in BRING_PAYLOADS:
+                if function not in script_texts.BRING_PAYLOADS:
                     raise
                 # A server at maxmemory doesn't begin it: what it would refuse for another reason is answered at once.
-                return self._fcall(function + WHEN_FULL, *arguments)
+                return self._fcall(function + script_texts.WHEN_FULL, *arguments)
 
     def _fcall(self, function: str, *arguments: str | int | bytes) -> list[Any]:
         while True:
             try:
-                command = ("FCALL", function_name(function), *arguments)
+                command = ("FCALL", script_texts.function_name(function), *arguments)
                 return self.durability.ask(command) if function in REPLICATED else self.connections.ask(*command)
             except exceptions.ResponseError as error:
                 if UNKNOWN_FUNCTION not in str(error):
@@ -205,7 +197,7 @@ def load_scripts(url: str, seal: str) -> None:
 
 def load_library(broker: Broker, seal: str) -> None:
     """Raises redis-py's errors. A server that has this very library is left alone: one at maxmemory can't take it."""
-    text = sealed(library_text(), seal)
-    known: Any = broker.redis.function_list(library_name(), withcode=True)
+    text = script_texts.sealed(script_texts.library_text(), seal)
+    known: Any = broker.redis.function_list(script_texts.library_name(), withcode=True)
     if text.encode() not in (field for library in known for field in library):
         broker.redis.function_load(text, replace=True)

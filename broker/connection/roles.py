@@ -115,10 +115,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hdel +unlink", f"~{S}:{{*}}:prompts*"),
         ("+hdel +unlink", f"~{S}:{{*}}:columns*"),
         ("+hdel", f"~{S}:{{*}}:progress"),
-        (
-            "+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim",
-            f"~{S}:{{*}}:rollouts*",
-        ),
+        ("+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim", f"~{S}:{{*}}:rollouts*"),
         ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:{*}:dispatched ~onbeat:changes"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),

@@ -113,11 +113,7 @@ class ExactAccumulator(GradientAccumulator):
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         super().__init__(
-            parameters,
-            dtype=torch.int64,
-            with_baseline=with_baseline,
-            targets=targets,
-            num_witnesses=max_micro_batches,
+            parameters, dtype=torch.int64, with_baseline=with_baseline, targets=targets, num_witnesses=max_micro_batches
         )
         self._max_micro_batches = max_micro_batches
         self._limit = 2.0**62 / SCALE / max_micro_batches

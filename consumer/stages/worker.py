@@ -25,15 +25,7 @@ from broker.presence import LEAVES_ALONE, services_info
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from consumer.stages.served_stages import ServedStage, ServedStages
 from consumer.stages.services import Services, judged_values
-from contracts.errors import (
-    BatchFailed,
-    BrokerFull,
-    BrokerUnavailable,
-    ContractViolation,
-    InvalidInput,
-    NotFound,
-    Unavailable,
-)
+from contracts import errors
 from contracts.timeline import COMPUTE, STAGE_WORKER
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
@@ -140,9 +132,9 @@ class StageWorker(Worker[ClaimedItem]):
                 continue
             try:
                 await self._of_kind[stage.stage.kind].look(stage)
-            except InvalidInput as error:
+            except errors.InvalidInput as error:
                 self._stages.leave_alone(stage, error)
-            except Unavailable as error:
+            except errors.Unavailable as error:
                 log.debug("%s: %s", stage, error)
             else:
                 self._stages.serve_again(stage)
@@ -158,7 +150,7 @@ class StageWorker(Worker[ClaimedItem]):
                 return None
             try:
                 items = await self._calls(stage.side.claim, stage.stage.name, self._room(stage))
-            except (NotFound, ContractViolation) as error:
+            except (errors.NotFound, errors.ContractViolation) as error:
                 # The job was removed, or what another process published for it can't be read: no harm to other jobs.
                 log.warning("%s: nothing can be claimed: %s", stage, error)
                 continue
@@ -210,15 +202,15 @@ class StageWorker(Worker[ClaimedItem]):
             self._freed.set()
             reach("stage.after_compute")
             (outcome,) = await self._calls(stage.side.put, [(item, values)])
-        except (BatchFailed, ContractViolation) as error:
+        except (errors.BatchFailed, errors.ContractViolation) as error:
             await self._fail(stage, item, error)
             return "failed"
-        except (BrokerUnavailable, BrokerFull):
+        except (errors.BrokerUnavailable, errors.BrokerFull):
             raise
-        except Unavailable as error:
+        except errors.Unavailable as error:
             await self._release(stage, item, error)
             return "released"
-        except InvalidInput as error:
+        except errors.InvalidInput as error:
             self._stages.leave_alone(stage, error)
             self._heartbeat.changed.set()
             await self._release(stage, item, error)

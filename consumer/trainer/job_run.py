@@ -33,18 +33,7 @@ from broker.trainer_side import TrainerSide
 from consumer.ranks.orders import own_seat
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.trainer import Trainer
-from contracts.errors import (
-    BatchFailed,
-    BrokerUnavailable,
-    Conflict,
-    DeadlineExceeded,
-    FencedOff,
-    FenceViolation,
-    InvalidInput,
-    OnbeatError,
-    Unavailable,
-    Unhealthy,
-)
+from contracts import errors
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -64,7 +53,7 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
     try:
         seat = own_seat()
         epoch = side.acquire(seat.sealed if seat else 0)
-    except Conflict as error:
+    except errors.Conflict as error:
         log.info("job %s: %s", job_id, error)
         return TrainerExit.HELD
     log.info("trainer epoch %d holds job %s", epoch, job_id)
@@ -87,10 +76,10 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             # At an end that is the trainer's own; one that was fenced off or cut off has no lease to give back.
             side.release()
             return code
-        except FencedOff as error:
+        except errors.FencedOff as error:
             log.error("%s", error)
             return TrainerExit.HELD
-        except (Unavailable, FenceViolation) as error:
+        except (errors.Unavailable, errors.FenceViolation) as error:
             log.error("this trainer ends, the job goes on in another: %s", error)
             return _give_back(error, side, keeper)
         except Exception as error:
@@ -102,7 +91,7 @@ def _metrics_of(settings: StackSettings) -> TrainerMetrics | None:
     """A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so."""
     try:
         return metrics_of(settings, lambda kinds: kinds.TrainerMetrics())
-    except InvalidInput as error:
+    except errors.InvalidInput as error:
         log.warning("this trainer serves no metrics: %s", error)
         return None
 
@@ -127,13 +116,13 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         if trainer is not None:
             _saved(trainer)
         log.info("stopped; another trainer may go on with job %s", job_id)
-    except (FencedOff, FenceViolation, Unavailable):
+    except (errors.FencedOff, errors.FenceViolation, errors.Unavailable):
         raise
-    except OnbeatError as error:
+    except errors.OnbeatError as error:
         log.error("job %s failed: %s", job_id, error)
         # The lease comes before the files: a trainer that slept past it writes no checkpoint beside its successor's.
         side.renew()
-        if trainer is not None and isinstance(error, (BatchFailed, DeadlineExceeded, Unhealthy)):
+        if trainer is not None and isinstance(error, (errors.BatchFailed, errors.DeadlineExceeded, errors.Unhealthy)):
             _saved(trainer)
         jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
         if trainer is not None:
@@ -164,10 +153,10 @@ def _give_back(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> Trai
         nonlocal ended
         try:
             side.release()
-        except FencedOff as why:
+        except errors.FencedOff as why:
             log.error("%s", why)
             ended = TrainerExit.HELD
-        except OnbeatError as why:
+        except errors.OnbeatError as why:
             log.info("the lease is not given back: %s", why)
 
     _say_last(tell)
@@ -176,14 +165,14 @@ def _give_back(error: Exception, side: TrainerSide, keeper: LeaseKeeper) -> Trai
 
 def _reaches_redis(error: Exception) -> bool:
     """Whether a trainer that ends with this error can say so; one that asks a server that is away ends later."""
-    return not isinstance(error, BrokerUnavailable)
+    return not isinstance(error, errors.BrokerUnavailable)
 
 
 def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
     """Raises Cancelled where the job was asked to end meanwhile."""
     try:
         jobs.move(job_id, JobState.RUNNING, trainer_epoch=side.trainer_epoch)
-    except Conflict as error:
+    except errors.Conflict as error:
         log.info("%s", error)
         raise Cancelled from error
 
@@ -192,9 +181,9 @@ def _saved(trainer: Trainer) -> str:
     """Saves what was committed; returns "", or why it could not: that must not change how the job ends."""
     try:
         trainer.save()
-    except (FencedOff, BrokerUnavailable):
+    except (errors.FencedOff, errors.BrokerUnavailable):
         raise
-    except OnbeatError as error:
+    except errors.OnbeatError as error:
         log.error("no checkpoint of the last committed iteration: %s", error)
         return f"its last checkpoint could not be written: {error}"
     return ""
@@ -233,13 +222,13 @@ def _end_loading(why: Exception, jobs: JobStore, *, side: TrainerSide, job_id: s
     def tell() -> None:
         if isinstance(why, Cancelled):
             jobs.move(job_id, JobState.CANCELLED, trainer_epoch=side.trainer_epoch)
-        if isinstance(why, (Cancelled, Stopped, Unavailable)) and _reaches_redis(why):
+        if isinstance(why, (Cancelled, Stopped, errors.Unavailable)) and _reaches_redis(why):
             side.release()
 
     _say_last(tell)
-    if isinstance(why, FencedOff):
+    if isinstance(why, errors.FencedOff):
         _exit(TrainerExit.HELD)
-    _exit(TrainerExit.DIED if isinstance(why, Unavailable) else TrainerExit.STOPPED)
+    _exit(TrainerExit.DIED if isinstance(why, errors.Unavailable) else TrainerExit.STOPPED)
 
 
 def _end_stopped() -> None:
@@ -249,7 +238,7 @@ def _end_stopped() -> None:
 
 def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: str) -> None:
     """Fails the job in the keeper's thread: the main one is in a pass that nothing can end but the process."""
-    late = DeadlineExceeded(
+    late = errors.DeadlineExceeded(
         f"one rollout batch has trained for {silent_s:.0f} s without an end", cure="raise timeouts.iteration_s"
     )
     log.error("job %s failed: %s", job_id, late)

@@ -12,17 +12,10 @@ import difflib
 import re
 from typing import Any
 
+from contracts import rewards
 from contracts.encoding.numbers import read_number
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import InvalidInput
-from contracts.rewards import (
-    ExactReward,
-    MathVerifyReward,
-    NumericReward,
-    ReasoningGymReward,
-    RegexReward,
-    RewardComponent,
-)
 from contracts.spec_tables.datasets import DatasetSpec, DatasetTable, ReasoningGymDataset, sources_of
 
 VERSION = "0.1.25"
@@ -73,10 +66,7 @@ NOT_SCORED = {
 }
 """Task → why no reward of type `reasoning_gym` is had for it."""
 
-NOT_GENERATED = {
-    "codeio": "it executes the programs of its data file",
-    "composite": "its parameters are other tasks",
-}
+NOT_GENERATED = {"codeio": "it executes the programs of its data file", "composite": "its parameters are other tasks"}
 """Task → why it makes no prompts."""
 
 FILE_PARAMETERS = frozenset({"data_file", "static_font"})
@@ -109,17 +99,17 @@ def read_task_entry(text: str) -> TaskEntry:
     return task_entry
 
 
-def check_job(dataset: DatasetSpec, components: tuple[RewardComponent, ...]) -> None:
+def check_job(dataset: DatasetSpec, components: tuple[rewards.RewardComponent, ...]) -> None:
     """Checks what is known of a job's task from its spec alone. Raises InvalidInput that names the field."""
     for source, part in sources_of(dataset).items():
         _check_source(part, [(place, one) for place, one in enumerate(components) if one.scores(source)])
 
 
-def _check_source(dataset: DatasetTable, components: list[tuple[int, RewardComponent]]) -> None:
+def _check_source(dataset: DatasetTable, components: list[tuple[int, rewards.RewardComponent]]) -> None:
     if isinstance(dataset, ReasoningGymDataset):
         _check_generated(dataset)
     for place, component in components:
-        if not isinstance(component, ReasoningGymReward):
+        if not isinstance(component, rewards.ReasoningGymReward):
             continue
         if not dataset.has_task_entries:
             raise InvalidInput(
@@ -184,18 +174,18 @@ MATH_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")
 """Letters that would be read as a product of symbols, c·a·t; `\\frac` is a command and sqrt is understood."""
 
 
-def check_reference(component: RewardComponent, *, reference: str, task_entry: str) -> None:
+def check_reference(component: rewards.RewardComponent, *, reference: str, task_entry: str) -> None:
     """Raises InvalidInput, with the cure, for what the component refuses whatever a model answers."""
-    if isinstance(component, NumericReward) and read_number(reference) is None:
+    if isinstance(component, rewards.NumericReward) and read_number(reference) is None:
         raise InvalidInput("`numeric` finds no number in the reference", cure="write it as 42, -1,234, 1/2 or 2.5e-3")
-    if isinstance(component, ExactReward | MathVerifyReward) and not reference.strip():
+    if isinstance(component, rewards.ExactReward | rewards.MathVerifyReward) and not reference.strip():
         raise InvalidInput(f"`{component.name}` needs a reference, and it is empty", cure="fill it in")
-    has_group = isinstance(component, RegexReward) and "answer" in re.compile(component.pattern).groupindex
+    has_group = isinstance(component, rewards.RegexReward) and "answer" in re.compile(component.pattern).groupindex
     if has_group and not reference.strip():
         raise InvalidInput("the pattern's group `answer` needs a reference, and it is empty", cure="fill it in")
-    if isinstance(component, MathVerifyReward):
+    if isinstance(component, rewards.MathVerifyReward):
         _check_mathematics(reference)
-    if isinstance(component, ReasoningGymReward):
+    if isinstance(component, rewards.ReasoningGymReward):
         read_task_entry(task_entry)
 
 

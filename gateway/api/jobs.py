@@ -33,12 +33,7 @@ EXAMPLE_JOB = {
     "model": {"path": "configs/models/two-digit-addition"},
     "dataset": {"type": "addition"},
     "reward": {"components": [{"type": "exact"}]},
-    "rollout": {
-        "batches_per_iteration": 4,
-        "prompts_per_batch": 4,
-        "group_size": 4,
-        "sampling": {"max_new_tokens": 6},
-    },
+    "rollout": {"batches_per_iteration": 4, "prompts_per_batch": 4, "group_size": 4, "sampling": {"max_new_tokens": 6}},
 }
 LOCATION = {"Location": {"description": "Path of the job", "schema": {"type": "string"}}}
 IDEMPOTENCY_KEY = {
@@ -76,9 +71,7 @@ async def submit(request: Request, services: HasServices) -> Response:
     spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
     status, is_new = await run_in_threadpool(_create, services, spec, key)
     return json_answer(
-        status,
-        HTTPStatus.CREATED if is_new else HTTPStatus.OK,
-        headers={"Location": f"/v1/jobs/{status.job_id}"},
+        status, HTTPStatus.CREATED if is_new else HTTPStatus.OK, headers={"Location": f"/v1/jobs/{status.job_id}"}
     )
 
 

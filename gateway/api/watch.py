@@ -33,20 +33,13 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
 
 @router.get("/events", response_class=StreamingResponse, **openapi.event_stream("Events to the job's final state"))
 async def events(
-    request: Request,
-    job_id: KnownJob,
-    services: HasServices,
-    last_event_id: Annotated[str | None, Header()] = None,
+    request: Request, job_id: KnownJob, services: HasServices, last_event_id: Annotated[str | None, Header()] = None
 ) -> Response:
     """Send events from the first, or after `Last-Event-ID`, to the job's final state."""
     after = resume_point(last_event_id)
     services.check_event_streams(cure="end some, or poll the job")
     stream = EventStream(
-        jobs=services.jobs,
-        job_id=job_id,
-        after=after,
-        closing=services.closing,
-        keep_alive_s=services.keep_alive_s,
+        jobs=services.jobs, job_id=job_id, after=after, closing=services.closing, keep_alive_s=services.keep_alive_s
     )
     return CountedStream(stream, count=services.count_event_streams)
 

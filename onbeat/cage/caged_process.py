@@ -44,30 +44,28 @@ class CagedProcess:
     The thread that makes it must stay alive: Linux ends a child together with the thread that started it.
     """
 
+    module: str
+    """Its `main(control, rules)` runs `onbeat.cage.nursery.main`."""
+    noun: str
+    """What a message calls the child: "the scorer's process"."""
+    hash_seed: int | None = None
+    """With it the texts of all such processes have equal hashes."""
+
     def __init__(
-        self,
-        rules: CageRules,
-        *,
-        module: str,
-        noun: str,
-        start_timeout_s: float,
-        hash_seed: int | None = None,
-        on_empty: Callable[[], None] = lambda: None,
+        self, rules: CageRules, *, start_timeout_s: float, on_empty: Callable[[], None] = lambda: None
     ) -> None:
         """Returns as soon as the process exists; the first order waits for its start.
 
-        module: its `main(control, rules)` runs `onbeat.cage.nursery.main`. noun: what a message calls the child: "the
-        scorer's process". hash_seed: with it the texts of all such processes have equal hashes. on_empty: called by
-        `end`, where nothing is left in the cage.
+        on_empty: called by `end`, where nothing is left in the cage.
         """
         ours, theirs = socket.socketpair()
-        code = START.format(module=module)
-        alone = ["-I"] if hash_seed is None else ["-s", "-P"]
+        code = START.format(module=self.module)
+        alone = ["-I"] if self.hash_seed is None else ["-s", "-P"]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, *alone, "-c", code, str(theirs.fileno()), encode_json(rules).decode(), _import_path()],
                 # From the first instruction on: what a process was started with stays readable in /proc.
-                env={} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)},
+                env={} if self.hash_seed is None else {"PYTHONHASHSEED": str(self.hash_seed)},
                 cwd=rules.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -75,8 +73,7 @@ class CagedProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.noun = noun
-        self.importing = f"importing {noun} took more than {start_timeout_s:g} s"
+        self.importing = f"importing {self.noun} took more than {start_timeout_s:g} s"
         self._on_empty = on_empty
         self._orders = Frames(ours, max_bytes=MAX_REPORT_BYTES)
         self._start_timeout_s = start_timeout_s

@@ -25,31 +25,16 @@ from broker.job_store import JobStore
 from broker.openings import IterationOpening
 from broker.presence import Presence, StagePresence
 from broker.trainer_side import TrainerSide
+from contracts import events
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, encode_json
 from contracts.errors import InvalidInput, OnbeatError, Unavailable, WeightsRejected
-from contracts.events import (
-    AuditRecord,
-    EvaluationFinished,
-    ForkedFrom,
-    IterationCommitted,
-    IterationMetrics,
-    JobEvent,
-    TrainerStarted,
-    record_digest,
-)
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
-from onbeat.loop.chain import (
-    check_same_environment,
-    check_same_run,
-    commit_record,
-    needs_rewind,
-    rewind_record,
-)
+from onbeat.loop.chain import check_same_environment, check_same_run, commit_record, needs_rewind, rewind_record
 from onbeat.loop.chain_file import ChainFile, read_chain, restored
 from onbeat.loop.expected import ExpectedIteration, evaluation_score
 from onbeat.loop.lease_keeper import LeaseKeeper
@@ -88,7 +73,7 @@ class HealthWatch:
     def scored(self, score: EvaluationScore) -> None:
         """Takes a held-out score, before the commit of its iteration."""
 
-    def committed(self, metrics: IterationMetrics) -> None: ...
+    def committed(self, metrics: events.IterationMetrics) -> None: ...
 
     def check(self) -> None:
         """Raises Unhealthy where a rule of `trainer.stop_on` was broken under this trainer."""
@@ -113,7 +98,7 @@ class TrainedJob:
     weights: WeightPublisher
     published: PublishedVersions
     """What the store has, read back."""
-    forked: ForkedFrom | UnsetType = UNSET
+    forked: events.ForkedFrom | UnsetType = UNSET
     """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
 
     def __init__(
@@ -158,7 +143,7 @@ class TrainedJob:
         self.check()
         time.sleep(seconds)
 
-    def tell(self, event: JobEvent) -> None:
+    def tell(self, event: events.JobEvent) -> None:
         self.jobs.tell(self.job_id, event)
 
     def open_files(self) -> None:
@@ -220,7 +205,7 @@ class Succession:
         """The iteration that is trained next; None where every one is committed."""
 
     @property
-    def records(self) -> list[AuditRecord]:
+    def records(self) -> list[events.AuditRecord]:
         """The chain as this trainer found it, without the batches."""
         return self._chain.records
 
@@ -240,8 +225,8 @@ class Succession:
         check_same_environment(chain, job.window.environment, job.spec)
         job.window.add(made)
         job.health.begin(first)
-        epoch = job.side.trainer_epoch
-        job.tell(TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=bool(chain)))
+        epoch, resumed = job.side.trainer_epoch, bool(chain)
+        job.tell(events.TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=resumed))
 
     def begin(self, first: int, set_aside: Callable[[int], None]) -> None:
         """Rewinds where the fence is ahead of what the trainer starts with, announces the window's versions, and opens
@@ -272,7 +257,7 @@ class Succession:
         iteration: ExpectedIteration,
         *,
         made: WeightManifest | None,
-        metrics: IterationMetrics | None,
+        metrics: events.IterationMetrics | None,
         write_score: Callable[[EvaluationScore], None],
         opens: bool = True,
     ) -> IterationOpening | None:
@@ -287,7 +272,7 @@ class Succession:
             job.window.add(made)
             due = job.window.opened_by(number)
             opening, left = (due, None) if opens else (None, due)
-            event = IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
+            event = events.IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
             version = made.policy_version, made.weights_digest
         record = commit_record(
             iteration,
@@ -308,8 +293,8 @@ class Succession:
         self.next = number + 1 if number < job.spec.last_iteration else None
         return left
 
-    def _append(self, record: AuditRecord) -> None:
-        self._last_link = record_digest(record)
+    def _append(self, record: events.AuditRecord) -> None:
+        self._last_link = events.record_digest(record)
         self._job.chain_file.append(record, self._last_link)
 
 
@@ -323,7 +308,7 @@ def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Call
         write(score)
         job.health.scored(score)
         job.jobs.record_evaluation(job.folder.job_id, score)
-        job.tell(EvaluationFinished(at_s=time.time(), score=score))
+        job.tell(events.EvaluationFinished(at_s=time.time(), score=score))
 
 
 def job_prompts(

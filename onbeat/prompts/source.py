@@ -60,9 +60,7 @@ class PromptSource:
         """Package and version of the job's environment, as its service names them; "" in a job without one."""
         if spec.environment is None:
             self._train = self._tokenize(
-                dataset.train,
-                gives=spec.algorithm.learns_given,
-                filters=spec.rollout.filter_overlong_prompts is True,
+                dataset.train, gives=spec.algorithm.learns_given, filters=spec.rollout.filter_overlong_prompts is True
             )
             self._evaluation = self._tokenize(dataset.evaluation)
         else:

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from contracts.rewards import RewardItem, Scored, StatedReason
+from contracts.rewards import RewardComponent, RewardItem, Scored, StatedReason, imports_plugins
 from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
 from contracts.spec_tables.environment import ENVIRONMENT
 
 
-def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]) -> list[RewardItem]:
-    """[k·G] completions and their texts, prompt by prompt → [k·G] items."""
+def reward_items(
+    components: tuple[RewardComponent, ...], batch: PromptBatch, completions: Sequence[Completion], texts: Sequence[str]
+) -> list[RewardItem]:
+    """[k·G] completions and their texts, prompt by prompt → [k·G] items for these components."""
+    with_tokens = imports_plugins(components)
     prompts = [prompt for prompt in batch.prompts for _ in range(batch.group_size)]
     return [
         RewardItem(
@@ -26,6 +29,8 @@ def reward_items(batch: PromptBatch, completions: Sequence[Completion], texts: S
             metadata=prompt.metadata,
             source=prompt.source,
             num_tokens=completion.num_sampled,
+            finish_reason=completion.finish_reason,
+            token_ids=completion.token_ids if with_tokens else UNSET,
         )
         for prompt, completion, text in zip(prompts, completions, texts, strict=True)
     ]

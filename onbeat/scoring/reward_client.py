@@ -24,19 +24,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import httpx
+from msgspec.structs import replace
 
+from contracts import rewards
 from contracts.encoding.wire import MAX_ATTEMPTS, decode, encode
 from contracts.errors import BatchFailed, ContractViolation, RewardUnavailable
-from contracts.rewards import (
-    UP_TO_LUCK,
-    RewardItem,
-    RewardRequest,
-    RewardResponse,
-    RewardSpec,
-    Scored,
-    Unscorable,
-    stated_scores,
-)
+from contracts.rewards import UP_TO_LUCK, Result, RewardItem, RewardRequest, RewardSpec, Scored, Unscorable
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.environments.client import MEDIA_TYPE, reward_service
@@ -47,11 +40,11 @@ from onbeat.telemetry.correlation import trace_headers
 log = logging.getLogger(__name__)
 
 MAX_ITEMS = 1024
-"""Items of one request; the contract allows 4096."""
+"""Items of one request, or those of one group where these are more; the contract allows 4096."""
 MAY_BE_STATED = frozenset({"raised", "not_finite"})
 """Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
 
-Results = tuple[Scored | Unscorable, ...]
+Results = tuple[Result, ...]
 Post = Callable[[RewardRequest], Awaitable[Results]]
 
 
@@ -96,10 +89,12 @@ class RewardClient:
         job_id: str,
         tries: int,
         dependency_s: float,
+        group_size: int = 1,
         is_needed: Callable[[], bool] = lambda: True,
     ) -> list[Scored]:
         """Answers one Scored for each item, in order; 0.0 without a request where the rubric has no component, since an
         environment alone rewards. tries: `tries_of` the job. dependency_s: how long the service may be away.
+        group_size: so many items side by side have one prompt, and go in one request.
 
         Raises BatchFailed: the service refused the request, or an item has no score; RewardUnavailable: in doubt where
         a service that answers others gave no answer to reward.max_attempts requests, else for one that was away for all
@@ -113,30 +108,29 @@ class RewardClient:
         if not reward.components:
             return [Scored(reward=0.0, breakdown={}) for _ in items]
         scored: list[Scored] = []
-        for start in range(0, len(items), MAX_ITEMS):
-            part = items[start : start + MAX_ITEMS]
-            scored += await self._score_request(reward, part, job_id=job_id, tries=tries, post=post)
+        size = max(1, MAX_ITEMS // group_size) * group_size
+        for start in range(0, len(items), size):
+            first = RewardRequest(
+                components=reward.components,
+                items=tuple(items[start : start + size]),
+                group_size=group_size,
+                item_timeout_s=reward.item_timeout_s,
+                job_id=job_id,
+            )
+            scored += await self._score_request(reward, first, tries=tries, post=post)
         return scored
 
-    async def _score_request(
-        self, reward: RewardSpec, items: Sequence[RewardItem], *, job_id: str, tries: int, post: Post
-    ) -> list[Scored]:
+    async def _score_request(self, reward: RewardSpec, first: RewardRequest, *, tries: int, post: Post) -> list[Scored]:
+        """first: the request for all of its items."""
         scored: dict[int, Scored] = {}
         num_failures, num_unanswered = 0, 0
         pauses = backoff(base_s=1.0, cap_s=30.0, jitter=self._jitter)
         while True:
-            waiting = [position for position in range(len(items)) if position not in scored]
+            waiting = tuple(place for place in first.places if place not in scored)
             problem: BatchFailed | RewardUnavailable
             try:
-                request = RewardRequest(
-                    components=reward.components,
-                    items=tuple(items[position] for position in waiting),
-                    item_timeout_s=reward.item_timeout_s,
-                    job_id=job_id,
-                    # What waits could not be scored in any answer so far: those that it was no part of don't exist.
-                    settles=num_failures + 1 == tries,
-                )
-                results = await post(request)
+                # What waits could not be scored in any answer so far: those that it was no part of don't exist.
+                results = await post(replace(first, asked=waiting, settles=num_failures + 1 == tries))
             except RewardUnavailable as error:
                 if not error.is_doubtful:
                     raise
@@ -147,7 +141,7 @@ class RewardClient:
                 unscorable = [result for result in results if isinstance(result, Unscorable)]
                 scored |= {p: r for p, r in zip(waiting, results, strict=True) if isinstance(r, Scored)}
                 if not unscorable:
-                    return [scored[position] for position in range(len(items))]
+                    return [scored[place] for place in first.places]
                 problem = _failed(unscorable)
                 num_failures += 1
                 is_last = num_failures >= min(_most_tries(result, reward, tries) for result in unscorable)
@@ -169,19 +163,19 @@ class RewardClient:
         if not check_status(answer, RewardUnavailable, of="the reward service"):
             raise BatchFailed(f"the reward service refused the request with {answer.status_code}: {said(answer)}")
         try:
-            results = decode(answer.content, RewardResponse).results
+            results = decode(answer.content, rewards.RewardResponse).results
         except ContractViolation as error:
             raise in_doubt(RewardUnavailable(f"the reward service's answer does not decode: {error}")) from error
-        if len(results) != len(request.items):
+        if len(results) != len(request.places):
             raise in_doubt(
-                RewardUnavailable(f"the reward service answered {len(results)} results for {len(request.items)} items")
+                RewardUnavailable(f"the reward service answered {len(results)} results for {len(request.places)} items")
             )
         return results
 
 
 def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
     """How often an item is asked for that can't be scored: up to the last request where a stated score may come."""
-    stated = stated_scores(reward.components)
+    stated = rewards.stated_scores(reward.components)
     if result.reason in UP_TO_LUCK:
         # Of several components the service doesn't know which one it was, before the last request asks each by itself.
         return tries if result.component in stated or (stated and not result.component) else reward.max_attempts

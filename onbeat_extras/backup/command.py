@@ -43,8 +43,7 @@ class Backup(Record, frozen=True, kw_only=True):
 def backup(
     directory: Place,
     without_redis: Annotated[
-        bool,
-        typer.Option("--without-redis", help="Copy run folders alone: your own server was backed up before."),
+        bool, typer.Option("--without-redis", help="Copy run folders alone: your own server was backed up before.")
     ] = False,
     json_output: options.Json = False,
     run_dir: options.RunDir = None,
@@ -66,11 +65,7 @@ def backup(
     _say({"directory": str(directory), "jobs": made.jobs, "num_bytes": made.num_bytes}, said, json_output=json_output)
 
 
-def restore(
-    directory: Place,
-    json_output: options.Json = False,
-    run_dir: options.RunDir = None,
-) -> None:
+def restore(directory: Place, json_output: options.Json = False, run_dir: options.RunDir = None) -> None:
     """Make a run folder of a backup; `onbeat up` there goes on with its jobs. It replaces nothing."""
     root = run_root_from(os.environ, run_dir)
     found = read_backup(directory)

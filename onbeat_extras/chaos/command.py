@@ -61,8 +61,7 @@ def chaos(
     ] = None,
     model_root: options.ModelRoot = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="JSON of the campaign, written after each round."),
+        Path | None, typer.Option("--out", metavar="FILE", help="JSON of the campaign, written after each round.")
     ] = None,
 ) -> None:
     """Kill and pause processes at random; every run must end with the weights of the undisturbed one."""

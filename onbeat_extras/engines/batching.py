@@ -17,14 +17,7 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
-from producer.engine.base import (
-    GenerationEngine,
-    Turn,
-    VerifiedWeights,
-    check_context,
-    check_version,
-    check_vocabulary,
-)
+from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_context, check_version, check_vocabulary
 
 FINISH_REASONS = ("stop", "length")
 

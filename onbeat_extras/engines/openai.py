@@ -65,11 +65,7 @@ class OpenaiEngine(BatchingEngine):
     """A server of one's own: generations run side by side in it, a load waits for them."""
 
     def __init__(
-        self,
-        setup: EngineSetup,
-        options: OpenaiOptions,
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        self, setup: EngineSetup, options: OpenaiOptions, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """Waits until the server answers. The model's folder is read for its limits, never for weights.
 

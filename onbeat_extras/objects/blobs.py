@@ -231,12 +231,7 @@ class Blobs:
 
 
 def open_blobs(
-    settings: StackSettings,
-    job_id: str,
-    area: Area,
-    *,
-    deadline_s: float,
-    sleep: Callable[[float], None] = time.sleep,
+    settings: StackSettings, job_id: str, area: Area, *, deadline_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Blobs:
     """Opens an area of a job; asks nothing of the store.
 

@@ -149,20 +149,25 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         published without its scores (I6).
         """
         completions = completions_of(claim.batch, samples)
-        items = reward_items(claim.batch, completions, [one.text for of_prompt in samples for one in of_prompt])
+        texts = [one.text for of_prompt in samples for one in of_prompt]
         spec, settings = self.spec, self._connection.settings
-
+        items = reward_items(spec.reward.components, claim.batch, completions, texts)
         tries, dependency_s = tries_of(spec), spec.timeouts.dependency_s
+        size = claim.group_size
 
         async def ask() -> list[Scored]:
             async with reward_http(settings) as http:
                 client = RewardClient(http, key=settings.reward_key)
                 return await client.score(
-                    spec.reward, items, job_id=claim.batch.job_id, tries=tries, dependency_s=dependency_s
+                    spec.reward,
+                    items,
+                    job_id=claim.batch.job_id,
+                    tries=tries,
+                    dependency_s=dependency_s,
+                    group_size=size,
                 )
 
         scored = run_apart(ask())
-        size = claim.group_size
         return [scored[start : start + size] for start in range(0, len(scored), size)]
 
     def publish(

@@ -91,10 +91,7 @@ def _check_histogram(rates: Rates, longest: int, *, bound: str) -> None:
     if not tokens or len(tokens) != len(shares):
         raise InvalidInput(f"{len(tokens)} lengths with {len(shares)} shares", field="lengths", cure="one share each")
     if min(tokens) < 1 or max(tokens) > longest:
-        raise InvalidInput(
-            f"has {max(tokens)} tokens, {bound} = {longest}",
-            field="lengths.tokens",
-        )
+        raise InvalidInput(f"has {max(tokens)} tokens, {bound} = {longest}", field="lengths.tokens")
     if not all(math.isfinite(share) and share >= 0.0 for share in shares) or sum(shares) <= 0.0:
         raise InvalidInput("are 0 or more, and not all 0", field="lengths.shares")
 

@@ -95,8 +95,6 @@ def costs_of_rates(
     rates = convert(values, Rates)
     check_rates(spec, rates)
     machines = replace(
-        machines,
-        completions_at_once=rates.generator.completions_at_once or 1,
-        switch_s=rates.sync.switch_s,
+        machines, completions_at_once=rates.generator.completions_at_once or 1, switch_s=rates.sync.switch_s
     )
     return given_costs(spec, rates, seed=seed), machines

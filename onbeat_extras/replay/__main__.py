@@ -95,12 +95,7 @@ async def sample(settings: StackSettings, engine: Engine, spec: JobSpec, record:
                 play=players.play_for(spec, loaded),
             )
             batch.sample(started_s=time.time())
-            rounds = Rounds(
-                generator_id=NAME,
-                rewards=rewards,
-                activity=Activity(NAME),
-                freed=lambda: None,
-            )
+            rounds = Rounds(generator_id=NAME, rewards=rewards, activity=Activity(NAME), freed=lambda: None)
             sampled = await rounds.complete(batch)
         finally:
             await model.aclose()

@@ -22,14 +22,7 @@ from contracts.settings import PREFIX
 from contracts.spec import JobSpec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import parse_spec, read_toml
-from onbeat.stack.access import (
-    GatewayAccess,
-    gateway_access,
-    inputs_below,
-    read_stack_file,
-    run_root_from,
-    same_origin,
-)
+from onbeat.stack.access import GatewayAccess, gateway_access, inputs_below, read_stack_file, run_root_from, same_origin
 from onbeat_extras.runs.inputs import (
     TOOLS_NAME,
     Put,

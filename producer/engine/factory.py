@@ -18,7 +18,7 @@ from onbeat.weights.redis.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
 
 CLASSES: dict[type[Engine], tuple[str, str]] = {
-    TransformersOptions: ("producer.engine.transformers.engine", "TransformersEngine"),
+    TransformersOptions: ("producer.engine.transformers.engine", "TransformersEngine")
 }
 """Type of an engine's options → module and class of the engine, which is made from an EngineSetup and those options."""
 GROUP = "onbeat.engines"

@@ -122,7 +122,8 @@ class Rounds:
             return [Scored(reward=0.0, breakdown={}) for _ in completions]
         return await self.rewards.score(
             spec.reward,
-            reward_items(asked, completions, texts),
+            reward_items(spec.reward.components, asked, completions, texts),
+            group_size=asked.group_size,
             job_id=batch.prompt_batch.job_id,
             tries=tries_of(spec),
             dependency_s=spec.timeouts.dependency_s,

@@ -23,18 +23,8 @@ from typing import Any
 from msgspec import UNSET
 
 from contracts.encoding.wire import decode, encode
+from contracts.environments import service
 from contracts.environments.messages import Message, messages_digest
-from contracts.environments.service import (
-    EnvironmentFacts,
-    EnvironmentTable,
-    Failure,
-    Reply,
-    Result,
-    Task,
-    TaskOpening,
-    Turned,
-    reply_digest,
-)
 from contracts.errors import InvalidInput
 from onbeat.cage import nursery
 from onbeat.cage.frames import Frames, Gone
@@ -69,7 +59,7 @@ class Player:
             handle=frames.fileno(), allows_threads=playable.allows_threads, swaps_random=playable.global_random
         )
         self._sessions: dict[int, _Session] = {}
-        self._waiting: list[Result] = []
+        self._waiting: list[service.Result] = []
         self._waiting_bytes = 0
         self._flushed_s = time.monotonic()
 
@@ -106,16 +96,16 @@ class Player:
         if time.monotonic() - self._flushed_s > FLUSH_AFTER_S:
             self._flush()
 
-    def _result(self, play: Play) -> Result:
+    def _result(self, play: Play) -> service.Result:
         try:
             return self._played(play)
         except Failed as failed:
             self._sessions.pop(play.number, None)
-            return Failure(reason=failed.reason, detail=failed.detail)
+            return service.Failure(reason=failed.reason, detail=failed.detail)
 
-    def _played(self, play: Play) -> Turned:
-        opening: TaskOpening | None = None
-        reply: Reply | None = None
+    def _played(self, play: Play) -> service.Turned:
+        opening: service.TaskOpening | None = None
+        reply: service.Reply | None = None
         if play.task is not None:
             opening = self._begin(play.number, play.task)
             if play.opening_digest not in (None, messages_digest(opening.messages, opening.tools)):
@@ -123,7 +113,7 @@ class Player:
         for turn, played in enumerate(play.history):
             self._come_to_next_call()
             reply = self._step(play.number, played.message, turn)
-            if reply_digest(reply) != played.reply_digest:
+            if service.reply_digest(reply) != played.reply_digest:
                 raise Failed("divergent", f"the reply of turn {turn} is another one than before")
         if play.message is not None:
             if play.task is not None:
@@ -134,9 +124,9 @@ class Player:
                 self._come_to_next_call()
             self._close(play.number)
         shown = opening if opening is not None and play.shows_opening else UNSET
-        return Turned(opening=shown, reply=UNSET if reply is None else reply)
+        return service.Turned(opening=shown, reply=UNSET if reply is None else reply)
 
-    def _begin(self, number: int, task: Task) -> TaskOpening:
+    def _begin(self, number: int, task: service.Task) -> service.TaskOpening:
         try:
             known = json.loads(task.task)
         except (ValueError, RecursionError) as error:
@@ -149,7 +139,7 @@ class Player:
             self._guard.call(setattr, session.environment, "sampling", task.sampling)
         return self._checked(opening_of, self._in(session, "reset", known, task.seed), "opening")
 
-    def _step(self, number: int, message: Message, turn: int) -> Reply:
+    def _step(self, number: int, message: Message, turn: int) -> service.Reply:
         session = self._sessions.get(number)
         if session is None:
             raise Failed("lost", "its process has no such session")
@@ -218,7 +208,7 @@ class Playable:
     """What can be played, and how."""
 
     make: registry.Factory
-    facts: EnvironmentFacts
+    facts: service.EnvironmentFacts
     allows_threads: bool
     global_random: bool
     takes_sampling: bool
@@ -229,7 +219,7 @@ def warm_up(payload: bytes) -> bytes:
 
     Packages of others are imported in each child: they may start threads, which no fork survives.
     """
-    table = decode(payload, EnvironmentTable)
+    table = decode(payload, service.EnvironmentTable)
     if not registry.is_ours(table):
         return b""
     if registry.provision_of(table).is_only_imported:
@@ -240,7 +230,7 @@ def warm_up(payload: bytes) -> bytes:
     return b""
 
 
-def load(table: EnvironmentTable, operators_part: bytes | None = None) -> Playable | Loaded:
+def load(table: service.EnvironmentTable, operators_part: bytes | None = None) -> Playable | Loaded:
     """Imports it and makes one, with the parameters; what is wrong, otherwise."""
     try:
         factory, version = registry.factory_of(table)
@@ -253,7 +243,7 @@ def load(table: EnvironmentTable, operators_part: bytes | None = None) -> Playab
     params = dict(table.params)
     try:
         tried = factory(**params)
-        facts = EnvironmentFacts(
+        facts = service.EnvironmentFacts(
             deterministic=bool(getattr(tried, "deterministic", False)),
             version=version if table.source else str(getattr(tried, "version", "") or version),
         )
@@ -272,4 +262,4 @@ def load(table: EnvironmentTable, operators_part: bytes | None = None) -> Playab
 
 def _refused(problem: str, field: str) -> Loaded:
     detail = problem[:1000].encode(errors="backslashreplace").decode()
-    return Loaded(failure=Failure(reason="unknown", detail=detail), field=field)
+    return Loaded(failure=service.Failure(reason="unknown", detail=detail), field=field)

@@ -37,6 +37,10 @@ class Interrupted(Exception):
 class PlayCage(CagedProcess):
     """Its child plays the sessions of one environment."""
 
+    module = "reward_service.player.player"
+    noun = "the environment"
+    hash_seed = HASH_SEED
+
     def __init__(
         self,
         rules: CageRules,
@@ -47,14 +51,7 @@ class PlayCage(CagedProcess):
         operators_part: bytes | None,
         on_empty: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(
-            rules,
-            module="reward_service.player.player",
-            noun="the environment",
-            start_timeout_s=start_timeout_s,
-            hash_seed=HASH_SEED,
-            on_empty=on_empty,
-        )
+        super().__init__(rules, start_timeout_s=start_timeout_s, on_empty=on_empty)
         self._load = Load(environment=environment, reply_bytes=reply_bytes, operators_part=operators_part)
         self._is_warm = False
         self._place: Place | None = None

@@ -24,17 +24,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from contracts.encoding.wire import encode
-from contracts.environments.service import (
-    CanaryRequest,
-    EnvironmentTable,
-    Failure,
-    NewSession,
-    OpeningRequest,
-    OpenRequest,
-    Result,
-    Step,
-    Task,
-)
+from contracts.environments import service
 from contracts.errors import InvalidInput, Unavailable
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
@@ -50,14 +40,14 @@ MAX_CAGES = 240
 """Each has a user of its own, of 256."""
 MAX_WAITING = 2**17
 """Asks that wait in all lanes; one more call is refused."""
-NO_SESSION = Failure(reason="lost", detail="the reward service has no such session")
+NO_SESSION = service.Failure(reason="lost", detail="the reward service has no such session")
 
 
 @dataclass(kw_only=True, eq=False)
 class Kind:
     """The lanes of one environment of one job."""
 
-    table: EnvironmentTable
+    table: service.EnvironmentTable
     lanes: list[Lane] = field(default_factory=list)
 
     @property
@@ -84,7 +74,7 @@ class EnvironmentPool:
         settings: StackSettings,
         *,
         on_restart: Callable[[], None] = lambda: None,
-        on_result: Callable[[Result], None] = lambda result: None,
+        on_result: Callable[[service.Result], None] = lambda result: None,
     ) -> None:
         """on_restart: called for each child that was lost. on_result: for each result of a child.
 
@@ -121,18 +111,18 @@ class EnvironmentPool:
         """The keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
         return [pid for lane in self._lanes() for pid in lane.pids()]
 
-    async def facts(self, table: EnvironmentTable) -> Loaded:
+    async def facts(self, table: service.EnvironmentTable) -> Loaded:
         """Raises Unavailable."""
         (loaded,) = await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())
         return loaded
 
-    async def canary(self, request: CanaryRequest) -> str:
+    async def canary(self, request: service.CanaryRequest) -> str:
         """Says what differs where tasks are played twice; "" where nothing does. Raises Unavailable."""
         if self._closed or len(self.cages.numbers) + 2 > MAX_CAGES:
             raise Unavailable("no process can be started for a canary now")
         return await asyncio.to_thread(compared, request, lambda: self.new_cage(request.environment))
 
-    async def openings(self, request: OpeningRequest) -> list[Result]:
+    async def openings(self, request: service.OpeningRequest) -> list[service.Result]:
         """Raises Unavailable."""
         kind = self._kind(request.environment, request.job_id)
         lanes = kind.least_loaded(len(request.tasks))
@@ -142,7 +132,7 @@ class EnvironmentPool:
         ]
         return await self._asked(asks, lanes)
 
-    async def open(self, request: OpenRequest) -> list[Result]:
+    async def open(self, request: service.OpenRequest) -> list[service.Result]:
         """Begins sessions; one that has the id of another ends that one. Raises Unavailable, InvalidInput."""
         _no_twice([new.session_id for new in request.sessions])
         kind = self._kind(request.environment, request.job_id)
@@ -156,7 +146,7 @@ class EnvironmentPool:
         asks = [self._begun(new, lane, request) for new, lane in zip(request.sessions, lanes, strict=True)]
         return await self._asked(asks, lanes)
 
-    async def step(self, steps: Sequence[Step]) -> list[Result]:
+    async def step(self, steps: Sequence[service.Step]) -> list[service.Result]:
         """Raises Unavailable, InvalidInput."""
         _no_twice([step.session_id for step in steps])
         found = [self._sessions.get(step.session_id) for step in steps]
@@ -188,7 +178,7 @@ class EnvironmentPool:
         self._closed = True
         self.cages.end(self._lanes())
 
-    def new_cage(self, table: EnvironmentTable) -> PlayCage:
+    def new_cage(self, table: service.EnvironmentTable) -> PlayCage:
         """Called by the thread that will own it."""
         provision = registry.provision_of(table)
         rules, on_empty = self.cages.one_more(**provision.limits)
@@ -201,7 +191,7 @@ class EnvironmentPool:
             on_empty=on_empty,
         )
 
-    async def _asked(self, asks: Sequence[Ask], lanes: Sequence[Lane]) -> list[Result]:
+    async def _asked(self, asks: Sequence[Ask], lanes: Sequence[Lane]) -> list[service.Result]:
         """Results in order; cancelling it withdraws what isn't played yet."""
         if self.num_waiting() + len(asks) > MAX_WAITING:
             raise Unavailable(f"{self.num_waiting()} steps wait already", cure="start another reward service")
@@ -209,12 +199,12 @@ class EnvironmentPool:
         for place, lane in enumerate(lanes):
             places.setdefault(lane, []).append(place)
         futures = [asyncio.wrap_future(lane.ask([asks[one] for one in mine])) for lane, mine in places.items()]
-        found: dict[int, Result] = {}
+        found: dict[int, service.Result] = {}
         for mine, results in zip(places.values(), await asyncio.gather(*futures), strict=True):
             found |= zip(mine, results, strict=True)
         return [found[place] for place in range(len(asks))]
 
-    def _begun(self, new: NewSession, lane: Lane, request: OpenRequest) -> Begin:
+    def _begun(self, new: service.NewSession, lane: Lane, request: service.OpenRequest) -> Begin:
         session = self._made(
             new.session_id, new.task, lane, call_timeout_s=request.step_timeout_s, idle_s=request.idle_s
         )
@@ -222,7 +212,7 @@ class EnvironmentPool:
             self._sessions[new.session_id] = session, lane
         return Begin(session, new)
 
-    def _made(self, name: str, task: Task, lane: Lane, *, call_timeout_s: float, idle_s: float) -> Session:
+    def _made(self, name: str, task: service.Task, lane: Lane, *, call_timeout_s: float, idle_s: float) -> Session:
         return Session(
             session_id=name,
             task=task,
@@ -245,7 +235,7 @@ class EnvironmentPool:
     def _lanes(self) -> list[Lane]:
         return [lane for kind in list(self._kinds.values()) for lane in kind.lanes]
 
-    def _kind(self, table: EnvironmentTable, job_id: str) -> Kind:
+    def _kind(self, table: service.EnvironmentTable, job_id: str) -> Kind:
         """The environment's lanes for a job, which is made where there are none. Raises Unavailable."""
         if self._closed:
             raise Unavailable("the environment pool is closed")

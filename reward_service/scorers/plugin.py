@@ -9,38 +9,83 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
+from contracts.encoding.arrays import unpack_int32
 from contracts.rewards import PluginReward, RewardItem
 from onbeat.process.entry_points import UnknownEntryPoint, defined_in, load_entry_point
 
 GROUP = "onbeat.rewards"
-ARGUMENTS = ("prompt", "completion", "reference", "task_entry", "metadata")
+
+
+ARGUMENTS = ("prompt", "completion", "reference", "task_entry", "metadata", "finish_reason", "completion_ids")
+PLURALS = {"task_entry": "task_entries", "metadata": "metadata", "completion_ids": "completion_ids"}
+GROUP_ARGUMENTS = {PLURALS.get(name, f"{name}s"): name for name in ARGUMENTS}
+"""Argument of a function that scores whole groups → what the list has of each item; beside them, group_size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """A user's function, and those of its arguments that it is given."""
+
+    function: Callable[..., Any]
+    given: tuple[str, ...]
+    sees_groups: bool
+    """Whether it names `completions`: it is called once for whole groups."""
 
 
 def warm_up(component: PluginReward) -> None:
     """Imports the user's module: however long that takes is not the item's to pay. Raises UnknownEntryPoint."""
-    _load(component.entry_point, component.file, component.source)
+    load(component)
 
 
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
-    function, names = _load(component.entry_point, component.file, component.source)
-    value = function(**{name: _argument(item, name) for name in names})
+    plugin = load(component)
+    return _number(component, plugin.function(**{name: _argument(item, name) for name in plugin.given}))
+
+
+def score_groups(component: PluginReward, items: Sequence[RewardItem], group_size: int) -> list[float]:
+    """Calls the function once, for the items of whole groups; raises as `score` does."""
+    plugin = load(component)
+    lists = {plural: [_argument(item, name) for item in items] for plural, name in GROUP_ARGUMENTS.items()}
+    said: dict[str, object] = {**lists, "group_size": group_size}
+    values = plugin.function(**{name: said[name] for name in plugin.given})
+    try:
+        scores = [_number(component, value) for value in values]
+    except TypeError as error:
+        raise TypeError(
+            f"`{component.entry_point}` names `completions`, so it returns a list of floats: {error}"
+        ) from error
+    if len(scores) != len(items):
+        raise TypeError(f"`{component.entry_point}` returned {len(scores)} scores for {len(items)} completions")
+    return scores
+
+
+def _argument(item: RewardItem, name: str) -> object:
+    if name == "metadata":
+        return json.loads(item.metadata or "{}")
+    if name == "completion_ids":
+        return unpack_int32(item.token_ids or b"")
+    return getattr(item, name) or ""
+
+
+def load(component: PluginReward) -> Plugin:
+    """Imports it where that has not been done. Raises UnknownEntryPoint."""
+    return _load(component.entry_point, component.file, component.source)
+
+
+def _number(component: PluginReward, value: object) -> float:
     if not isinstance(value, SupportsFloat):
         returned = "None" if value is None else type(value).__name__
         raise TypeError(f"`{component.entry_point}` returned {returned}, not a number: return a float on every path")
     return float(value)
 
 
-def _argument(item: RewardItem, name: str) -> object:
-    return json.loads(item.metadata or "{}") if name == "metadata" else getattr(item, name)
-
-
 @functools.cache
-def _load(name: str, file: str, source: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    """Returns the function, and those of ARGUMENTS that it takes."""
+def _load(name: str, file: str, source: str) -> Plugin:
     if file:
         function = defined_in(source, name)
     else:
@@ -48,13 +93,17 @@ def _load(name: str, file: str, source: str) -> tuple[Callable[..., Any], tuple[
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function that isn't written in Python
-        return function, ARGUMENTS
+        return Plugin(function=function, given=ARGUMENTS, sees_groups=False)
     named = signature.parameters
+    sees_groups = "completions" in named
+    known = (*GROUP_ARGUMENTS, "group_size") if sees_groups else ARGUMENTS
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
-    given = ARGUMENTS if takes_all else tuple(argument for argument in ARGUMENTS if argument in named)
+    given = known if takes_all else tuple(argument for argument in known if argument in named)
     try:
         signature.bind(**dict.fromkeys(given, ""))
     except TypeError as error:
         cure = f"it is given those of {', '.join(ARGUMENTS)} that it names"
+        if sees_groups or "completion" not in named:
+            cure += f"; with `completions` those of {', '.join(GROUP_ARGUMENTS)} and group_size"
         raise UnknownEntryPoint(f"`{name}` can't be called: {error}", field="entry_point", cure=cure) from error
-    return function, given
+    return Plugin(function=function, given=given, sees_groups=sees_groups)

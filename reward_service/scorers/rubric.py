@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contracts.rewards import (
-    UP_TO_LUCK,
-    Component,
-    ExactReward,
-    FormatReward,
-    LengthReward,
-    NumericReward,
-    OverlongReward,
-    PluginReward,
-    RegexReward,
-    RewardComponent,
-    RewardItem,
-    Scored,
-    Unscorable,
-    UnscorableReason,
-    named,
-)
+from msgspec.structs import replace
+
+from contracts import rewards
+from contracts.rewards import Outcome, PluginReward, Result, RewardComponent, RewardItem, Scored, Unscorable
 from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
 from reward_service.scorers import plugin, texts
 from reward_service.scorers.refusals import BadReference, TooComplex
@@ -42,13 +29,13 @@ class Scorer:
     """Linear in the completion's length and free of foreign code: safe without a deadline, in the service's process."""
 
 
-SCORERS: dict[type[Component], Scorer] = {
-    ExactReward: Scorer(score=texts.exact, is_linear=True),
-    NumericReward: Scorer(score=texts.numeric, is_linear=True),
-    RegexReward: Scorer(score=texts.regex),
-    FormatReward: Scorer(score=texts.whole_format),
-    LengthReward: Scorer(score=texts.length, is_linear=True),
-    OverlongReward: Scorer(score=texts.overlong, is_linear=True),
+SCORERS: dict[type[rewards.Component], Scorer] = {
+    rewards.ExactReward: Scorer(score=texts.exact, is_linear=True),
+    rewards.NumericReward: Scorer(score=texts.numeric, is_linear=True),
+    rewards.RegexReward: Scorer(score=texts.regex),
+    rewards.FormatReward: Scorer(score=texts.whole_format),
+    rewards.LengthReward: Scorer(score=texts.length, is_linear=True),
+    rewards.OverlongReward: Scorer(score=texts.overlong, is_linear=True),
     PluginReward: Scorer(score=plugin.score, warm_up=plugin.warm_up),
 }
 """A new kind of component is its function beside this file, its record in contracts/rewards.py, and a line here."""
@@ -61,16 +48,17 @@ MAX_DETAIL_CHARS = 500
 MAX_SCORE = 1e12
 """The most that a score or a reward may be, on either side of 0: sums and squares of a batch of them are finite."""
 
+NOTHING: Mapping[str, Outcome] = {}
 NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
 """Not the completion's fault: no score may hide it."""
 
 
-def is_lasting(component: RewardComponent, reason: UnscorableReason) -> bool:
+def is_lasting(component: RewardComponent, reason: rewards.UnscorableReason) -> bool:
     """Whether the same completion meets it each time. A plug-in may have asked the network, or the clock."""
-    return reason not in UP_TO_LUCK and not isinstance(component, PluginReward)
+    return reason not in rewards.UP_TO_LUCK and not isinstance(component, PluginReward)
 
 
-def score_in_place(component: RewardComponent, reason: UnscorableReason, *, settles: bool) -> float | None:
+def score_in_place(component: RewardComponent, reason: rewards.UnscorableReason, *, settles: bool) -> float | None:
     """The `on_unscorable` score, where it may stand for that reason now."""
     if reason in NEVER_SCORED or not (settles or is_lasting(component, reason)):
         return None
@@ -100,18 +88,13 @@ def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
 
 def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
     """Breakdown name of the component that a lost process was busy with; "" where it may have been one of several."""
-    names = [name for name, component in named(components) if not is_linear(component)]
+    names = [name for name, component in rewards.named(components) if not is_linear(component)]
     return names[0] if len(names) == 1 else ""
-
-
-def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
-    """True if foreign code is imported for it."""
-    return any(isinstance(component, PluginReward) for component in components)
 
 
 def keeps_its_process(components: tuple[RewardComponent, ...]) -> bool:
     """True if one process may score all of a job: plug-ins, whose imports may take minutes, and what parses nothing."""
-    return imports_plugins(components) or not warm_up_keys(components)
+    return rewards.imports_plugins(components) or not warm_up_keys(components)
 
 
 def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:
@@ -126,7 +109,7 @@ def without_plugins(components: tuple[RewardComponent, ...]) -> tuple[RewardComp
 
 def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
     """Does the slow imports of a rubric once; the reason why no item can be scored, or None."""
-    for name, component in named(components):
+    for name, component in rewards.named(components):
         try:
             scorer = scorer_of(component)
             if scorer.warm_up is not None:
@@ -138,12 +121,17 @@ def warm_up(components: tuple[RewardComponent, ...]) -> Unscorable | None:
     return None
 
 
-def score_item(components: tuple[RewardComponent, ...], item: RewardItem) -> Scored | Unscorable:
-    """Adds up weight x score, with the unweighted scores beside it; the first component that fails decides (I6)."""
+def score_item(
+    components: tuple[RewardComponent, ...], item: RewardItem, given: Mapping[str, Outcome] = NOTHING
+) -> Result:
+    """Adds up weight x score, with the unweighted scores beside it; the first component that fails decides (I6).
+
+    given: the outcomes of those that see whole groups, by breakdown name.
+    """
     scoring = scoring_of(components, item)
-    outcomes: list[float | Unscorable] = []
+    outcomes: list[Outcome] = []
     for name, component in scoring:
-        outcome = score_component(name, component, item)
+        outcome = given[name] if name in given else score_component(name, component, item)
         outcomes.append(outcome)
         if isinstance(outcome, Unscorable) and score_in_place(component, outcome.reason, settles=False) is None:
             return outcome
@@ -152,15 +140,15 @@ def score_item(components: tuple[RewardComponent, ...], item: RewardItem) -> Sco
 
 def scoring_of(components: tuple[RewardComponent, ...], item: RewardItem) -> list[tuple[str, RewardComponent]]:
     """The components that score an item, with their names in the breakdown."""
-    return [(name, component) for name, component in named(components) if component.scores(item.source)]
+    return [(name, component) for name, component in rewards.named(components) if component.scores(item.source)]
 
 
 def weighted_sum(
-    scoring: Sequence[tuple[str, RewardComponent]], outcomes: Sequence[float | Unscorable], *, settles: bool
-) -> Scored | Unscorable:
+    scoring: Sequence[tuple[str, RewardComponent]], outcomes: Sequence[Outcome], *, settles: bool
+) -> Result:
     """Sums each component's score, or what stands in its place; the first that nothing may stand for decides."""
     breakdown: dict[str, float] = {}
-    replaced: dict[str, UnscorableReason] = {}
+    replaced: dict[str, rewards.UnscorableReason] = {}
     reward = 0.0
     for (name, component), outcome in zip(scoring, outcomes, strict=True):
         value = outcome
@@ -177,15 +165,36 @@ def weighted_sum(
     return Scored(reward=reward, breakdown=breakdown, unscorable=replaced)
 
 
-def score_component(name: str, component: RewardComponent, item: RewardItem) -> float | Unscorable:
+def score_component(name: str, component: RewardComponent, item: RewardItem) -> Outcome:
     """The unweighted score."""
     try:
         value = float(scorer_of(component).score(component, item))
     except Exception as error:
         return _unscorable(name, error)
-    if not is_score(value):
-        return Unscorable(reason="not_finite", detail=f"the score is {value}", component=name)
-    return value
+    return outcome_of(name, value)
+
+
+def names_that_see_groups(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
+    """Breakdown names of the plug-ins that are called for whole groups; they are imported already."""
+    plugins = [(name, one) for name, one in rewards.named(components) if isinstance(one, PluginReward)]
+    return tuple(name for name, one in plugins if plugin.load(one).sees_groups)
+
+
+def score_groups(component: Any, items: Sequence[RewardItem], group_size: int) -> list[float] | Unscorable:
+    """The unweighted scores of the items of whole groups, or why there are none; `outcome_of` judges each."""
+    try:
+        return plugin.score_groups(component, items, group_size)
+    except Exception as error:
+        return _unscorable(component.name, error)
+
+
+def outcome_of(name: str, said: Outcome) -> Outcome:
+    """A score unless it is none, or why there is none, under the component's name in the breakdown."""
+    if isinstance(said, Unscorable):
+        return replace(said, component=name)
+    if is_score(said):
+        return said
+    return Unscorable(reason="not_finite", detail=f"the score is {said}", component=name)
 
 
 def is_score(value: float) -> bool:
@@ -195,7 +204,7 @@ def is_score(value: float) -> bool:
 
 def _unscorable(component: str, error: Exception) -> Unscorable:
     """Answers any exception of foreign code: the item is an error with a reason, never a number."""
-    reason: UnscorableReason = "raised"
+    reason: rewards.UnscorableReason = "raised"
     detail = f"{type(error).__name__}: {error}"
     if isinstance(error, BadReference):
         reason, detail = "bad_reference", str(error)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 
+from contracts import rewards
 from contracts.encoding.numbers import last_number, read_number
-from contracts.rewards import (
-    ExactReward,
-    FormatReward,
-    LengthReward,
-    NumericReward,
-    OverlongReward,
-    RegexReward,
-    RewardItem,
-)
 from reward_service.scorers.last_tag import last_answer
 from reward_service.scorers.refusals import BadReference
 
 
-def exact(component: ExactReward, item: RewardItem) -> float:
+def exact(component: rewards.ExactReward, item: rewards.RewardItem) -> float:
     """1.0 if both texts are equal without the white space around them; `ignore_case` folds case by Unicode."""
     completion, reference = item.completion.strip(), item.reference.strip()
     if component.ignore_case:
@@ -26,7 +18,7 @@ def exact(component: ExactReward, item: RewardItem) -> float:
     return float(completion == reference)
 
 
-def numeric(component: NumericReward, item: RewardItem) -> float:
+def numeric(component: rewards.NumericReward, item: rewards.RewardItem) -> float:
     """1.0 if |last number - reference| ≤ tolerance, by the grammar of contracts/encoding/numbers.py; 0.0 too if there
     is no number. Raises BadReference."""
     reference = read_number(item.reference)
@@ -36,7 +28,7 @@ def numeric(component: NumericReward, item: RewardItem) -> float:
     return float(number is not None and number.is_near(reference, tolerance=component.tolerance))
 
 
-def regex(component: RegexReward, item: RewardItem) -> float:
+def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
     """1.0 if the pattern is found; with a group `answer`, if the last match's group equals the reference.
 
     The last match is a model's final answer; any match would reward listing candidates. It may backtrack without end,
@@ -49,18 +41,18 @@ def regex(component: RegexReward, item: RewardItem) -> float:
     return float(answer is not None and answer.strip() == item.reference.strip())
 
 
-def whole_format(component: FormatReward, item: RewardItem) -> float:
+def whole_format(component: rewards.FormatReward, item: rewards.RewardItem) -> float:
     """1.0 if the whole completion matches; `.` matches line breaks. It may backtrack as `regex`, and runs there."""
     return float(re.fullmatch(component.pattern, item.completion, re.DOTALL) is not None)
 
 
-def length(component: LengthReward, item: RewardItem) -> float:
+def length(component: rewards.LengthReward, item: rewards.RewardItem) -> float:
     """1.0 up to `target_chars` characters (Unicode code points), then linear down to 0.0 at `max_chars`."""
     left = (component.max_chars - len(item.completion)) / (component.max_chars - component.target_chars)
     return min(1.0, max(0.0, left))
 
 
-def overlong(component: OverlongReward, item: RewardItem) -> float:
+def overlong(component: rewards.OverlongReward, item: rewards.RewardItem) -> float:
     """A score in [-1.0, 0.0] by sampled tokens (arXiv 2503.14476, equation 13). Raises BadReference without them."""
     if item.num_tokens == 0:
         raise BadReference("the completion's number of tokens is not given", field="num_tokens", cure="send it")

@@ -12,14 +12,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import Literal, TypeVar
 
-from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable, UnscorableReason
+from contracts import rewards
+from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
 from onbeat.cage.caged_process import ChildDied, ChildLate
 from reward_service.cages import Asked, CagedLane, Cages
 from reward_service.scorers import rubric
 from reward_service.scoring.scorer_cage import ScorerCage
 
-Results = tuple[Scored | Unscorable, ...]
+Results = tuple[Result, ...]
 
 TURN_S = 0.5
 """How long a lane stays with one request while others wait."""
@@ -33,6 +37,7 @@ MAX_ITEMS_OF_PROCESS = 256
 MAX_CAGES = 4
 """A lane has one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -45,14 +50,16 @@ class _Scorer:
 
 
 @dataclass(kw_only=True, eq=False)
-class Work(Asked[RewardItem, Scored | Unscorable]):
-    """One request: items to score."""
+class Work(Asked[RewardItem, Result]):
+    """One request: the items that it asks for."""
 
-    components: tuple[RewardComponent, ...]
-    item_timeout_s: float
+    request: rewards.RewardRequest
     owner: str
     """The job, or the request, whose completions the scorer process of these may have met."""
-    settles: bool
+    given: list[dict[str, Outcome]]
+    """What plug-ins that see whole groups made of each of the request's items, by breakdown name."""
+    sight: Literal["due", "begun", "done"] = "done"
+    """Whether a lane has had them called; no other lane begins items before. Guarded by the pool's condition, too."""
     num_begun: int = 0
     """Guarded by the pool's condition, as is the next."""
     num_at_once: int = 1
@@ -62,7 +69,18 @@ class Work(Asked[RewardItem, Scored | Unscorable]):
     def __post_init__(self) -> None:
         """Built-in scorers of one kind share a cage, and each request has a scorer process of its own in it."""
         kinds = " ".join(sorted(rubric.warm_up_keys(self.components)))
-        self.cage_key = f"{self.owner}: {kinds}" if rubric.imports_plugins(self.components) else kinds
+        self.cage_key = kinds
+        if rewards.imports_plugins(self.components):
+            self.cage_key, self.sight = f"{self.owner}: {kinds}", "due"
+
+    @property
+    def components(self) -> tuple[RewardComponent, ...]:
+        return self.request.components
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a lane may have a turn with it."""
+        return self.sight != "begun" or self.future.done()
 
     @property
     def num_waiting(self) -> int:
@@ -80,6 +98,10 @@ class Work(Asked[RewardItem, Scored | Unscorable]):
                 break
             self.num_begun += 1
         return range(start, self.num_begun)
+
+    def given_of(self, place: int) -> dict[str, Outcome]:
+        """place: among `asks`."""
+        return self.given[self.request.places[place]]
 
     def pace(self, elapsed_s: float) -> None:
         self.num_at_once = min(2 * self.num_at_once, MAX_ITEMS_AT_ONCE) if elapsed_s < QUICK_S else 1
@@ -111,11 +133,44 @@ class Lane(CagedLane[Work, ScorerCage]):
         started_s = time.monotonic()
         if work is not self._stays_with:
             self._stays_with, self._since_s = work, started_s
+        if not places:
+            self._see_groups(work)
+            return
         self._score(work, list(places))
         now_s = time.monotonic()
         work.pace(now_s - started_s)
         if now_s - self._since_s > TURN_S:
             self._stays_with = None
+
+    def _see_groups(self, work: Work) -> None:
+        """Has each plug-in that sees whole groups called once, for all of the request's: its outcomes are given then.
+
+        A failure is that of each item, so that no other component is to blame for it.
+        """
+        names = self._said(work, work.components, lambda cage: cage.warm_up_scorer(work.components))
+        if isinstance(names, Unscorable):
+            work.refusal = names
+            return
+        for name, component in rewards.named(work.components):
+            items = enumerate(work.request.items)
+            places = [place for place, item in items if name in names and component.scores(item.source)]
+            if places:
+                call = partial(ScorerCage.score_groups, component=component, request=work.request, places=places)
+                said = self._said(work, (component,), call)
+                for place, score in zip(places, repeat(said) if isinstance(said, Unscorable) else said, strict=False):
+                    work.given[place][name] = rubric.outcome_of(name, score)
+
+    def _said(
+        self, work: Work, components: tuple[RewardComponent, ...], ask: Callable[[ScorerCage], T]
+    ) -> T | Unscorable:
+        """What the request's scorer process says for the whole request, or why it says nothing."""
+        refusal = self._prepare(work)
+        if refusal is not None:
+            return refusal
+        try:
+            return ask(self._cages[work.cage_key])
+        except (ChildLate, ChildDied) as error:
+            return self._lost(work, components, error)
 
     def _score(self, work: Work, places: list[int]) -> None:
         unsettled: list[tuple[int, Unscorable]] = []
@@ -128,48 +183,50 @@ class Lane(CagedLane[Work, ScorerCage]):
                 for place in places:
                     work.deliver(place, refusal)
                 break
-            for result in self._results(work, work.components, [work.asks[place] for place in places]):
+            for result in self._results(work, work.components, places):
                 place = places.pop(0)
-                if isinstance(result, Unscorable) and work.settles:
+                if isinstance(result, Unscorable) and work.request.settles:
                     unsettled.append((place, result))
                 else:
                     work.deliver(place, result)
         for place, result in unsettled:
-            work.deliver(place, self._settled(work, work.asks[place], result))
+            work.deliver(place, self._settled(work, place, result))
 
-    def _results(
-        self, work: Work, components: tuple[RewardComponent, ...], items: Sequence[RewardItem]
-    ) -> Sequence[Scored | Unscorable]:
+    def _results(self, work: Work, components: tuple[RewardComponent, ...], places: Sequence[int]) -> Sequence[Result]:
         """Results of the first items, up to one that cost the scorer process its life; a fresh one is due after it."""
-        results: list[Scored | Unscorable] = []
+        results: list[Result] = []
         cage = self._cages[work.cage_key]
-        self._scorers[work.cage_key].num_items += len(items)
+        self._scorers[work.cage_key].num_items += len(places)
+        items, given = [work.asks[place] for place in places], list(map(work.given_of, places))
         try:
-            for result in cage.score(components, items, item_timeout_s=work.item_timeout_s):
+            for result in cage.score(components, items, given=given, item_timeout_s=work.request.item_timeout_s):
                 results.append(result)
         except (ChildLate, ChildDied) as error:
             results.append(self._lost(work, components, error))
         return results
 
-    def _settled(self, work: Work, item: RewardItem, result: Unscorable) -> Scored | Unscorable:
+    def _settled(self, work: Work, place: int, result: Unscorable) -> Result:
         """Scores each component under the whole deadline, so that it shows which of them can't score it."""
         if not any(rubric.score_in_place(c, result.reason, settles=True) is not None for c in work.components):
             return result
+        item = work.asks[place]
         scoring = rubric.scoring_of(work.components, item)
-        outcomes: list[float | Unscorable] = []
+        outcomes: list[Outcome] = []
         for name, component in scoring:
-            if rubric.needs_isolation((component,)):
-                outcome = self._component_outcome(work, component, item)
+            if name in work.given_of(place):
+                outcome = work.given_of(place)[name]
+            elif rubric.needs_isolation((component,)):
+                outcome = self._component_outcome(work, component, place)
             else:
                 outcome = rubric.score_component(name, component, item)
             outcomes.append(outcome)
         return rubric.weighted_sum(scoring, outcomes, settles=True)
 
-    def _component_outcome(self, work: Work, component: RewardComponent, item: RewardItem) -> float | Unscorable:
+    def _component_outcome(self, work: Work, component: RewardComponent, place: int) -> Outcome:
         refusal = self._prepare(work)
         if refusal is not None:
             return refusal
-        (result,) = self._results(work, (component,), [item])
+        (result,) = self._results(work, (component,), [place])
         if isinstance(result, Unscorable):
             return result
         for reason in result.unscorable.values():
@@ -187,10 +244,11 @@ class Lane(CagedLane[Work, ScorerCage]):
             if refusal is not None or self._may_go_on(work):
                 return refusal
             cage.fresh_scorer()
-            refusal = cage.warm_up_scorer(work.components) if rubric.imports_plugins(work.components) else None
-            if refusal is None:
-                self._scorers[key] = _Scorer(owner=work.owner)
-            return refusal
+            warm = cage.warm_up_scorer(work.components) if rewards.imports_plugins(work.components) else None
+            if isinstance(warm, Unscorable):
+                return warm
+            self._scorers[key] = _Scorer(owner=work.owner)
+            return None
         except (ChildLate, ChildDied) as error:
             return self._lost(work, work.components, error)
 
@@ -203,7 +261,7 @@ class Lane(CagedLane[Work, ScorerCage]):
 
     def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ChildLate | ChildDied) -> Unscorable:
         """The result of an item whose scorer process was lost; that process is ended, with whatever it started."""
-        reason: UnscorableReason = "timeout" if isinstance(error, ChildLate) else "crashed"
+        reason: rewards.UnscorableReason = "timeout" if isinstance(error, ChildLate) else "crashed"
         component = rubric.only_isolated_name(components)
         log.warning("%s%s; another process takes its place", f"{component}: " if component else "", error)
         key = work.cage_key

@@ -26,7 +26,7 @@ from threading import Condition
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import OnbeatError, Unavailable
-from contracts.rewards import FormatReward, RewardComponent, RewardItem, RewardRequest, RewardResponse, Scored
+from contracts.rewards import FormatReward, RewardItem, RewardRequest, RewardResponse, Scored
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
 from reward_service.scorers import rubric
@@ -69,28 +69,21 @@ class ScorerPool:
         self._closed = False
         self._numbers = itertools.count()
 
-    def submit(
-        self,
-        components: tuple[RewardComponent, ...],
-        items: tuple[RewardItem, ...],
-        *,
-        item_timeout_s: float,
-        job_id: str = "",
-        settles: bool = False,
-    ) -> Future[Results]:
-        """Gives one result per item, in order; cancelling the future drops the items not yet begun. Raises Unavailable.
+    def submit(self, request: RewardRequest) -> Future[Results]:
+        """Gives a result for each item that is asked for, in order; cancelling the future drops those not yet begun.
 
-        job_id, settles: as in RewardRequest.
+        Raises Unavailable.
         """
         with self._changed:
             if self._closed:
                 raise Unavailable("the scorer pool is closed")
             if not self._lanes:
                 self._start_lanes()
-            owner = job_id or f"request {next(self._numbers)}"
-            work = Work(components=components, asks=items, item_timeout_s=item_timeout_s, owner=owner, settles=settles)
+            owner = request.job_id or f"request {next(self._numbers)}"
+            asks = [request.items[place] for place in request.places]
+            work = Work(request=request, asks=asks, given=[{} for _ in request.items], owner=owner)
             self._turns.append(work)
-            self._changed.notify(len(items))
+            self._changed.notify(len(asks))
         return work.future
 
     @property
@@ -121,15 +114,22 @@ class ScorerPool:
     def next_turn(self, stays_with: Work | None) -> tuple[Work, Sequence[int]] | None:
         """Items of the request to stay with, else of the one that waits longest; None when closed. Called by lanes."""
         with self._changed:
+            if stays_with is not None and stays_with.sight == "begun":
+                stays_with.sight = "done"
+                self._changed.notify_all()
             while not self._closed:
-                if not self._turns:
-                    self._changed.wait()
+                if stays_with not in self._turns:
                     stays_with = None
+                work = stays_with or next((one for one in self._turns if one.is_open), None)
+                if work is None:
+                    self._changed.wait()
                     continue
-                work = stays_with if stays_with in self._turns and stays_with is not None else self._turns[0]
                 if work.future.done():
                     self._turns.remove(work)
                     continue
+                if work.sight == "due":
+                    work.sight = "begun"
+                    return work, ()
                 places = work.take(work.num_waiting // (2 * self.num_lanes))
                 if work is not stays_with or not work.num_waiting:
                     self._turns.remove(work)
@@ -141,10 +141,7 @@ class ScorerPool:
     def _start_lanes(self) -> None:
         for number in range(self.num_lanes):
             lane = Lane(
-                name=f"scorer-lane-{number + 1}",
-                cages=self.cages,
-                new_cage=self._new_cage,
-                next_turn=self.next_turn,
+                name=f"scorer-lane-{number + 1}", cages=self.cages, new_cage=self._new_cage, next_turn=self.next_turn
             )
             self._lanes.append(lane)
             lane.start()
@@ -161,17 +158,11 @@ async def score(request: RewardRequest, pool: ScorerPool) -> RewardResponse:
     A rubric with one component that needs isolation is scored in the pool as a whole.
     """
     if not rubric.needs_isolation(request.components):
+        asked = [request.items[place] for place in request.places]
         return await run_in_threadpool(
-            lambda: RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in request.items))
+            lambda: RewardResponse(results=tuple(rubric.score_item(request.components, item) for item in asked))
         )
-    work = pool.submit(
-        request.components,
-        request.items,
-        item_timeout_s=request.item_timeout_s,
-        job_id=request.job_id,
-        settles=request.settles,
-    )
-    return RewardResponse(results=await asyncio.wrap_future(work))
+    return RewardResponse(results=await asyncio.wrap_future(pool.submit(request)))
 
 
 async def self_test(pool: ScorerPool) -> None:

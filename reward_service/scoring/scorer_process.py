@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Iterator
+
+from msgspec import field
 
 from contracts.encoding.wire import Record, decode, encode
-from contracts.rewards import RewardComponent, RewardItem, Scored, Unscorable
+from contracts.rewards import Outcome, Result, RewardComponent, RewardItem, Unscorable
 from onbeat.cage import nursery
 from onbeat.cage.frames import Frames, Gone
 from reward_service.scorers import rubric
@@ -20,28 +23,24 @@ from reward_service.scorers import rubric
 MAX_TASK_BYTES = 256 * 1024 * 1024
 
 
-class WarmUp(Record, frozen=True, kw_only=True):
-    """Whose imports the nursery is to do."""
-
-    components: tuple[RewardComponent, ...]
-
-
-class WarmedUp(Record, frozen=True, kw_only=True):
-    refusal: Unscorable | None
-    """Why no item can be scored."""
-
-
 class ScorerTask(Record, frozen=True, kw_only=True):
-    """A rubric with the items to score; without any, the rubric to warm up, which is answered once."""
+    """A rubric with the items to score; without any, the rubric to warm up, which a nursery does as well."""
 
     components: tuple[RewardComponent, ...]
-    items: tuple[RewardItem, ...]
+    items: tuple[RewardItem, ...] = ()
+    given: tuple[dict[str, Outcome], ...] = ()
+    """Outcomes of each item that are there already, by breakdown name."""
+    group_size: int = 0
+    """Above 0: one plug-in's call for these items of whole groups, which is answered once."""
 
 
 class ScorerAnswer(Record, frozen=True, kw_only=True):
-    """An item's result; None: warmed up."""
+    """An item's result, or why none can be scored; None: warmed up, or scores of whole groups."""
 
-    result: Scored | Unscorable | None
+    result: Result | None = None
+    see_groups: tuple[str, ...] = ()
+    """Warmed up: breakdown names of the plug-ins that are called for whole groups."""
+    scores: list[float] = field(default_factory=list)
 
 
 def main(control: int, rules: str) -> None:
@@ -50,7 +49,7 @@ def main(control: int, rules: str) -> None:
 
 
 def _warm_up(payload: bytes) -> bytes:
-    return encode(WarmedUp(refusal=rubric.warm_up(decode(payload, WarmUp).components)))
+    return encode(ScorerAnswer(result=rubric.warm_up(decode(payload, ScorerTask).components)))
 
 
 def serve(connection: socket.socket) -> None:
@@ -59,9 +58,19 @@ def serve(connection: socket.socket) -> None:
     try:
         while True:
             task = decode(frames.receive(), ScorerTask)
-            if not task.items:
-                frames.send(encode(ScorerAnswer(result=rubric.warm_up(task.components))))
-            for item in task.items:
-                frames.send(encode(ScorerAnswer(result=rubric.score_item(task.components, item))))
+            for answer in _answers(task):
+                frames.send(encode(answer))
     except Gone:
         return
+
+
+def _answers(task: ScorerTask) -> Iterator[ScorerAnswer]:
+    if not task.items:
+        refusal = rubric.warm_up(task.components)
+        yield ScorerAnswer(result=refusal, see_groups=() if refusal else rubric.names_that_see_groups(task.components))
+    elif task.group_size:
+        scores = rubric.score_groups(task.components[0], task.items, task.group_size)
+        yield ScorerAnswer(result=scores) if isinstance(scores, Unscorable) else ScorerAnswer(scores=scores)
+    else:
+        for item, given in zip(task.items, task.given, strict=True):
+            yield ScorerAnswer(result=rubric.score_item(task.components, item, given))

@@ -206,17 +206,7 @@ LAYOUT = SharedPromptLayout(
     ),
     device=torch.device("cpu"),
 )
-SEEN = [
-    [0],
-    [0, 1],
-    [0, 1, 2],
-    [0, 1, 2, 3],
-    [0, 1, 4],
-    [5],
-    [5, 6],
-    [5, 6, 7],
-    [5, 6, 7, 8],
-]
+SEEN = [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [5], [5, 6], [5, 6, 7], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -75,8 +75,7 @@ def test_the_gradient_is_that_of_the_equation_over_the_sampled_tokens(pair: tupl
 
 
 @settings(
-    max_examples=200 if os.environ.get("CHAOS_LONG") else 8,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=200 if os.environ.get("CHAOS_LONG") else 8, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     seed=st.integers(0, 2**32),
@@ -130,12 +129,7 @@ def test_a_trajectory_of_one_turn_has_the_bits_of_the_same_completion_without_on
 
 UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     case: test_updates.CASES[case] for case in ("dapo", "KL in the loss and entropy", "tis by token")
-} | {
-    "gspo": (
-        {"loss": "gspo", "clip_low": 0.3, "clip_high": 0.9},
-        {"loss": "gspo", "eps_low": 0.3, "eps_high": 0.9},
-    )
-}
+} | {"gspo": ({"loss": "gspo", "clip_low": 0.3, "clip_high": 0.9}, {"loss": "gspo", "eps_low": 0.3, "eps_high": 0.9})}
 
 
 @pytest.mark.parametrize("case", UPDATES)

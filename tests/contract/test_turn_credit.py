@@ -23,14 +23,7 @@ from tests.contract.test_streamed_losses import OFF, OFF_EQUATION, equation_grad
 from tests.contract.test_trajectories import LAYOUTS, gradient_of
 from tests.contract.test_updates import responses_of, two_updates
 from tests.loss_equations import Equation
-from tests.trajectories import (
-    ENVIRONMENT,
-    MAX_SAMPLED_TOKENS,
-    as_one_turn,
-    environment_spec,
-    played,
-    played_iteration,
-)
+from tests.trajectories import ENVIRONMENT, MAX_SAMPLED_TOKENS, as_one_turn, environment_spec, played, played_iteration
 
 TURN: dict[str, Any] = {"credit": "turn"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -128,10 +121,7 @@ def test_the_cost_counts_the_rows_that_went_through_and_the_numbers_each_turn(tm
         ({"algorithm": TURN, "environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is"),
         ({"algorithm": TURN | {"advantage": "reinforce++"}}, 'compares the turns of a group, which advantage = "reinf'),
         ({"algorithm": TURN | {"advantage": "reinforce++_baseline"}}, "compares the turns of a group"),
-        (
-            {"algorithm": TURN | {"advantage": "none", "distillation_coefficient": 1.0}},
-            "compares the turns of a group",
-        ),
+        ({"algorithm": TURN | {"advantage": "none", "distillation_coefficient": 1.0}}, "compares the turns of a group"),
         ({"algorithm": TURN | {"loss": {"type": "plugin", "entry_point": "mine"}}}, "takes one a response"),
         ({"algorithm": TURN | {"shuffle_rewards": True}}, "would still teach"),
         ({"algorithm": TURN | {"kl_coefficient": 0.1, "kl_placement": "reward"}}, "which is no turn's"),

@@ -20,6 +20,7 @@ from contracts.rewards import (
     ReasoningGymReward,
     RewardComponent,
     RewardItem,
+    RewardRequest,
     Scored,
     Unscorable,
 )
@@ -143,7 +144,8 @@ class Tries:
         task_entry: str = "",
     ) -> str:
         item = RewardItem(prompt="", completion=completion, reference=reference, task_entry=task_entry)
-        (result,) = self.pool.submit(components, (item,), item_timeout_s=60.0, job_id=job_id).result()
+        request = RewardRequest(components=components, items=(item,), item_timeout_s=60.0, job_id=job_id)
+        (result,) = self.pool.submit(request).result()
         if isinstance(result, Scored):
             return str(result.reward)
         assert isinstance(result, Unscorable)

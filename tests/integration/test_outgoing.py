@@ -102,17 +102,7 @@ def readiness(settings: StackSettings) -> None:
         assert not stack.is_ready(http, settings.reward_url)
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
-        reward,
-        environment,
-        command_line,
-        shell,
-        plugins,
-        readiness,
-    ],
-)
+@pytest.mark.parametrize("client", [reward, environment, command_line, shell, plugins, readiness])
 def test_no_client_speaks_to_a_proxy_of_its_environment(
     client: Callable[[StackSettings], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,12 +20,15 @@ import httpx
 import msgpack
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import replace
 
+from contracts.encoding.arrays import pack_int32
 from contracts.encoding.wire import decode, decode_json, encode, encode_json
 from contracts.errors import Unavailable
 from contracts.rewards import (
     ExactReward,
     FormatReward,
+    LengthReward,
     PluginReward,
     RegexReward,
     RewardComponent,
@@ -110,6 +113,10 @@ def plugins(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return plugin_folder
 
 
+def submit(pool: ScorerPool, components: Any, items: Any, **options: Any) -> Future[Any]:
+    return pool.submit(RewardRequest(components=components, items=items, **options))
+
+
 @contextmanager
 def open_pool(num_lanes: int = 1) -> Iterator[ScorerPool]:
     pool = ScorerPool(num_lanes=num_lanes)
@@ -184,7 +191,7 @@ def with_argument(argument: str) -> list[int]:
 def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_lanes: int) -> None:
     with open_pool(num_lanes) as pool:
         completions = ("a", "hang", "bb", "die", "ccc", "exit", "raise", "dddd")
-        work = pool.submit((PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=1.0)
+        work = submit(pool, (PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=1.0)
         results = work.result()
         assert pool.is_alive
     assert reasons(results) == ["scored", "timeout", "scored", "crashed", "scored", "crashed", "raised", "scored"]
@@ -208,25 +215,65 @@ def test_a_function_of_a_file_is_called_with_what_it_names_and_two_files_of_one_
     item = RewardItem(prompt="", completion="aba", reference="a")
     with open_pool() as pool:
         both, raised = (
-            pool.submit(rubric, (item,), item_timeout_s=10.0, job_id="job-1").result()[0]
+            submit(pool, rubric, (item,), item_timeout_s=10.0, job_id="job-1").result()[0]
             for rubric in ((counts, names), (raises,))
         )
-    assert both == Scored(reward=7.0, breakdown={"plugin": 2.0, "plugin_2": 5.0})
+    assert both == Scored(reward=9.0, breakdown={"plugin": 2.0, "plugin_2": 7.0})
     assert "no attribute 'no_such_thing'" in str(raised)
+
+
+SHARES = """
+calls = 0
+
+def share(completions, prompts, metadata, finish_reasons, completion_ids, group_size):
+    global calls
+    calls += 1
+    while "hang" in prompts:
+        pass
+    groups = [completions[start : start + group_size] for start in range(0, len(completions), group_size)]
+    sizes = [sum(map(len, group)) for group in groups for _ in group]
+    assert [one["level"] for one in metadata] == list(range(len(completions))), "the items of a request, in order"
+    assert (set(finish_reasons), {tuple(ids) for ids in completion_ids}) == ({"stop"}, {(7, 8)})
+    return [100 * calls + len(text) / size for text, size in zip(completions, sizes)]
+"""
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugins: Path, num_lanes: int) -> None:
+    def items(prompt: str) -> tuple[RewardItem, ...]:
+        told = {"finish_reason": "stop", "token_ids": pack_int32([7, 8]), "reference": "", "prompt": prompt}
+        texts = ("a", "die", "bb", "bb", "raise", "cc")
+        return tuple(RewardItem(completion=c, metadata=f'{{"level": {n}}}', **told) for n, c in enumerate(texts))
+
+    share = PluginReward(entry_point="share", file="share.py", source=SHARES)
+    rubric, asked = (PluginReward(entry_point="hostile", weight=0.0), share), (1, 2, 3, 5)
+    options = {"asked": asked, "group_size": 2, "item_timeout_s": 1.0}
+    with open_pool(num_lanes) as pool:
+        results = submit(pool, rubric, items(""), **options).result()
+        assert reasons(results) == ["crashed", "scored", "scored", "scored"], "who dies, dies alone"
+        assert rewards(results) == [100.5, 100.5, 100 + 2 / 7], "of one call, with those that are not asked for"
+        hung = submit(pool, rubric, items("hang"), **options).result()
+        assert reasons(hung) == ["crashed", "timeout", "timeout", "timeout"]
+        assert {one.component for one in hung[1:]} == {"plugin_2"}
+        assert "scoring 6 items in one call took more than 1 s" in hung[1].detail
+        stated = (replace(share, on_unscorable=-3.0), LengthReward(target_chars=2, max_chars=9))
+        settled = submit(pool, stated, items("hang"), **options, settles=True).result()
+        assert [one.breakdown["plugin"] for one in settled] == [-3.0] * 4
+        assert [one.unscorable for one in settled] == [{"plugin": "timeout"}] * 4
 
 
 def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: Path) -> None:
     with open_pool() as pool:
-        broken = pool.submit((PluginReward(entry_point="dies_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
+        broken = submit(pool, (PluginReward(entry_point="dies_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
         assert reasons(broken.result()) == ["crashed", "crashed"]
-        sound = pool.submit((FormatReward(pattern="a"),), items_of("a"), item_timeout_s=10.0)
+        sound = submit(pool, (FormatReward(pattern="a"),), items_of("a"), item_timeout_s=10.0)
         assert reasons(sound.result()) == ["scored"]
 
 
 def test_plugin_that_hangs_at_import_is_killed_after_the_time_to_start(plugins: Path) -> None:
     pool = ScorerPool(num_lanes=1, warm_up_timeout_s=3.0)
     try:
-        hanging = pool.submit((PluginReward(entry_point="hangs_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
+        hanging = submit(pool, (PluginReward(entry_point="hangs_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
         assert reasons(hanging.result()) == ["timeout", "timeout"]
         assert "took more than 3 s; its process was killed" in str(hanging.result()[0])
     finally:
@@ -237,7 +284,7 @@ def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
     restarts: list[int] = []
     pool = ScorerPool(num_lanes=1, on_restart=lambda: restarts.append(1))
     try:
-        work = pool.submit((PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=1.0)
+        work = submit(pool, (PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=1.0)
         assert reasons(work.result()) == ["unknown_entry_point", "unknown_entry_point"]
         assert "hostile" in str(work.result()[0])
     finally:
@@ -271,7 +318,7 @@ GATED = (PluginReward(entry_point="gated"),)
 
 
 def submit_gated(pool: ScorerPool, *items: RewardItem) -> Future[Any]:
-    return pool.submit(GATED, items, item_timeout_s=60.0, job_id="job-1")
+    return submit(pool, GATED, items, item_timeout_s=60.0, job_id="job-1")
 
 
 def rewards(results: tuple[Scored | Unscorable, ...]) -> list[float]:
@@ -313,7 +360,7 @@ def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path) -> 
     with pytest.raises(Unavailable, match="closed"):
         running.result()
     with pytest.raises(Unavailable, match="closed"):
-        pool.submit((FormatReward(pattern="a"),), items_of("a"), item_timeout_s=1.0)
+        submit(pool, (FormatReward(pattern="a"),), items_of("a"), item_timeout_s=1.0)
     assert not pool.is_alive
 
 
@@ -322,7 +369,7 @@ def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path) -> No
     mark = f"mark-{gate.entered}"
     child = RewardItem(prompt=mark, completion="", reference=str(gate.entered))
     with open_pool() as pool:
-        work = pool.submit((PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=5.0)
+        work = submit(pool, (PluginReward(entry_point="hang_with_a_child"),), (child,), item_timeout_s=5.0)
         gate.wait_for_entry()
         with Waiting("the child's command line to show", deadline_s=60.0) as waiting:
             while not with_argument(mark):  # Popen may return a moment before the kernel shows it
@@ -354,7 +401,7 @@ def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_ag
     with open_pool() as pool:
 
         def ask(settles: bool, completion: str) -> Scored | Unscorable:
-            work = pool.submit(components, items_of(completion), item_timeout_s=1.0, job_id="job-1", settles=settles)
+            work = submit(pool, components, items_of(completion), item_timeout_s=1.0, job_id="job-1", settles=settles)
             return work.result()[0]
 
         assert reasons((ask(False, hanging),)) == ["timeout"]
@@ -421,11 +468,7 @@ VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}
         ({"components": [{"type": "regex", "pattern": "("}], "items": [VALID_ITEM]}, 422, "components[0]"),
         ({"components": [{"type": "regex", "pattern": "a{99999999999}"}], "items": [VALID_ITEM]}, 422, "components[0]"),
         ({"components": [{"type": "exact", "weight": 1e9}], "items": [VALID_ITEM]}, 422, "components[0].weight"),
-        (
-            {"components": [{"type": "exact"}], "items": [VALID_ITEM | {"reference": 5}]},
-            422,
-            "items[0].reference",
-        ),
+        ({"components": [{"type": "exact"}], "items": [VALID_ITEM | {"reference": 5}]}, 422, "items[0].reference"),
         ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "item_timeout_s": 0}, 422, "item_timeout_s"),
         ([1, 2], 422, None),
     ],

@@ -156,10 +156,7 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
             (GATEWAY, TRAINER, LOADER),
             ("XADD", keys.slots[0].rollouts, "*", "batch", b"forged"),
         ),
-        "remove another's rollouts": (
-            (GENERATOR, STAGE, LOADER),
-            ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0),
-        ),
+        "remove another's rollouts": ((GENERATOR, STAGE, LOADER), ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0)),
         "put a column past the scripts": (
             (GATEWAY, TRAINER, LOADER),
             ("HSET", keys.slots[0].columns, "c/0/0/train/0/0", b"forged"),
@@ -168,25 +165,16 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
             (GATEWAY, TRAINER, LOADER),
             ("HSET", keys.slots[0].columns, "l/0/0/train/0/0", b"forged"),
         ),
-        "hide a stage's work": (
-            (GATEWAY, LOADER),
-            ("ZREM", keys.slots[0].work, "0/0/train/0/0"),
-        ),
+        "hide a stage's work": ((GATEWAY, LOADER), ("ZREM", keys.slots[0].work, "0/0/train/0/0")),
         "drop the columns": ((GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].columns)),
-        "take a stage worker's name off": (
-            (GENERATOR, LOADER),
-            ("HDEL", sealed_name(STAGE_WORKERS, seal), "s"),
-        ),
+        "take a stage worker's name off": ((GENERATOR, LOADER), ("HDEL", sealed_name(STAGE_WORKERS, seal), "s")),
         "sign for a stage worker": (
             (GATEWAY, TRAINER, GENERATOR, LOADER),
             ("HSET", sealed_name(STAGE_WORKERS, seal), "s", b"forged"),
         ),
         "delete a rollout": (nobody, ("XDEL", keys.slots[0].rollouts, "1-0")),
         "delete a job's ledger": ((GENERATOR, STAGE, LOADER), ("DEL", keys.slots[0].ledger)),
-        "unlink a job": (
-            (TRAINER, GENERATOR, STAGE, LOADER),
-            ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit),
-        ),
+        "unlink a job": ((TRAINER, GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].ledger, keys.fence, keys.audit)),
         "rename a key": (nobody, ("RENAME", keys.slots[0].ledger, keys.audit)),
         "expire a key": (nobody, ("EXPIRE", keys.audit, 1)),
         "read who submitted what": ((TRAINER, GENERATOR, STAGE, LOADER), ("GET", "onbeat:idempotency:k")),

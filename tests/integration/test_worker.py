@@ -48,9 +48,7 @@ WORKER = (
 @pytest.fixture
 def own_settings(server: EmbeddedRedis, tmp_path: Path) -> StackSettings:
     return StackSettings(
-        redis_url=server.url_of(roles.TRAINER),
-        run_root=str(tmp_path / "runs"),
-        api_key="never-logged-key",
+        redis_url=server.url_of(roles.TRAINER), run_root=str(tmp_path / "runs"), api_key="never-logged-key"
     )
 
 
@@ -517,12 +515,7 @@ def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 @pytest.mark.parametrize(("how", "has_trainer"), [("killed", False), ("hung", False), ("hung", True)])
 def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
-    server: EmbeddedRedis,
-    own_settings: StackSettings,
-    broker: Broker,
-    tmp_path: Path,
-    how: str,
-    has_trainer: bool,
+    server: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path, how: str, has_trainer: bool
 ) -> None:
     job_id = JobStore(broker).create(job_spec())[0] if has_trainer else "no-job"
     holder, trainer_pid = Holder(broker, job_id), 0

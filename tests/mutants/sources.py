@@ -25,11 +25,7 @@ PRODUCER = (
     "tests/unit/producer/test_generator.py",
 )
 OLDER = ("tests/unit/consumer/model/test_older_versions.py",)
-CHECKPOINT = (
-    "tests/unit/consumer/model/test_checkpoint.py",
-    "tests/unit/consumer/model/test_adapters.py",
-    *OLDER,
-)
+CHECKPOINT = ("tests/unit/consumer/model/test_checkpoint.py", "tests/unit/consumer/model/test_adapters.py", *OLDER)
 WORKERS = (
     "tests/unit/onbeat/work/test_calls.py",
     "tests/unit/onbeat/work/test_leases.py",
@@ -98,10 +94,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_settings.py",
         "tests/unit/contracts/test_engine_settings.py",
     ),
-    "contracts/engines.py": (
-        "tests/unit/contracts/test_engine_settings.py",
-        "tests/unit/onbeat/stack/test_profile.py",
-    ),
+    "contracts/engines.py": ("tests/unit/contracts/test_engine_settings.py", "tests/unit/onbeat/stack/test_profile.py"),
     "consumer/trainer/iteration.py": ("tests/unit/consumer/trainer/test_iteration.py",),
     "onbeat/loop/expected.py": (
         "tests/unit/consumer/trainer/test_iteration.py",

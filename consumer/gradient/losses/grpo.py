@@ -26,27 +26,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from consumer.gradient.losses.base import (
-    BATCH_TOKEN_MEAN,
-    CONSTANT,
-    RESPONSE_MEAN,
-    TOKEN_MEAN,
-    LossInputs,
-    PolicyLoss,
-    PolicyTerm,
-)
+from consumer.gradient.losses import base
 
 
-def clipped_surrogate(inputs: LossInputs) -> PolicyTerm:
+def clipped_surrogate(inputs: base.LossInputs) -> base.PolicyTerm:
     """Takes PPO's pessimistic bound for each token (Schulman et al., arXiv 1707.06347, equation 7)."""
     return pessimistic(inputs, inputs.log_ratio().exp())  # [R, T] rho; 1.0 on padding
 
 
-def pessimistic(inputs: LossInputs, ratio: Tensor) -> PolicyTerm:
+def pessimistic(inputs: base.LossInputs, ratio: Tensor) -> base.PolicyTerm:
     """Bounds ratios [R, T], or [R, 1] of whole responses; the term has their shape."""
     gain = inputs.gain
     clipped_low, clipped_high = inputs.clips(ratio, gain)
-    return PolicyTerm(
+    return base.PolicyTerm(
         # The objective is maximised, a loss is minimised: hence the sign.
         token_loss=-torch.minimum(inputs.bounded(ratio) * gain, inputs.clip(ratio) * gain),
         clipped_low=clipped_low,
@@ -54,7 +46,7 @@ def pessimistic(inputs: LossInputs, ratio: Tensor) -> PolicyTerm:
     )
 
 
-GRPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=RESPONSE_MEAN)
-DR_GRPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=CONSTANT)
-DAPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=TOKEN_MEAN)
-BNPO = PolicyLoss(surrogate=clipped_surrogate, normaliser=BATCH_TOKEN_MEAN)
+GRPO = base.PolicyLoss(surrogate=clipped_surrogate, normaliser=base.RESPONSE_MEAN)
+DR_GRPO = base.PolicyLoss(surrogate=clipped_surrogate, normaliser=base.CONSTANT)
+DAPO = base.PolicyLoss(surrogate=clipped_surrogate, normaliser=base.TOKEN_MEAN)
+BNPO = base.PolicyLoss(surrogate=clipped_surrogate, normaliser=base.BATCH_TOKEN_MEAN)

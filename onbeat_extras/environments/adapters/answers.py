@@ -27,11 +27,7 @@ def last_number(text: str) -> str | None:
     return f"{found.value:f}{'%' if found.is_percent else ''}" if found else None
 
 
-READERS: dict[str, Callable[[str], str | None]] = {
-    "tag": last_tagged,
-    "number": last_number,
-    "text": lambda text: text,
-}
+READERS: dict[str, Callable[[str], str | None]] = {"tag": last_tagged, "number": last_number, "text": lambda text: text}
 """Parameter `answer` → what reads the answer from the last message."""
 
 

@@ -88,8 +88,7 @@ def check_sampling(
                 raise Refusal(f"{where} is no number", code="invalid", param=where)
             if said is not None and value != said and not (name == "top_k" and value == -1 and said == 0):
                 raise Refusal(
-                    f"{where} is {value}, and the job samples with {said}: leave it out, or set the job's",
-                    param=where,
+                    f"{where} is {value}, and the job samples with {said}: leave it out, or set the job's", param=where
                 )
         else:
             check_neutral(name, value, prefix=prefix)

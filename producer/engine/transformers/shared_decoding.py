@@ -28,19 +28,11 @@ from producer.engine.base import Turn
 from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
 from producer.engine.sampling import Logits
+from producer.engine.transformers import row_steps
 from producer.engine.transformers.canary import Alike
 from producer.engine.transformers.kept_rows import KeptRows, Past, Tokens
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
-from producer.engine.transformers.row_steps import (
-    RowStep,
-    cache_shape,
-    forward,
-    held_prompts,
-    left_padded,
-    prompt_lengths,
-    to_draw_from,
-)
 from producer.engine.transformers.step_runs import run_of
 
 
@@ -50,7 +42,7 @@ class SharedDecoding:
     def __init__(
         self,
         model: PreTrainedModel,
-        step: RowStep,
+        step: row_steps.RowStep,
         ends: Ends,
         *,
         most_rows: int,
@@ -91,15 +83,15 @@ class SharedDecoding:
             self._join_prompts(growing)
 
     def _join_prompts(self, growing: GrowingBatch) -> None:
-        batch, lengths = growing.batch, prompt_lengths(growing.batch)
+        batch, lengths = growing.batch, row_steps.prompt_lengths(growing.batch)
         held, logits = self._prefilled(batch)
         logits = logits.repeat_interleave(batch.group_size, dim=0)
-        cache = self._with_room(cache_shape(held), batch)
+        cache = self._with_room(row_steps.cache_shape(held), batch)
         places = self._rows.join(growing)
         try:
             cache.put(int(places[0]), held, lengths, group_size=batch.group_size)
             self._positions[places] = np.repeat(lengths, batch.group_size)
-            tokens, ended = self._rows.append(to_draw_from(logits), places)
+            tokens, ended = self._rows.append(row_steps.to_draw_from(logits), places)
         except BaseException:
             self._rows.leave(places)
             raise
@@ -108,16 +100,16 @@ class SharedDecoding:
 
     def _prefilled(self, batch: PromptBatch) -> tuple[Tensor, Tensor]:
         """Keys and values of a batch's prompts (held_prompts), and the logits [k, V] after them."""
-        token_ids, mask = left_padded(batch, self._model.device)
+        token_ids, mask = row_steps.left_padded(batch, self._model.device)
         prompts = DynamicCache(config=self._model.config)
-        logits = forward(self._model, token_ids, mask, prompts)
-        return held_prompts(prompts), logits
+        logits = row_steps.forward(self._model, token_ids, mask, prompts)
+        return row_steps.held_prompts(prompts), logits
 
     def _go_on(self, growing: GrowingBatch, turn: Turn, rows: Sequence[int]) -> None:
         """Takes in a later turn. The next step feeds the last token of each context, and samples the turn's first."""
         contexts = [np.frombuffer(prompt.token_ids, dtype="<i4") for prompt in growing.batch.prompts]
         pasts = self._pasts(turn, rows, contexts)
-        cache, first = self._with_room(cache_shape(pasts[0].held[None]), growing.batch), len(self._rows)
+        cache, first = self._with_room(row_steps.cache_shape(pasts[0].held[None]), growing.batch), len(self._rows)
         for place, past in enumerate(pasts, start=first):
             cache.put(place, past.held[None], [len(past.tokens)], group_size=1)
         for start in range(0, len(rows), MOST_ROWS):
@@ -149,7 +141,7 @@ class SharedDecoding:
         held, _ = self._prefilled(opening)
         return [
             Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), held=of_prompt[:, :, -length:])
-            for prompt, of_prompt, length in zip(opening.prompts, held, prompt_lengths(opening), strict=True)
+            for prompt, of_prompt, length in zip(opening.prompts, held, row_steps.prompt_lengths(opening), strict=True)
         ]
 
     def _feed(self, cache: RowCache, first: int, contexts: Sequence[Tokens], starts: Sequence[int]) -> None:
@@ -182,7 +174,7 @@ class SharedDecoding:
         # What fills the step up attends to a first column: a row that attends to none is NaN.
         self._tokens[num_rows:width] = self._positions[num_rows:width] = 0
         tokens, positions = (torch.from_numpy(of[:width]) for of in (self._tokens, self._positions))
-        logits = to_draw_from(self._run(tokens, positions, cache, num_columns=num_columns)[:num_rows])
+        logits = row_steps.to_draw_from(self._run(tokens, positions, cache, num_columns=num_columns)[:num_rows])
         diverged: list[GrowingBatch] = []
         try:
             next_tokens, ended = self._rows.append(logits)
@@ -276,7 +268,7 @@ class SharedDecoding:
 
 def longest_row(batch: PromptBatch) -> int:
     """Tokens of the longest prompt with its completion."""
-    return max(prompt_lengths(batch)) + batch.sampling.max_new_tokens
+    return max(row_steps.prompt_lengths(batch)) + batch.sampling.max_new_tokens
 
 
 def _num_places(num_rows: int) -> int:

@@ -9,13 +9,7 @@ from contracts.settings import StackSettings
 from onbeat.weights.receiver import WeightReceiver
 from onbeat_extras.engines.extension import stores_of_core
 from onbeat_extras.engines.vllm import VllmEngine
-from tests.unit.onbeat.weights.test_registered_store import (  # noqa: F401  (fixtures)
-    manifest_of,
-    registered,
-    settings,
-    stores_of,
-    targets,
-)
+from tests.unit.onbeat.weights.test_registered_store import manifest_of, registered, settings, stores_of, targets  # noqa: F401  (fixtures)
 from tests.unit.onbeat.weights.test_weight_store import version
 
 

@@ -351,10 +351,7 @@ async def test_a_batch_that_a_service_left_without_scores_is_given_back_and_has_
 
 
 async def test_while_a_service_is_away_a_generator_claims_nothing_and_says_why(stack: Stack) -> None:
-    scored, played = (
-        stack.add_job("scored", num_batches=1),
-        stack.add_job("played", num_batches=1, **OF_ENVIRONMENT),
-    )
+    scored, played = (stack.add_job("scored", num_batches=1), stack.add_job("played", num_batches=1, **OF_ENVIRONMENT))
     stack.service.missed(RewardUnavailable("no answer: ConnectError"))
     async with stack.running():
         await stack.changes.until(lambda: bool(stack.jobs.infos and stack.jobs.infos[-1].get("misses")))
@@ -763,10 +760,7 @@ async def test_an_engine_that_fails_its_canary_claims_no_deterministic_batch_and
         return "beside 4 other batches"
 
     monkeypatch.setattr(LoggedEngine, "difference", differs)
-    strict, loose = (
-        stack.add_job("strict", num_batches=1),
-        stack.add_job("loose", num_batches=1, deterministic=False),
-    )
+    strict, loose = (stack.add_job("strict", num_batches=1), stack.add_job("loose", num_batches=1, deterministic=False))
     async with stack.running():
         await stack.changes.until(lambda: bool(loose.published))
         why = "a batch has other bytes beside 4 other batches than alone"

@@ -142,13 +142,7 @@ def test_a_correction_weighs_the_surrogate_and_nothing_else(loss: str, kind: str
             "kl_coefficient": 0.2,
             **low,
         },
-        {
-            "correction": kind,
-            "of_sequence": level == "sequence",
-            "w_low": 0.8,
-            "w_high": 1.25,
-            "beta": 0.2,
-        },
+        {"correction": kind, "of_sequence": level == "sequence", "w_low": 0.8, "w_high": 1.25, "beta": 0.2},
     )
     assert 0 < terms.num_corrected < SIZES.num_tokens
 

@@ -7,9 +7,9 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from contracts.rewards import Scored
+from contracts.rewards import ExactReward, PluginReward, Scored
 from contracts.rollouts import RolloutGroup
-from onbeat.scoring.groups import rollout_groups
+from onbeat.scoring.groups import reward_items, rollout_groups
 from tests.builders import completion, prompt_batch
 
 
@@ -49,3 +49,10 @@ def test_prompt_and_reference_travel_as_texts_only_where_they_are_read() -> None
         ("prompt 0", "0"),
         ("prompt 1", "1"),
     ]
+
+
+def test_the_tokens_of_a_completion_travel_only_to_a_function_of_the_users() -> None:
+    completions, exact = [completion([number, 9]) for number in range(4)], ExactReward()
+    for components, tokens in ((exact,), UNSET), ((exact, PluginReward(entry_point="mine")), completions[3].token_ids):
+        item = reward_items(components, prompt_batch([[5, 6], [7]]), completions, list("abcd"))[3]
+        assert (item.prompt, item.completion, item.finish_reason, item.token_ids) == ("prompt 1", "d", "stop", tokens)

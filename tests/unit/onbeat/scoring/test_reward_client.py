@@ -21,7 +21,7 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
-from onbeat.scoring.reward_client import MAX_ITEMS, RewardClient, tries_of
+from onbeat.scoring.reward_client import RewardClient, tries_of
 from tests.builders import job_spec
 
 SPEC = RewardSpec(components=(ExactReward(),), max_attempts=3, item_timeout_s=2.0)
@@ -45,7 +45,7 @@ def answer(results: Sequence[Scored | Unscorable]) -> httpx.Response:
 
 
 def score_all(request: RewardRequest) -> httpx.Response:
-    return answer([score_of(one.completion) for one in request.items])
+    return answer([score_of(request.items[place].completion) for place in request.places])
 
 
 def refuse_connection(request: RewardRequest) -> httpx.Response:
@@ -91,7 +91,12 @@ class Service:
         self.slept_s.append(seconds)
 
     def score(
-        self, *completions: str, spec: RewardSpec = SPEC, tries: int | None = None, dependency_s: float = 60.0
+        self,
+        *completions: str,
+        spec: RewardSpec = SPEC,
+        tries: int | None = None,
+        dependency_s: float = 60.0,
+        **more: int,
     ) -> list[float]:
         async def run() -> list[Scored]:
             transport = httpx.MockTransport(self.handle)
@@ -105,6 +110,7 @@ class Service:
                     job_id="job-1",
                     tries=most,
                     dependency_s=dependency_s,
+                    **more,
                     is_needed=lambda: self.is_needed,
                 )
 
@@ -185,11 +191,11 @@ def test_a_refused_request_fails_the_batch_at_once() -> None:
 def test_only_what_has_no_score_yet_is_asked_again(reason: str) -> None:
     service = Service(lambda request: answer([score_of("aa"), unscorable(reason), score_of("c")]), score_all)
     assert service.score("aa", "bbb", "c") == [2.0, 3.0, 1.0]
-    assert [one.completion for one in service.requests[1].items] == ["bbb"]
+    assert [(len(one.items), one.places) for one in service.requests] == [(3, (0, 1, 2)), (3, (1,))]
 
 
 def test_a_completion_that_stays_unscorable_fails_the_batch_with_its_reason() -> None:
-    service = Service(lambda request: answer([unscorable("timeout") for _ in request.items]))
+    service = Service(lambda request: answer([unscorable("timeout") for _ in request.places]))
     with pytest.raises(BatchFailed, match="timeout in component exact: what happened"):
         service.score("aa", "b")
     assert len(service.requests) == SPEC.max_attempts
@@ -203,11 +209,13 @@ def test_what_no_retry_can_cure_fails_the_batch_at_once(reason: str) -> None:
     assert len(service.requests) == 1
 
 
-def test_more_items_than_a_request_holds_are_split() -> None:
+@pytest.mark.parametrize(("group_size", "sizes"), [(1, [1024, 176]), (400, [800, 400]), (1200, [1200])])
+def test_more_items_than_a_request_holds_are_split_between_groups(group_size: int, sizes: list[int]) -> None:
     service = Service(score_all)
-    texts = ["a" * (number % 7) for number in range(MAX_ITEMS + 1)]
-    assert service.score(*texts) == [float(len(text)) for text in texts]
-    assert [len(request.items) for request in service.requests] == [MAX_ITEMS, 1]
+    texts = ["a" * (number % 7) for number in range(1200)]
+    assert service.score(*texts, group_size=group_size) == [float(len(text)) for text in texts]
+    assert [len(request.items) for request in service.requests] == sizes
+    assert {request.group_size for request in service.requests} == {group_size}
 
 
 def test_one_attempt_means_one_request() -> None:
@@ -223,7 +231,7 @@ STATED = RewardSpec(components=(ExactReward(on_unscorable=0.0),), max_attempts=3
 
 def until_it_settles(reason: str) -> Step:
     """Can't score anything, and gives what is stated for it in the last request."""
-    return lambda request: score_all(request) if request.settles else answer([unscorable(reason)] * len(request.items))
+    return lambda request: score_all(request) if request.settles else answer([unscorable(reason)] * len(request.places))
 
 
 @pytest.mark.parametrize("reason", ["timeout", "raised"])

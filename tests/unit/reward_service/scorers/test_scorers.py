@@ -147,17 +147,7 @@ def test_numeric_reads_a_number_as_people_write_it(written: str, value: str) -> 
 
 
 @pytest.mark.parametrize(
-    "completion",
-    [
-        "5/0",
-        "10^10^10",
-        "10^9999999",
-        "1e9999999",
-        r"\frac{1}{0}",
-        "7" * 500,
-        "5" + "0" * 400,
-        "\u0665",
-    ],
+    "completion", ["5/0", "10^10^10", "10^9999999", "1e9999999", r"\frac{1}{0}", "7" * 500, "5" + "0" * 400, "\u0665"]
 )
 def test_what_is_no_number_for_any_answer_is_wrong(completion: str) -> None:
     for reference in ("5", "0", "10", "7", "1"):
@@ -247,7 +237,8 @@ def user_function(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise told["returns"]
         return told["returns"]
 
-    monkeypatch.setattr(plugin, "_load", lambda name, file, source: (function, plugin.ARGUMENTS))
+    known = plugin.Plugin(function=function, given=plugin.ARGUMENTS, sees_groups=False)
+    monkeypatch.setattr(plugin, "load", lambda component: known)
     return told
 
 
@@ -255,7 +246,7 @@ def test_plugin_is_called_with_the_items_texts(user_function: dict[str, Any]) ->
     user_function["returns"] = 1
     assert score(PluginReward(entry_point="mine"), item("c", "r", task_entry="t", prompt="p")) == 1.0
     texts = {"prompt": "p", "completion": "c", "reference": "r", "task_entry": "t"}
-    assert user_function["called_with"] == {**texts, "metadata": {}}
+    assert user_function["called_with"] == {**texts, "metadata": {}, "finish_reason": "", "completion_ids": []}
 
 
 @pytest.mark.parametrize(

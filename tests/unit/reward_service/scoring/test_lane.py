@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from contracts.rewards import FormatReward, PluginReward, RewardItem
+from contracts.rewards import FormatReward, PluginReward, RewardItem, RewardRequest
 from reward_service.scoring.lane import Lane
 from reward_service.scoring.pool import ScorerPool
 
@@ -25,7 +25,7 @@ def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(monkey
     item = RewardItem(prompt="", completion="c", reference="")
 
     async def ask() -> None:
-        await asyncio.wrap_future(pool.submit((FormatReward(pattern="c"),), (item,), item_timeout_s=5.0))
+        await asyncio.wrap_future(pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,))))
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(asyncio.wait_for(ask(), 60.0))
@@ -41,7 +41,7 @@ def test_no_two_cages_that_live_have_a_number_in_common_and_a_number_comes_back(
     numbers: list[set[int]] = []
     for job in ("a", "b", "c", "d"):
         component = PluginReward(entry_point=f"none of {job}")
-        pool.submit((component,), (item,), item_timeout_s=5.0, job_id=job).result()
+        pool.submit(RewardRequest(components=(component,), items=(item,), job_id=job)).result()
         numbers.append(set(pool.cages.numbers))
     pool.close()
     assert numbers == [{0}, {0, 1}, {0, 1}, {0, 1}]
@@ -52,11 +52,11 @@ def test_no_two_cages_that_live_have_a_number_in_common_and_a_number_comes_back(
 def test_a_killed_service_leaves_no_folder() -> None:
     code = """
 import os
-from contracts.rewards import FormatReward, RewardItem
+from contracts.rewards import FormatReward, RewardItem, RewardRequest
 from reward_service.scoring.pool import ScorerPool
 pool = ScorerPool(num_lanes=1)
 item = RewardItem(prompt="", completion="c", reference="")
-pool.submit((FormatReward(pattern="c"),), (item,), item_timeout_s=5.0).result()
+pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,))).result()
 print(pool.cages.folder, pool.cage_pids()[0], flush=True)
 os.kill(os.getpid(), 9)
 """
