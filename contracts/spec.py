@@ -45,6 +45,13 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter dtype of trainer and generators. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more. On
     a CPU without bf16 units float32 is 2-4 times faster."""
+    cast_lm_head_to_fp32: bool | UnsetType = UNSET
+    """Computes logits of a bfloat16 model in float32, from the same weights, in trainer, stages and generators: the gap
+    between them falls (arXiv 2506.13585, 2510.13786). Generators with vLLM leave such a job alone. Left out: false."""
+
+    def __post_init__(self) -> None:
+        if self.cast_lm_head_to_fp32 and self.dtype == "float32":
+            raise ValueError('cast_lm_head_to_fp32 has no effect with dtype = "float32"; leave it out')
 
 
 class ForkSpec(Record, frozen=True, kw_only=True):

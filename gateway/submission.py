@@ -31,6 +31,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
+from contracts.spec_tables.datasets import sources_of
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
@@ -100,10 +101,11 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
         raise _missing(f"there is no folder {spec.model.path} under the model root, {root}", "model.path")
     if not (folder / "config.json").is_file():
         raise _missing(f"{spec.model.path} has no config.json", "model.path")
+    takes_folders = any(one.has_folders for one in sources_of(spec.dataset).values())
     for field, path in spec.dataset.files().items():
         found = settings.spec_root.find(path, field=f"dataset.{field}")
         # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
-        if not (found.parent.is_dir() if spec.dataset.has_folders else found.is_file()):
+        if not (found.parent.is_dir() if takes_folders else found.is_file()):
             raise _missing(f"there is no file {path} under the model root, {root}", f"dataset.{field}")
 
 

@@ -50,8 +50,6 @@ class MicroBatch:
     advantages: Tensor
     """float64 [R], or [R, S_max] with credit by turn, 0.0 in padding; the loss rounds them to the dtype of the
     log-probs."""
-    group_index: Tensor
-    """int64 [R]; the row's group in the rollout batch."""
     reference_logprobs: Tensor | None = None
     """float32 [R, S_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
     teacher_logprobs: Tensor | None = None
@@ -132,7 +130,6 @@ def make_micro_batch(
         advantages=torch.from_numpy(advantages.reshape(-1)[chosen])
         if advantages.ndim == 2
         else _token_advantages(advantages.reshape(batch.num_completions, -1)[chosen], completions),
-        group_index=torch.tensor(group_index),
         reference_logprobs=_token_column(batch, REFERENCE_LOGPROBS, chosen),
         teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen),
         kept=_kept_sets(completions, sampled),

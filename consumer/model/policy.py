@@ -27,7 +27,14 @@ from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, first_line, load_tokenizer, weight_tensors
+from onbeat.weights.model_folder import (
+    LOADING_ERRORS,
+    cast_head,
+    context_tokens,
+    first_line,
+    load_tokenizer,
+    weight_tensors,
+)
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import TensorSink
 
@@ -218,6 +225,8 @@ def load_model(
             field=FIELD,
             cure="save the whole model with save_pretrained",
         )
+    if model.cast_lm_head_to_fp32:
+        cast_head(network)
     network.eval()
     if gradient_checkpointing:
         checkpoint_activations(network)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -28,24 +28,16 @@ class ChatSpec(Record, frozen=True, kw_only=True):
 class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
     """What every kind of data set says of itself."""
 
+    has_task_entries: ClassVar[bool] = True
+    """Whether its examples may have the entries that a reward of type `reasoning_gym` needs."""
+    has_completions: ClassVar[bool] = True
+    """Whether its examples may have completions, which loss = "sft" learns."""
+    has_folders: ClassVar[bool] = False
+    """Whether a path that it names may be of a folder, or of some files in one."""
+
     @property
     def kind(self) -> str:
         return str(self.__struct_config__.tag)
-
-    @property
-    def has_task_entries(self) -> bool:
-        """Whether its examples may have the entries that a reward of type `reasoning_gym` needs."""
-        return True
-
-    @property
-    def has_completions(self) -> bool:
-        """Whether its examples may have completions, which loss = "sft" learns."""
-        return True
-
-    @property
-    def has_folders(self) -> bool:
-        """Whether a path that it names may be of a folder, or of some files in one."""
-        return False
 
     def files(self) -> dict[str, str]:
         """Returns the paths that it names below the stack's model root, by their field."""
@@ -56,9 +48,7 @@ class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
     """`a+b=` for all pairs of numbers below 100, answers with the digits reversed; 512 pairs are held out. An answer is
     the completion, too."""
 
-    @property
-    def has_task_entries(self) -> bool:
-        return False
+    has_task_entries: ClassVar[bool] = False
 
     @property
     def chat(self) -> None:
@@ -68,6 +58,7 @@ class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
 class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_only=True):
     """Procedural tasks of reasoning-gym; evaluation items come from another seed, repeated questions are dropped."""
 
+    has_completions: ClassVar[bool] = False
     task: Line
     """Name in reasoning-gym, e.g. "chain_sum"."""
     params: TaskParams = field(default_factory=dict)
@@ -78,10 +69,6 @@ class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_onl
     """Text after each question, e.g. how to mark the answer."""
     chat: ChatSpec | None = None
     """Renders the question by the chat template; without it the question text is the prompt."""
-
-    @property
-    def has_completions(self) -> bool:
-        return False
 
 
 class CurriculumSpec(Record, frozen=True, kw_only=True):
@@ -142,25 +129,17 @@ class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True
     """Rows as of `jsonl`, in parquet or arrow files: one, the folder of `save_to_disk`, or one of the hub, where
     `folder/train` are its files `train-*`. It needs the extra `huggingface`."""
 
-    @property
-    def has_folders(self) -> bool:
-        return True
+    has_folders: ClassVar[bool] = True
 
 
 class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=True):
     """Tasks that the job's environment has of its own; it is asked for them by split and number."""
 
+    has_completions: ClassVar[bool] = False
+    has_task_entries: ClassVar[bool] = False
     num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     """Size of the training pool: tasks 0, 1, … of split "train"; iterations walk through shuffled passes of it. All of
     them are opened when the job starts."""
-
-    @property
-    def has_completions(self) -> bool:
-        return False
-
-    @property
-    def has_task_entries(self) -> bool:
-        return False
 
     @property
     def chat(self) -> None:
@@ -211,18 +190,6 @@ class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
         """That of one of them, for who asks whether there is any."""
         return next((source.dataset.chat for source in self.sources if source.dataset.chat), None)
 
-    @property
-    def has_task_entries(self) -> bool:
-        return any(source.dataset.has_task_entries for source in self.sources)
-
-    @property
-    def has_completions(self) -> bool:
-        return all(source.dataset.has_completions for source in self.sources)
-
-    @property
-    def has_folders(self) -> bool:
-        return any(source.dataset.has_folders for source in self.sources)
-
     def files(self) -> dict[str, str]:
         return {
             f"sources[{number}].dataset.{field}": path
@@ -256,15 +223,15 @@ def sources_problem(dataset: DatasetSpec, components: tuple[RewardComponent, ...
     return ""
 
 
-def given_problem(dataset: DatasetTable, rollout: RolloutSpec, *, plays: bool, lags: bool) -> str:
+def given_problem(dataset: DatasetSpec, rollout: RolloutSpec, *, plays: bool, lags: bool) -> str:
     """Says what doesn't go with a job that learns the data set's completions; "" where all does.
 
     plays: whether it has an environment. lags: whether its schedule lets older versions sample.
     """
     learns = 'has no effect with algorithm.loss = "sft", which learns what the data set gives'
     sampling = rollout.sampling
-    if not dataset.has_completions:
-        return f'dataset.type = "{dataset.kind}" gives no completions to learn; take "jsonl" or another that does'
+    if without := [one.kind for one in sources_of(dataset).values() if not one.has_completions]:
+        return f'dataset.type = "{without[0]}" gives no completions to learn; take "jsonl" or another that does'
     if plays:
         return f"environment {learns}; leave it out"
     if lags:

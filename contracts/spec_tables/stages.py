@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import Meta
 
@@ -48,13 +48,8 @@ class StageTable(Record, tag_field="type", frozen=True, kw_only=True):
 class LogProbStage(StageTable, frozen=True, kw_only=True):
     """Takes a whole batch, as the trainer would, and reads its tokens."""
 
-    @property
-    def unit(self) -> Unit:
-        return "batch"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("prompt_ids", "completion_ids")
+    unit: ClassVar[Unit] = "batch"
+    inputs: ClassVar[tuple[str, ...]] = ("prompt_ids", "completion_ids")
 
 
 class ReferenceStage(LogProbStage, tag="reference", frozen=True, kw_only=True):
@@ -63,25 +58,19 @@ class ReferenceStage(LogProbStage, tag="reference", frozen=True, kw_only=True):
     A batch at once, as the trainer would: the very bits.
     """
 
+    outputs: ClassVar[tuple[Column, ...]] = (Column(name=REFERENCE_LOGPROBS, type="float32", per="token"),)
     name: ColumnName = "reference"
     """The name of the stage, in messages, metrics and streams."""
-
-    @property
-    def outputs(self) -> tuple[Column, ...]:
-        return (Column(name=REFERENCE_LOGPROBS, type="float32", per="token"),)
 
 
 class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     """Log-probs of the sampled tokens under another model, for on-policy distillation."""
 
+    outputs: ClassVar[tuple[Column, ...]] = (Column(name=TEACHER_LOGPROBS, type="float32", per="token"),)
     model: FilePath
     """Folder of a causal LM with the job's vocabulary; relative paths start at the stack's model root."""
     name: ColumnName = "teacher"
     """The name of the stage, in messages, metrics and streams."""
-
-    @property
-    def outputs(self) -> tuple[Column, ...]:
-        return (Column(name=TEACHER_LOGPROBS, type="float32", per="token"),)
 
     def files(self) -> dict[str, str]:
         return {"model": self.model}
@@ -90,6 +79,7 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
 class JudgingStage(StageTable, frozen=True, kw_only=True):
     """Takes a row at a time, and gives its completion a score."""
 
+    unit: ClassVar[Unit] = "row"
     weight: Weight = 1.0
     """What a score of 1.0 adds to the reward."""
     on_failure: OnUnscorable = "fail"
@@ -119,10 +109,6 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
         return next((reason for reason in STAGE_REASONS if reason.encode() == text), None)
 
     @property
-    def unit(self) -> Unit:
-        return "row"
-
-    @property
     def outputs(self) -> tuple[Column, ...]:
         score = Column(name=self.name, type="float32")
         return (score,) if self.stated_score is None else (score, Column(name=self.failure_column, type="text"))
@@ -131,6 +117,7 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
 class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=True):
     """A sequence classifier with one output reads prompt and completion; weight times its score joins the reward."""
 
+    inputs: ClassVar[tuple[str, ...]] = ("prompt", "text")
     model: FilePath
     """Folder of a transformers sequence classifier; relative paths start at the stack's model root."""
     truncate: Truncation = "never"
@@ -138,10 +125,6 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
     prompt's end, completion_end the completion's beginning; never: such a text can't be judged."""
     name: ColumnName = "reward_model"
     """The name of the stage and of its column."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("prompt", "text")
 
     def files(self) -> dict[str, str]:
         return {"model": self.model}
@@ -153,6 +136,7 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     ONBEAT_JUDGE_URL and ONBEAT_JUDGE_KEY of the stage worker say which server.
     """
 
+    inputs: ClassVar[tuple[str, ...]] = ("prompt", "text", "reference")
     model: Line
     """Name of the model at the server."""
     prompt: Text
@@ -177,10 +161,6 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
             raise ValueError(
                 f'answer of stage {self.name} is neither "number" nor "json", nor a text with one {NUMBER_PLACE} in it'
             )
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("prompt", "text", "reference")
 
 
 class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):

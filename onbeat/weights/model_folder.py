@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -96,7 +98,30 @@ def empty_model(folder: Path, *, dtype: torch.dtype, device: str = "cpu") -> Pre
     return model.eval().requires_grad_(False)
 
 
-def weight_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+class Float32Head(nn.Linear):
+    """An output head that is computed in float32, of any weights: what ranks, adapters and versions hold is a linear's.
+
+    MiniMax-M1 (arXiv 2506.13585) and ScaleRL (arXiv 2510.13786) have found most of the gap between engines there.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+def cast_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Has a model compute logits in float32; returns it. Raises InvalidInput where its head is more than a product."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise InvalidInput(
+            f"{type(model).__name__} has no plain output head",
+            field="model.cast_lm_head_to_fp32",
+            cure="leave it out",
+        )
+    head.__class__ = Float32Head
+    return model
+
+
+def weight_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The published set, on which every digest of a version rests, in the order in which it is published.
 
     Each parameter once, a tied one under its first name, and then the buffers that `state_dict` saves: a buffer that

@@ -574,6 +574,7 @@ export interface MixtureSource {
 export interface ModelSpec {
   path: string;
   dtype: ("bfloat16" | "float32");
+  cast_lm_head_to_fp32?: boolean;
 }
 
 export interface NumericReward {

@@ -92,6 +92,12 @@ def make_engine(
             cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers, or vLLM's with "
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
+    if model.cast_lm_head_to_fp32 and not options.casts_head:
+        raise InvalidInput(
+            f"{options.name} computes logits in the model's dtype",
+            field="model.cast_lm_head_to_fp32",
+            cure="leave it out, or use generators with ONBEAT_ENGINE=transformers",
+        )
     make = cast(Callable[[EngineSetup, Engine], GenerationEngine], engine_class(type(options)))
     from onbeat.weights.transports import make_stores
 

@@ -42,6 +42,18 @@ def short_job(**changes: Any) -> JobSpec:
     return job_spec(**(fields | changes))
 
 
+def lose_last_writes(pipeline: Pipeline, job_id: str) -> None:
+    """Redis comes back without the job's fourth iteration."""
+    until(committed(pipeline, job_id, 3), "three iterations")
+    assert pipeline.broker.persisted()
+    (file,) = (pipeline.redis.folder / "appendonlydir").glob("*.incr.aof")
+    mark = file.stat().st_size
+    until(committed(pipeline, job_id, 4), "writes to lose")
+    pipeline.redis.kill()
+    os.truncate(file, mark)
+    pipeline.redis.restart()
+
+
 LAG: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 2, "algorithm__correction": "tis"}
 """What makes a short job one of three open iterations."""
 

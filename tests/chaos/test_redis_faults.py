@@ -25,6 +25,7 @@ from tests.chaos.short_job import (
     assert_undisturbed,
     committed,
     long_variant,
+    lose_last_writes,
     running,
     sequential_digest,
     short_job,
@@ -149,14 +150,7 @@ def test_a_redis_that_lost_its_last_writes_loses_no_run(
     digest = sequential_digest(pipeline, job, tmp_path) if changes else undisturbed
     job_id, _ = pipeline.jobs.create(job)
     with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
-        until(committed(pipeline, job_id, 3), "three iterations")
-        assert pipeline.broker.persisted()
-        (file,) = (pipeline.redis.folder / "appendonlydir").glob("*.incr.aof")
-        mark = file.stat().st_size
-        until(committed(pipeline, job_id, 4), "writes to lose")
-        pipeline.redis.kill()
-        os.truncate(file, mark)
-        pipeline.redis.restart()
+        lose_last_writes(pipeline, job_id)
         # A trainer that finds its opening lost ends; its successor, which a consumer would start, opens again.
         if wait_for_exit(trainer, DEADLINE_S) != 0:
             pipeline.train_to_the_end(job_id)

@@ -16,8 +16,8 @@ from tests.chaos.short_job import (
     DEADLINE_S,
     STAGED,
     assert_undisturbed,
-    committed,
     long_variant,
+    lose_last_writes,
     running,
     short_job,
     succeed,
@@ -121,14 +121,7 @@ def test_a_redis_that_forgets_columns_loses_no_run(pipeline: Pipeline, oracle: s
         running(pipeline, f"{WORKER}-2"),
         running(pipeline, f"consumer-{job_id}", job_id) as trainer,
     ):
-        until(committed(pipeline, job_id, 3), "three iterations")
-        assert pipeline.broker.persisted()
-        (file,) = (pipeline.redis.folder / "appendonlydir").glob("*.incr.aof")
-        mark = file.stat().st_size
-        until(committed(pipeline, job_id, 4), "writes to lose")
-        pipeline.redis.kill()
-        os.truncate(file, mark)
-        pipeline.redis.restart()
+        lose_last_writes(pipeline, job_id)
         if wait_for_exit(trainer, DEADLINE_S) != 0:
             pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)

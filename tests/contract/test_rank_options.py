@@ -41,6 +41,7 @@ UPDATES: dict[str, Any] = {"algorithm__updates_per_iteration": 3, "algorithm__cl
 PARTS: dict[str, Any] = {"algorithm__updates_per_iteration": 2, "algorithm__mini_batches": 3}
 LORA: dict[str, Any] = {"trainer__lora": {"rank": 4}, "optimizer__learning_rate": 1e-2}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp"}
+FLOAT32_HEAD: dict[str, Any] = {"model__dtype": "bfloat16", "model__cast_lm_head_to_fp32": True}
 DECAY: dict[str, Any] = {"optimizer__weight_decay": 0.1}
 LAGGING: dict[str, Any] = {
     "schedule": "delayed",
@@ -57,7 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "FSDP, mini-batches, KL": FSDP | PARTS | KL,
     "FSDP, trajectories, split": FSDP | PLAYED | SPLIT,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
-    "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | {"model__dtype": "bfloat16"},
+    "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | FLOAT32_HEAD,
     "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,
     "FSDP, updates, decoupled PPO by sequence": FSDP
     | UPDATES
@@ -76,7 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | PADDED
     | RECOMPUTED
     | {"model__dtype": "bfloat16"},
-    UNTIED: FSDP | DECAY | {"model__dtype": "bfloat16", "model__path": "llama"},
+    UNTIED: FSDP | DECAY | {"model__path": "llama", **FLOAT32_HEAD},
 }
 
 

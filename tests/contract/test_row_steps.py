@@ -37,6 +37,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
+from onbeat.weights.model_folder import cast_head
 from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers.canary import judge
@@ -87,6 +88,7 @@ LEAN: dict[str, Make] = {
         LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)
     ),
     "llama in bfloat16": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16(),
+    "llama in bfloat16 with a float32 head": lambda: cast_head(LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16()),
 }
 OWN: dict[str, Make] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),

@@ -94,17 +94,20 @@ def gradient_of(
 def equation_gradient(pair: tuple[Policy, Policy], batches: list[RolloutBatch], eq: Equation) -> dict[str, Tensor]:
     """Backward once through the equation of all responses, each of which went through the models by itself."""
     policy, reference = pair
-    responses = [
+    iteration_loss(responses_of(pair, batches), eq).backward()
+    gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
+    for model in (policy.model, reference.model):
+        model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def responses_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch]) -> list[Response]:
+    return [
         response_of(pair, group, index, group_number=1000 * batch_number + group_number, batch_number=batch_number)
         for batch_number, batch in enumerate(batches)
         for group_number, group in enumerate(batch.groups)
         for index in range(len(group.rollouts))
     ]
-    iteration_loss(responses, eq).backward()
-    gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
-    for model in (policy.model, reference.model):
-        model.zero_grad(set_to_none=True)
-    return gradients
 
 
 def response_of(

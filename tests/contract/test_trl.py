@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import LOSSES, TokenLogprobs, micro_batch_loss, policy_loss
+from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, policy_loss
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from tests.builders import job_spec, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
@@ -45,14 +45,14 @@ def drawn() -> tuple[TokenLogprobs, Tensor]:
     return TokenLogprobs(policy=policy, generator=generator, reference=around(generator, 0.5)), mask
 
 
-def our_loss(tokens: TokenLogprobs, mask: Tensor, algorithm: dict[str, Any], cuts: tuple[slice, ...]) -> Tensor:
+def our_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cuts: tuple[slice, ...]) -> Tensor:
     """Batch by batch, divided once."""
-    spec = job_spec(algorithm=algorithm).algorithm
     sums = []
     for rows in cuts:
         part = TokenLogprobs(
             policy=tokens.policy[rows],
             generator=tokens.generator[rows],
+            old=None if tokens.old is None else tokens.old[rows],
             reference=tokens.reference[rows] if tokens.reference is not None and spec.kl_coefficient else None,
         )
         sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
@@ -60,7 +60,7 @@ def our_loss(tokens: TokenLogprobs, mask: Tensor, algorithm: dict[str, Any], cut
         terms = micro_batch_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
         sums.append(terms.loss_sum)
     counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
-    return torch.stack(sums).sum() / counts[LOSSES[spec.loss].normaliser.counts]
+    return torch.stack(sums).sum() / counts[policy_loss(spec).normaliser.counts]
 
 
 def their_loss(trainer: Any, tokens: TokenLogprobs, mask: Tensor, *, is_off_policy: bool) -> Tensor:
@@ -98,7 +98,7 @@ def test_loss_and_gradient_are_trls(
     trainer.beta = spec.kl_coefficient
 
     tokens, mask = drawn()
-    loss = our_loss(tokens, mask, algorithm, (slice(0, 8),) if case == "bnpo" else CUTS)
+    loss = our_loss(tokens, mask, job_spec(algorithm=algorithm).algorithm, (slice(0, 8),) if case == "bnpo" else CUTS)
     (gradient,) = torch.autograd.grad(loss, tokens.policy)
     expected = their_loss(trainer, tokens, mask, is_off_policy=bool(policy))
     (expected_gradient,) = torch.autograd.grad(expected, tokens.policy)
@@ -116,7 +116,7 @@ def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: P
     trainer = trl_trainer(model_folder, **({"epsilon": 0.3, "epsilon_high": 0.4} | theirs), loss_type="grpo", beta=0.0)
     trainer.beta = algorithm.get("kl_coefficient", 0.0)
     tokens, mask = drawn()
-    loss = our_loss(tokens, mask, algorithm, CUTS)
+    loss = our_loss(tokens, mask, job_spec(algorithm=algorithm).algorithm, CUTS)
     expected = their_loss(trainer, tokens, mask, is_off_policy=True)
     (gradient,) = torch.autograd.grad(loss, tokens.policy)
     (expected_gradient,) = torch.autograd.grad(expected, tokens.policy)
@@ -124,7 +124,8 @@ def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: P
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
     options = ("clip_max", "off_policy_mask_threshold", "use_bias_correction_kl")
     without = {name: value for name, value in algorithm.items() if name not in options}
-    assert our_loss(tokens, mask, without, CUTS).item() != pytest.approx(loss.item(), rel=1e-6)
+    spec = job_spec(algorithm=without).algorithm
+    assert our_loss(tokens, mask, spec, CUTS).item() != pytest.approx(loss.item(), rel=1e-6)
 
 
 def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def test_loss_and_gradient_of_lagged_rollouts_are_trls(
 
     cuts = (slice(0, 8),) if case == "bnpo" else CUTS
     lagged = TokenLogprobs(policy=policy, generator=mu, old=None if is_first else proximal)
-    loss = our_lagged_loss(lagged, mask, spec, cuts)
+    loss = our_loss(lagged, mask, spec, cuts)
     (gradient,) = torch.autograd.grad(loss, policy)
     record_property("loss_error", abs((loss - expected).item()))
     assert expected_gradient.abs().max() > 0.01
@@ -201,17 +202,3 @@ def test_loss_and_gradient_of_lagged_rollouts_are_trls(
 
 def lagging_spec(algorithm: dict[str, Any]) -> AlgorithmSpec:
     return job_spec(schedule="delayed", max_policy_lag=1, algorithm=algorithm).algorithm
-
-
-def our_lagged_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cuts: tuple[slice, ...]) -> Tensor:
-    """Batch by batch, divided once."""
-    sums = []
-    for rows in cuts:
-        old = None if tokens.old is None else tokens.old[rows]
-        part = TokenLogprobs(policy=tokens.policy[rows], generator=tokens.generator[rows], old=old)
-        sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
-        advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
-        terms = micro_batch_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
-        sums.append(terms.loss_sum)
-    counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
-    return torch.stack(sums).sum() / counts[policy_loss(spec).normaliser.counts]

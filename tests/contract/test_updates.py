@@ -21,8 +21,8 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from tests.builders import job_spec
 from tests.contract.test_streamed_gradient import iteration_of, relative_error
-from tests.contract.test_streamed_losses import models, response_of
-from tests.loss_equations import Equation, Response, iteration_loss
+from tests.contract.test_streamed_losses import models, responses_of
+from tests.loss_equations import Equation, iteration_loss
 
 NARROW: dict[str, Any] = {"clip_low": 0.02, "clip_high": 0.03}
 NARROW_EQUATION: dict[str, Any] = {"eps_low": 0.02, "eps_high": 0.03}
@@ -139,15 +139,6 @@ def test_the_second_update_is_its_equation_at_the_moved_weights(tmp_path: Path, 
     assert relative_error(gradients, expected) < 1e-8
     clipped = sum(of_batch.num_clipped_low + of_batch.num_clipped_high for of_batch in stats)
     assert 0 < clipped < sum(of_batch.num_tokens for of_batch in stats)
-
-
-def responses_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch]) -> list[Response]:
-    return [
-        response_of(pair, group, index, group_number=1000 * batch_number + group_number, batch_number=batch_number)
-        for batch_number, batch in enumerate(batches)
-        for group_number, group in enumerate(batch.groups)
-        for index in range(len(group.rollouts))
-    ]
 
 
 def test_arrival_orders_give_the_same_bits_in_every_update(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm__old_policy": "generator",
         "algorithm__kl_coefficient": 0.01,
     },
-    "REINFORCE++": {
+    "REINFORCE++, a float32 head": {
+        "model": {"path": "configs/models/two-digit-addition", "dtype": "bfloat16", "cast_lm_head_to_fp32": True},
         "algorithm__advantage": "reinforce++",
         "algorithm__loss": "dapo",
         "reward__components": [{"type": "exact"}, {"type": "overlong", "max_tokens": 5, "buffer_tokens": 2}],
@@ -143,7 +144,7 @@ def tracked_iterations(pipeline: Pipeline, job_id: str) -> list[int]:
 
 
 def test_an_iteration_says_what_it_measured(pipeline: Pipeline, oracles: dict[str, str]) -> None:
-    for metrics in metrics_of(pipeline, oracles["REINFORCE++"]):
+    for metrics in metrics_of(pipeline, oracles["REINFORCE++, a float32 head"]):
         assert -1.0 <= metrics.reward_components["overlong"] < 0.0
         assert metrics.advantage_mean == pytest.approx(0.0, abs=1e-9)
         assert metrics.advantage_std == pytest.approx(1.0, abs=1e-3)

@@ -50,17 +50,9 @@ class TokenLogprobs:
 
     def masked(self, loss_mask: Tensor) -> TokenLogprobs:
         """Puts 0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
-
-        def mask(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.masked_fill(~loss_mask, 0.0)
-
+        there: dict[str, Tensor] = {name: values for name, values in vars(self).items() if values is not None}
         return TokenLogprobs(
-            policy=self.policy.masked_fill(~loss_mask, 0.0),
-            generator=self.generator.to(self.policy).masked_fill(~loss_mask, 0.0),
-            old=mask(self.old),
-            reference=mask(self.reference),
-            teacher=mask(self.teacher),
-            entropy=mask(self.entropy),
+            **{name: values.to(self.policy).masked_fill(~loss_mask, 0.0) for name, values in there.items()}
         )
 
 

@@ -32,7 +32,7 @@ from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
-from onbeat.weights.model_folder import empty_model, end_of_sequence_ids, text_of, weight_tensors
+from onbeat.weights.model_folder import cast_head, empty_model, end_of_sequence_ids, text_of, weight_tensors
 from onbeat.weights.model_path import model_folder
 from producer.engine.base import (
     EngineSetup,
@@ -95,6 +95,8 @@ class TransformersEngine(GenerationEngine):
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         folder = model_folder(setup.model, setup.model_root)
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
+        if setup.model.cast_lm_head_to_fp32:
+            cast_head(self._model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from onbeat.weights.model_folder import Float32Head
 from producer.engine.transformers.packed_products import MOST_ROWS, Packing, Product
 from producer.engine.transformers.row_cache import RowCache
 
@@ -103,7 +104,7 @@ class LeanStep:
         """[N] tokens at [N] positions → [N, V] logits after them; the cache has begun the step."""
         hidden, rotary = self._before_last(tokens, positions, cache)
         hidden = self._layers[-1](hidden, len(self._layers) - 1, rotary=rotary, cache=cache)
-        return self._head(self._norm(hidden))
+        return self._head(self._norm(hidden).to(self._head.dtype))
 
     def feed(self, tokens: Tensor, positions: Tensor, cache: RowCache) -> None:
         """Leaves the keys and values of [T, N] tokens: products take them all at once, attention T times N of them."""
@@ -215,7 +216,9 @@ def is_lean(model: Any) -> bool:
         and "dynamic" not in rope_type
         and rope_type != "longrope"
         and all(
-            type(module) is nn.Linear for name, module in model.named_modules() if name.endswith(("_proj", "_head"))
+            type(module) in (nn.Linear, Float32Head)
+            for name, module in model.named_modules()
+            if name.endswith(("_proj", "_head"))
         )
     )
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onbeat.sampled_values import FEWEST_ROWS
+from onbeat.weights.model_folder import Float32Head
 from producer.engine.fingerprint import block_rows
 
 ROWS = 8
@@ -53,9 +54,7 @@ class Shape:
     def of(cls, layers: Sequence[nn.Linear]) -> Shape:
         first = layers[0]
         outputs = tuple(layer.out_features for layer in layers)
-        return cls(
-            dtype=first.weight.dtype, num_inputs=first.in_features, outputs=outputs, has_bias=first.bias is not None
-        )
+        return cls(dtype=_dtype(first), num_inputs=first.in_features, outputs=outputs, has_bias=first.bias is not None)
 
     @property
     def num_weights(self) -> int:
@@ -97,10 +96,10 @@ class Packing:
 
     def way_of(self, layers: Sequence[nn.Linear]) -> Way | None:
         """The way for a product by these layers, if it has one and memory for it is left, which is taken then."""
-        num_bytes = sum(layer.weight.nbytes for layer in layers)
+        shape = Shape.of(layers)
+        num_bytes = shape.num_weights * shape.dtype.itemsize
         if num_bytes > self._bytes_left or layers[0].weight.device.type != "cpu":
             return None
-        shape = Shape.of(layers)
         if shape not in self._ways:
             self._ways[shape] = _proven_way(shape)
         way = self._ways[shape]
@@ -119,11 +118,11 @@ class Packing:
 
 
 class Product:
-    """Rows times the weights of one layer, or of several that read the same rows: their outputs side by side."""
+    """Rows, of its dtype, times the weights of one layer, or of several that read the same rows, side by side."""
 
     def __init__(self, layers: Sequence[nn.Linear], packing: Packing) -> None:
-        self._layers = tuple(layers)
-        self._block_rows = block_rows(layers[0].weight.dtype, layers[0].weight.device.type)
+        self._layers, self.dtype = tuple(layers), _dtype(layers[0])
+        self._block_rows = block_rows(self.dtype, layers[0].weight.device.type)
         self._way = packing.way_of(layers)
         self.release()
 
@@ -156,14 +155,20 @@ class Product:
 def pack(way: Way, layers: Sequence[nn.Linear]) -> tuple[Parts, Tensor | None]:
     """Packed weights and bias, side by side where there are several layers."""
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    bias = None if biases[0] is None else _side_by_side(biases)
-    return way.pack(_side_by_side(weights)), bias
+    dtype = _dtype(layers[0])
+    bias = None if biases[0] is None else _side_by_side(biases).to(dtype)
+    return way.pack(_side_by_side(weights).to(dtype)), bias
 
 
 def linear(rows: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
     """What a Product computes, by functional.linear."""
-    products = [functional.linear(rows, layer.weight, layer.bias) for layer in layers]
+    products = [layer.forward(rows) for layer in layers]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+
+
+def _dtype(layer: nn.Linear) -> torch.dtype:
+    """The dtype of its product."""
+    return torch.float32 if isinstance(layer, Float32Head) else layer.weight.dtype
 
 
 def _proven_way(shape: Shape) -> Way | None:

@@ -7,16 +7,13 @@ import hashlib
 import hmac
 import os
 import shutil
-import time
 from email.utils import formatdate
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from types import TracebackType
 
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
-from tests.extras.objects.s3_server import LOOPBACK, START_S
+from tests.extras.objects.s3_server import LOOPBACK, ObjectServer
 
 COMMAND = shutil.which("azurite-blob")
 """None where it isn't installed."""
@@ -26,7 +23,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 """The emulator's own, which its manual names: each Azurite has it."""
 
 
-class Azurite:
+class Azurite(ObjectServer):
     """A context manager: it answers, and has the container. Its objects are in its memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,19 +36,6 @@ class Azurite:
             log_path=folder / "azurite.log",
         )
 
-    def __enter__(self) -> Azurite:
-        self.child.start()
-        waiting = Waiting("azurite to answer", deadline_s=START_S)
-        while not self._makes_container():
-            waiting.poke(f"azurite to answer: {self.child.tail()}")
-            time.sleep(0.05)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.child.stop(grace_s=1.0)
-
     @property
     def environment(self) -> dict[str, str]:
         """The provider's variables that lead a client to it."""
@@ -61,7 +45,7 @@ class Azurite:
             "AZURE_STORAGE_ENDPOINT": f"http://{LOOPBACK}:{self.port}/{ACCOUNT}",
         }
 
-    def _makes_container(self) -> bool:
+    def _has_place(self) -> bool:
         heads = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
         # What is signed: the method, eleven headers that are empty here, its own, and the path with the account twice.
         own = "\n".join(f"{name}:{value}" for name, value in heads.items())

@@ -14,6 +14,7 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from onbeat.process.child_process import ChildProcess
 from onbeat.process.waiting import Waiting
@@ -30,7 +31,29 @@ def environment(port: int, host: str = LOOPBACK) -> dict[str, str]:
     return ACCOUNT | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
 
 
-class S3Server:
+class ObjectServer:
+    """A context manager: it answers, and has a place for objects."""
+
+    child: ChildProcess
+
+    def __enter__(self) -> Self:
+        self.child.start()
+        waiting = Waiting(f"{self.child.name} to answer", deadline_s=START_S)
+        while not self._has_place():
+            waiting.poke(f"{self.child.name} to answer: {self.child.tail()}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.child.stop(grace_s=1.0)
+
+    def _has_place(self) -> bool:
+        raise NotImplementedError
+
+
+class S3Server(ObjectServer):
     """A context manager: it answers, and has the bucket."""
 
     def __init__(self, folder: Path, host: str = LOOPBACK, entering: tuple[str, ...] = ()) -> None:
@@ -44,19 +67,6 @@ class S3Server:
             log_path=folder / "moto.log",
         )
 
-    def __enter__(self) -> S3Server:
-        self.child.start()
-        waiting = Waiting("moto to answer", deadline_s=START_S)
-        while not self._makes_bucket():
-            waiting.poke(f"moto to answer: {self.child.tail()}")
-            time.sleep(0.05)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.child.stop(grace_s=1.0)
-
     def pause(self) -> None:
         """It keeps its connections, takes new ones, and answers none."""
         self._tell(signal.SIGSTOP)
@@ -68,7 +78,7 @@ class S3Server:
         assert self.child.pid is not None
         os.kill(self.child.pid, number)
 
-    def _makes_bucket(self) -> bool:
+    def _has_place(self) -> bool:
         try:
             connection = HTTPConnection(self.host, self.port, timeout=5.0)
             connection.request("PUT", f"/{BUCKET}", headers={"Content-Length": "0"})

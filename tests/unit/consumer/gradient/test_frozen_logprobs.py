@@ -13,7 +13,7 @@ from contracts.errors import ContractViolation, InvalidInput
 from contracts.settings import StackSettings
 from tests.builders import batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
 
-LORA = {"trainer__lora": {"rank": 2}, "model__dtype": "bfloat16"}
+LORA = {"trainer__lora": {"rank": 2}, "model__dtype": "bfloat16", "model__cast_lm_head_to_fp32": True}
 
 
 @pytest.mark.parametrize(

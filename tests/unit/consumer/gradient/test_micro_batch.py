@@ -33,7 +33,6 @@ def test_prompts_are_padded_left_and_responses_right() -> None:
     assert micro_batch.loss_mask.tolist() == [[True, True, True], [True, False, False]]
     assert micro_batch.generator_logprobs.tolist() == [[-0.5, -1.0, -1.5], [-2.0, 0.0, 0.0]]
     assert micro_batch.advantages.tolist() == [0.5, -0.5]
-    assert micro_batch.group_index.tolist() == [0, 1]
 
 
 def test_padding_shrinks_to_the_chosen_rows() -> None:
@@ -43,7 +42,6 @@ def test_padding_shrinks_to_the_chosen_rows() -> None:
     assert inputs.input_ids.tolist() == [[7]]
     assert not inputs.prompts_are_padded
     assert micro_batch.response_ids.tolist() == [[4]]
-    assert micro_batch.group_index.tolist() == [1]
 
 
 def test_a_packed_prompt_stands_once_before_the_chosen_responses_of_its_group() -> None:

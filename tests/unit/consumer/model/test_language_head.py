@@ -15,6 +15,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from consumer.model import language_head
 from consumer.model.language_head import CHUNK_LOGITS, chosen_values, has_plain_head, last_states, project
+from contracts.errors import InvalidInput
+from onbeat.weights.model_folder import cast_head
 
 NUM_TOKENS, WIDTH, VOCABULARY = 450, 8, 151_936
 
@@ -110,6 +112,28 @@ def test_a_head_that_does_more_than_a_head_is_found_out() -> None:
     scaled = Qwen2ForCausalLM(Qwen2Config(**small_config()))
     scaled.register_forward_hook(lambda _module, _inputs, output: replace(output, logits=2.0 * output.logits))
     assert not has_plain_head(scaled)
+
+
+def test_a_float32_head_has_the_log_probs_of_the_states_and_a_bfloat16_one_those_of_rounded_logits() -> None:
+    """In float64, from the bfloat16 states and weights; the gradient of the weight is one rounding away."""
+    model = Qwen2ForCausalLM(Qwen2Config(**small_config())).bfloat16()
+    head, states, chosen = model.lm_head, torch.randn(40, 16).bfloat16(), torch.arange(40)
+    values = functools.partial(chosen_values, functools.partial(project, model), vocabulary_size=50, entropy=True)
+    exact = nn.Linear(16, 50, bias=False, dtype=torch.float64)
+    exact.load_state_dict({"weight": head.weight.detach().double()})
+    expected = values_and_gradients(exact, states.double(), chosen, plain_values)
+    gaps: list[list[float]] = []
+    for make in (lambda one: one, cast_head):
+        make(model)
+        found = values_and_gradients(head, states, chosen, lambda _, *its, **also: values(*its, **also))
+        gaps.append([float((one - of).norm() / of.norm()) for one, of in zip(found, expected, strict=True)])
+    (rounded, _, *_), (logprobs, entropy, *gradients) = gaps
+    assert rounded > 1e-4
+    assert max(logprobs, entropy) < 1e-6
+    assert max(gradients) < 2**-8
+    assert has_plain_head(model)
+    with pytest.raises(InvalidInput, match="Qwen2ForCausalLM has no plain output head"):
+        cast_head(model)
 
 
 def small_config() -> dict[str, Any]:
