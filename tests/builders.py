@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert
+from contracts.events import AuditRecord
 from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
@@ -91,15 +92,32 @@ def tiny_model_folder(
     return path
 
 
-def manifest(version: int, digest: str = DIGEST) -> WeightManifest:
-    """A version in one file, which isn't there."""
-    return WeightManifest(
-        policy_version=version,
-        weights_digest=digest,
-        dtype="float32",
-        directory=f"job/weights/v{version:06d}",
-        files=(WeightFile(name="a.safetensors", num_bytes=1),),
-    )
+def manifest(version: int, digest: str = DIGEST, **changes: Any) -> WeightManifest:
+    """A version in one file, which isn't there; changes replace fields."""
+    fields: dict[str, Any] = {
+        "policy_version": version,
+        "weights_digest": digest,
+        "dtype": "float32",
+        "directory": f"job/weights/v{version:06d}",
+        "files": (WeightFile(name="a.safetensors", num_bytes=1),),
+    }
+    return WeightManifest(**(fields | changes))
+
+
+def commit_record(iteration: int, batches: Mapping[str, str] | None = None, **changes: Any) -> AuditRecord:
+    """A commit of the job's first trainer that abandons nothing; changes replace fields."""
+    fields: dict[str, Any] = {
+        "kind": "commit",
+        "iteration": iteration,
+        "policy_version": iteration,
+        "weights_digest": DIGEST,
+        "next_weights_digest": DIGEST,
+        "trainer_epoch": 1,
+        "batches": dict(batches or {}),
+        "abandoned": {},
+        "previous": "",
+    }
+    return AuditRecord(**(fields | changes))
 
 
 def flip_a_bit(path: Path) -> None:

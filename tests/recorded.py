@@ -9,11 +9,10 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightFile, WeightManifest
 from gateway.services import Services
 from onbeat_extras.replay.files import INDEX, RecordedFiles, write_record
 from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
-from tests.builders import DIGEST, batch_of, prompt_batch, rollout
+from tests.builders import batch_of, manifest, prompt_batch, rollout
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e\x00"
 
@@ -26,18 +25,11 @@ def record_of(job_id: str, batch_id: str, *, text: str = "46", **changes: Any) -
     batch: RolloutBatch = batch_of([([3], rollouts)], **common)
     asked = prompt_batch([[3]], **common)
     asked = replace(asked, prompts=(replace(asked.prompts[0], text=f"12+34={HOSTILE}", reference="46"),))
-    manifest = WeightManifest(
-        policy_version=0,
-        weights_digest=DIGEST,
-        dtype="float32",
-        directory=f"{job_id}/weights/v000000",
-        files=(WeightFile(name="weights.safetensors", num_bytes=4),),
-    )
     values: dict[str, Any] = {
         "asked": asked,
         "batch": batch,
         "batch_digest": batch_digest(batch),
-        "manifest": manifest,
+        "manifest": manifest(0, directory=f"{job_id}/weights/v000000"),
         "advantages": (0.5, -0.5),
         "trainer_logprobs": (pack_float32([-0.5, -0.25]), None),
         "piece_ids": pack_int32([4, 5]),

@@ -485,13 +485,7 @@ def test_another_set_of_tensors_is_refused(rig: Rig) -> None:
 
 def test_a_manifest_of_other_contents_is_refused(rig: Rig) -> None:
     honest, other = rig.publish(1, scaled(rig.tensors, 0.5)), rig.publish(0)
-    stale = WeightManifest(
-        policy_version=1,
-        weights_digest=other.weights_digest,
-        dtype="float32",
-        directory=honest.directory,
-        files=honest.files,
-    )
+    stale = replace(honest, weights_digest=other.weights_digest)
     with pytest.raises(WeightsRejected, match=honest.weights_digest):
         rig.run(rig.engine.load_weights(stale))
 

@@ -28,7 +28,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import as_record
-from tests.builders import job_spec
+from tests.builders import commit_record, job_spec
 
 KEY = "secret-key"
 JOB = "job-0a1b"
@@ -88,15 +88,11 @@ def audit_records(spec: JobSpec) -> list[tuple[AuditRecord, str]]:
         trains = iteration < spec.iterations
         names = [f"{iteration}/train/0"] if trains else []
         names += [f"{iteration}/evaluation/0"] if iteration in (0, spec.iterations) else []
-        record = AuditRecord(
-            kind="commit",
-            iteration=iteration,
-            policy_version=iteration,
+        record = commit_record(
+            iteration,
+            dict.fromkeys(names, "d"),
             weights_digest=digest(iteration),
             next_weights_digest=digest(iteration + 1) if trains else "",
-            trainer_epoch=1,
-            batches=dict.fromkeys(names, "d"),
-            abandoned={},
             previous=linked[-1][1] if linked else "",
         )
         linked.append((record, record_digest(record)))

@@ -21,7 +21,7 @@ from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
+from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch
 from tests.integration.fence_parts import weights_digest
 
 NUM_GROUPS, GROUP_SIZE = 2, 4
@@ -127,17 +127,8 @@ class StagedJob:
         return values_of(plan.stages[plan.index(item.stage)].outputs, item, add=add)
 
     def record(self, batches: Mapping[str, str], iteration: int = 0, previous: str = "") -> AuditRecord:
-        return AuditRecord(
-            kind="commit",
-            iteration=iteration,
-            policy_version=iteration,
-            weights_digest=weights_digest(iteration, 0),
-            next_weights_digest=weights_digest(iteration + 1, 0),
-            trainer_epoch=1,
-            batches=dict(batches),
-            abandoned={},
-            previous=previous,
-        )
+        made, following = (weights_digest(number, 0) for number in (iteration, iteration + 1))
+        return commit_record(iteration, batches, weights_digest=made, next_weights_digest=following, previous=previous)
 
     def left_behind(self) -> set[str]:
         """The keys of stages that hold something."""

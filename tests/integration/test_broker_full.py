@@ -23,8 +23,8 @@ from contracts.events import IterationCommitted, TrainerStarted
 from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
+from tests.builders import commit_record, job_spec
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened
 
 LEASE_S = 600.0
 STARTED = TrainerStarted(at_s=0.0, trainer_epoch=1, next_iteration=0, resumed=False)
@@ -95,7 +95,7 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
     assert job.trainer.renew() is JobState.RUNNING
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
     claim = generator.claim(LEASE_S)
     assert claim is not None

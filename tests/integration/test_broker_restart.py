@@ -25,8 +25,8 @@ from contracts.settings import StackSettings
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.loop.chain import rewind_record
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to, manifest, record
+from tests.builders import commit_record, job_spec
+from tests.integration.test_fence import DIGEST, Job, answer_to, manifest
 
 LEASE_S = 600.0
 
@@ -95,7 +95,7 @@ def arrived(job: Job) -> dict[str, str]:
 
 def commit(job: Job, trained: dict[str, str]) -> None:
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
 
 
 def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job: Job) -> None:
@@ -212,13 +212,13 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     for _ in range(2):
         publish(generator, take(generator), "g1")
     link = JobStore(crash.broker).audit(job.job_id)[-1]
-    replayed = replace(record(0, arrived(job)), trainer_epoch=epoch(job), previous=record_digest(link))
+    replayed = replace(commit_record(0, arrived(job)), trainer_epoch=epoch(job), previous=record_digest(link))
     replaying.publish_weights(manifest(1), oldest_kept=0)  # the rewind took the one that was made before
     replaying.commit(replayed, replayed.batches, event=None, opening=job.opening(1), made=(1, DIGEST))
     crash.kill_and_restart(keep_bytes=mark)
     trained = arrived(job)
     assert sorted(trained) == ["1/train/0", "1/train/1"]
-    following = replace(record(1, trained), trainer_epoch=epoch(job), previous=record_digest(replayed))
+    following = replace(commit_record(1, trained), trainer_epoch=epoch(job), previous=record_digest(replayed))
     with pytest.raises(FenceViolation, match="broken_link"):
         replaying.commit(following, trained, event=None, opening=None, made=None)
     replaying.release()

@@ -15,10 +15,11 @@ from broker.stage_side import StageSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
+from tests.builders import commit_record
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import lose_prompts, set_recent_times
 from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened
 
 LEASE_S = 600.0
 NAME = "host-1-0a1b2c3d"
@@ -51,7 +52,7 @@ def num_leased(job: Job, name: str) -> int:
 
 def rewind(job: Job) -> None:
     """The trainer starts again from a checkpoint, and opens the iteration again."""
-    job.trainer.rewind(record(0, {}))
+    job.trainer.rewind(commit_record(0, {}))
     job.announce(0)
     job.trainer.open_iteration(job.opening(0, 3), {0: DIGEST})
 

@@ -15,7 +15,8 @@ from contracts.errors import FenceViolation, WrongEngine
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, record
+from tests.builders import commit_record
+from tests.integration.test_fence import DIGEST, Job, answer_to, job_of
 
 KIND, OTHER = "transformers 5 on AVX2", "vllm 0.32 on H200"
 
@@ -97,7 +98,7 @@ def trained(job: Job, *generators: tuple[str, GeneratorSide]) -> dict[str, str]:
 
 
 def commit(job: Job, batches: dict[str, str]) -> None:
-    job.trainer.commit(record(0, batches), batches, event=None, opening=None, made=None)
+    job.trainer.commit(commit_record(0, batches), batches, event=None, opening=None, made=None)
 
 
 def test_what_two_kinds_have_sampled_across_a_restart_is_not_committed(job: Job) -> None:

@@ -16,12 +16,12 @@ from broker.leases import FailOutcome
 from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.errors import ContractViolation, FencedOff
-from contracts.events import AuditRecord, Rewound
+from contracts.events import Rewound
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import DIGEST, job_spec, manifest, prompt_batch
+from tests.builders import DIGEST, commit_record, job_spec, manifest, prompt_batch
 from tests.integration.window_parts import answer_to
 
 
@@ -63,20 +63,6 @@ class Job:
 
     def announce(self, version: int) -> None:
         self.trainer.publish_weights(manifest(version), oldest_kept=0)
-
-
-def record(iteration: int, batches: dict[str, str]) -> AuditRecord:
-    return AuditRecord(
-        kind="commit",
-        iteration=iteration,
-        policy_version=iteration,
-        weights_digest=DIGEST,
-        next_weights_digest=DIGEST,
-        trainer_epoch=1,
-        batches=batches,
-        abandoned={},
-        previous="",
-    )
 
 
 def opened(broker: Broker, *, count: int = 2, **changes: object) -> Job:
@@ -130,10 +116,10 @@ def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> 
     assert dead == 0
     assert job.trainer.columns(arrived[0].batch) == {}, "it has no stages"
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     fence = job.trainer.fence()
     assert (fence.committed, fence.iteration, fence.state, fence.policy_version) == (0, 1, "open", 1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     assert len(JobStore(job.broker).audit(job.job_id)) == 1
 
 
@@ -150,7 +136,7 @@ def test_a_late_generator_cannot_publish_into_a_closed_iteration(job: Job) -> No
     assert quick.publish(again, answer_to(again.prompt_batch, "quick", attempt=2)) is PublishOutcome.ACCEPTED
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.DUPLICATE
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
-    job.trainer.commit(record(0, trained), trained, event=None, opening=None, made=None)
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, made=None)
     assert late.publish(stuck, answer_to(stuck.prompt_batch, "late")) is PublishOutcome.CLOSED
 
 
@@ -181,7 +167,7 @@ def test_a_server_without_our_roles_is_given_the_library_by_who_calls_first(tmp_
 
 
 def test_a_rewind_is_recorded_once_however_often_it_is_sent(job: Job) -> None:
-    rewind = record(0, {})
+    rewind = commit_record(0, {})
     job.trainer.rewind(rewind)
     job.trainer.rewind(rewind)
     jobs = JobStore(job.broker)

@@ -33,7 +33,7 @@ from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests import served
-from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
+from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch
 from tests.contract.golden_files import iteration_metrics
 from tests.served import asked, services_over
 
@@ -479,17 +479,7 @@ def rollouts_of(batch: PromptBatch, generator_id: str) -> Any:
 
 
 def audit_record(batches: dict[str, str]) -> AuditRecord:
-    return AuditRecord(
-        kind="commit",
-        iteration=0,
-        policy_version=0,
-        weights_digest=DIGEST,
-        next_weights_digest=NEXT_DIGEST,
-        trainer_epoch=1,
-        batches=batches,
-        abandoned={},
-        previous="",
-    )
+    return commit_record(0, batches, weights_digest=DIGEST, next_weights_digest=NEXT_DIGEST)
 
 
 def test_the_document_of_the_api_refers_only_to_schemas_that_it_holds(ask: Callable[..., httpx.Response]) -> None:

@@ -24,11 +24,11 @@ from contracts.jobs import EvaluationScore, JobState
 from contracts.settings import StackSettings
 from contracts.versions import WeightShard
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec
+from tests.builders import commit_record, job_spec
 from tests.every_key import every_key
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import change_fence
-from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_the_script_that_looks_for_what_is_lost_asks_the_fence_itself(
 def test_a_trainer_whose_epoch_is_over_rewinds_nothing_and_one_that_lives_leaves_no_gap(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    back = replace(record(0, {}), kind="rewind")
+    back = replace(commit_record(0, {}), kind="rewind")
     with pytest.raises(FenceViolation, match="broken_link"):
         job.trainer.rewind(replace(back, previous="f" * 64))
     with pytest.raises(FenceViolation, match="out_of_order"):
@@ -230,7 +230,7 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
         assert job.generator("g2").publish(claim, answer_to(claim.prompt_batch, "g2")) is PublishOutcome.ACCEPTED
     for arrived in successor.claim_rollouts(0, max_batches=8)[0]:
         trained[arrived.batch.batch_id] = arrived.digest
-    successor.commit(record(0, trained), trained, event=None, opening=None, made=None)
+    successor.commit(commit_record(0, trained), trained, event=None, opening=None, made=None)
     assert successor.fence().committed == 0
 
 
@@ -271,8 +271,8 @@ def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> Non
         lambda: job.trainer.put_chunk(0, "m", 0, b"bytes", keep_s=60),
         lambda: job.trainer.open_iteration(job.opening(0), {0: DIGEST}),
         lambda: job.trainer.reconcile(0, job.batches(0)),
-        lambda: job.trainer.commit(record(0, {}), {}, event=None, opening=None, made=None),
-        lambda: job.trainer.rewind(record(0, {})),
+        lambda: job.trainer.commit(commit_record(0, {}), {}, event=None, opening=None, made=None),
+        lambda: job.trainer.rewind(commit_record(0, {})),
         lambda: job.trainer.claim_rollouts(0, max_batches=1),
         lambda: jobs.move(job.job_id, JobState.FAILED),
         lambda: jobs.count_trainer_start(job.job_id),

@@ -16,8 +16,9 @@ from broker.keys import JobKeys
 from broker.leases import FailOutcome, Renewal
 from broker.monitor import job_status, stream_report
 from contracts.settings import StackSettings
+from tests.builders import commit_record
 from tests.integration.fence_parts import let_expire, recent_times, set_claim_times, set_recent_times, set_typical_time
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened, record
+from tests.integration.test_fence import DIGEST, Job, answer_to, opened
 
 LEASE_S = 600.0
 TYPICAL_S = 100.0
@@ -149,7 +150,9 @@ def test_of_several_late_batches_the_oldest_is_copied_first(stack: Straggling, o
     assert stack.publish("slow", stack.held) is PublishOutcome.ACCEPTED
     trained = {one.batch.batch_id: one.digest for one in stack.job.trainer.claim_rollouts(0, max_batches=8)[0]}
     stack.job.announce(1)
-    stack.job.trainer.commit(record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST))
+    stack.job.trainer.commit(
+        commit_record(0, trained), trained, event=None, opening=stack.job.opening(1, 2), made=(1, DIGEST)
+    )
     for index in range(2):
         assert stack.slow.claim(LEASE_S)
         set_claim_times(stack.broker, stack.keys, f"1/train/{index}", claimed_ms=1 if index == oldest else 2)

@@ -14,9 +14,9 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, FenceViolation
 from contracts.events import AuditRecord, record_digest
 from contracts.settings import StackSettings
-from tests.builders import job_spec
+from tests.builders import commit_record, job_spec
 from tests.integration.fence_parts import lose_prompts
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.integration.test_fence import DIGEST, Job, answer_to
 
 NUM_BATCHES = 10
 LEASE_S = 600.0
@@ -70,7 +70,9 @@ def test_an_iteration_opens_in_pieces_and_is_whole_in_the_end(job: Job, broker: 
     trained = answer_all(job)
     assert list(trained) == [batch.batch_id for batch in job.batches(0, NUM_BATCHES)]
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST))
+    job.trainer.commit(
+        commit_record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST)
+    )
     assert len(answer_all(job)) == NUM_BATCHES
 
 
@@ -91,7 +93,7 @@ def test_a_trainer_that_dies_between_two_pieces_leaves_an_iteration_that_is_made
         broker.dies_at = ("dispatch", 2)
         with pytest.raises(BrokerUnavailable):
             job.trainer.commit(
-                record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST)
+                commit_record(0, trained), trained, event=None, opening=job.opening(1, NUM_BATCHES), made=(1, DIGEST)
             )
     else:
         broker.dies_at = ("dispatch", 2)
@@ -113,9 +115,7 @@ def test_a_trainer_that_dies_between_two_pieces_leaves_an_iteration_that_is_made
 
 def linked(job: Job, iteration: int, trained: dict[str, str]) -> AuditRecord:
     chain = JobStore(job.broker).audit(job.job_id)
-    one = record(iteration, trained)
-    fields = {name: getattr(one, name) for name in one.__struct_fields__}
-    return AuditRecord(**fields | {"previous": record_digest(chain[-1]) if chain else ""})
+    return commit_record(iteration, trained, previous=record_digest(chain[-1]) if chain else "")
 
 
 def test_who_waits_sends_no_payload_and_of_what_is_lost_only_that(job: Job, broker: CountingBroker) -> None:

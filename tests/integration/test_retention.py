@@ -36,8 +36,8 @@ from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to, record
+from tests.builders import commit_record, job_spec
+from tests.integration.test_fence import DIGEST, Job, answer_to
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86400.0
@@ -98,7 +98,7 @@ def train(job: Job) -> None:
         job.generator("g1").publish(claim, answer_to(claim.prompt_batch, "g1"))
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
-    job.trainer.commit(record(0, trained), trained, event=None, opening=None, made=(1, DIGEST))
+    job.trainer.commit(commit_record(0, trained), trained, event=None, opening=None, made=(1, DIGEST))
 
 
 @pytest.fixture

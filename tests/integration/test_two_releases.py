@@ -20,8 +20,8 @@ from contracts.errors import BrokerUnavailable
 from contracts.events import record_digest
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import DIGEST
-from tests.integration.test_fence import Job, job_of, record
+from tests.builders import DIGEST, commit_record
+from tests.integration.test_fence import Job, job_of
 from tests.integration.window_parts import answer_to
 
 ANOTHER = """
@@ -54,7 +54,7 @@ def commit(job: Job, iteration: int, *, previous: str = "", opens_next: bool = F
     assert len(trained) == 2
     if opens_next:
         job.announce(iteration + 1)
-    link = replace(record(iteration, trained), previous=previous)
+    link = replace(commit_record(iteration, trained), previous=previous)
     following, made = (job.opening(iteration + 1), (iteration + 1, DIGEST)) if opens_next else (None, None)
     job.trainer.commit(link, trained, event=None, opening=following, made=made)
     return record_digest(link)

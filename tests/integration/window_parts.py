@@ -19,7 +19,7 @@ from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.schedule import Schedule
 from contracts.spec import JobSpec
-from tests.builders import job_spec, manifest, prompt_batch, rollout_batch
+from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch
 from tests.integration.fence_parts import let_expire
 
 LEASE_S = 600.0
@@ -162,15 +162,13 @@ class LaggingJob:
         return {one.batch.batch_id: one.digest for one in arrived}
 
     def record(self, iteration: int, trained: dict[str, str], *, kind: str = "commit") -> AuditRecord:
-        return AuditRecord(
-            kind=kind,  # type: ignore[arg-type]
-            iteration=iteration,
-            policy_version=iteration,
+        return commit_record(
+            iteration,
+            trained,
+            kind=kind,
             weights_digest=digest(iteration),
             next_weights_digest=digest(iteration + 1) if kind == "commit" else "",
             trainer_epoch=self.trainer.trainer_epoch,
-            batches=trained,
-            abandoned={},
             previous=self.last_link,
         )
 

@@ -17,7 +17,7 @@ from contracts.errors import Conflict, FencedOff, FenceViolation, NotFound
 from contracts.events import AuditRecord, record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
-from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.builders import commit_record, job_spec, prompt_batch, rollout_batch
 from tests.every_key import fence_keys
 from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, word_of
 from tests.integration.fence_parts import weights_digest
@@ -128,15 +128,14 @@ class RealFence:
     def record(
         self, kind: int, iteration: int, *, digest: int, epoch: int, previous: str, trained: dict[str, str]
     ) -> AuditRecord:
-        return AuditRecord(
+        return commit_record(
+            iteration,
+            trained,
             kind=KINDS[kind],
-            iteration=iteration,
             policy_version=max(0, iteration),
             weights_digest=digest_text(digest),
             next_weights_digest="",
             trainer_epoch=self.epochs[epoch],
-            batches=trained,
-            abandoned={},
             previous=previous,
         )
 

@@ -22,9 +22,9 @@ from onbeat.loop import window as trainers
 from onbeat.prompts.plan import IterationPlan
 from onbeat_extras.planning.pipeline.trainer import Arrival
 from onbeat_extras.planning.pipeline.walk import Run
-from tests.builders import job_spec
+from tests.builders import commit_record, job_spec
 from tests.extras.planned import batch, costs, run
-from tests.integration.test_fence import DIGEST, answer_to, manifest, record
+from tests.integration.test_fence import DIGEST, answer_to, manifest
 
 LEASE_S = 600.0
 GENERATORS = 3
@@ -90,7 +90,7 @@ class Fence:
         if iteration < self._spec.iterations:
             self._announce(iteration + 1)
             made, opening = (iteration + 1, DIGEST), self._window.opened_by(iteration)
-        committed = replace(record(iteration, trained), previous=self._previous)
+        committed = replace(commit_record(iteration, trained), previous=self._previous)
         self._trainer.commit(committed, trained, event=None, opening=opening, made=made)
         self._previous = record_digest(committed)
         if iteration < self._spec.last_iteration:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from contracts.errors import BrokerUnavailable
 from contracts.versions import WeightManifest
@@ -123,13 +124,7 @@ async def test_a_number_that_was_taken_back_is_received_again_under_its_new_dige
     first, second = versions(stack, 0, 1)
     (third,) = versions(stack, 2)
     # What version 1 becomes after a rewind: other bytes, in the same folder.
-    again = WeightManifest(
-        policy_version=1,
-        weights_digest=third.weights_digest,
-        dtype=third.dtype,
-        directory=third.directory,
-        files=third.files,
-    )
+    again = replace(third, policy_version=1)
     side.announce(first, second)
     async with stack.running():
         await stack.changes.until(lambda: ready(stack) == [0, 1])

@@ -30,7 +30,7 @@ from onbeat.loop.trained_job import HealthWatch, Succession, TrainedJob
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
 from onbeat.run_files import SharedFolder
-from tests.builders import DIGEST, job_spec, manifest
+from tests.builders import DIGEST, commit_record, job_spec, manifest
 from tests.contract.golden_files import iteration_metrics
 
 
@@ -75,17 +75,7 @@ def asked(number: int) -> AskedIteration:
 
 
 def record_of(iteration: int) -> AuditRecord:
-    return AuditRecord(
-        kind="commit",
-        iteration=iteration,
-        policy_version=iteration,
-        weights_digest=DIGEST,
-        next_weights_digest=DIGEST,
-        trainer_epoch=1,
-        batches={},
-        abandoned={},
-        previous="",
-    )
+    return commit_record(iteration)
 
 
 class Synced(ChainFile):

@@ -12,7 +12,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.rewards import PluginReward, source_digests
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, Verdict, expected_batches, verify_run
-from tests.builders import job_spec
+from tests.builders import commit_record, job_spec
 
 ITERATIONS = 3
 
@@ -32,17 +32,12 @@ def commit(iteration: int, *, epoch: int = 1, **changes: object) -> AuditRecord:
     if iteration in (0, ITERATIONS):
         batches |= {f"{iteration}/evaluation/{index}": f"evaluation {index}" for index in range(2)}
     fields: dict[str, object] = {
-        "kind": "commit",
-        "iteration": iteration,
-        "policy_version": iteration,
         "weights_digest": weights(iteration),
         "next_weights_digest": weights(iteration + 1) if trains else "",
         "trainer_epoch": epoch,
         "batches": batches,
-        "abandoned": {},
-        "previous": "",
     }
-    return AuditRecord(**(fields | changes))  # pyright: ignore[reportArgumentType]
+    return commit_record(iteration, **(fields | changes))
 
 
 def rewind(iteration: int, *, epoch: int, **changes: object) -> AuditRecord:

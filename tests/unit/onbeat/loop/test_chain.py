@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from broker.fence import FenceState, OpenIteration
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
 from onbeat.loop.chain import check_same_environment, check_same_run, first_version, furthest_commit, needs_rewind
-from tests.builders import job_spec, manifest
+from tests.builders import commit_record, job_spec, manifest
 
 
 def digest_of(version: int) -> str:
@@ -19,18 +18,8 @@ def digest_of(version: int) -> str:
 
 
 def commit(iteration: int, **changes: Any) -> AuditRecord:
-    made = AuditRecord(
-        kind="commit",
-        iteration=iteration,
-        policy_version=iteration,
-        weights_digest=digest_of(iteration),
-        next_weights_digest=digest_of(iteration + 1),
-        trainer_epoch=1,
-        batches={},
-        abandoned={},
-        previous="",
-    )
-    return replace(made, **changes)
+    digests = {"weights_digest": digest_of(iteration), "next_weights_digest": digest_of(iteration + 1)}
+    return commit_record(iteration, **(digests | changes))
 
 
 def rewind(iteration: int) -> AuditRecord:

@@ -13,6 +13,7 @@ from contracts.errors import OnbeatError
 from contracts.events import AuditRecord, record_digest
 from contracts.run_folder import RunFolder
 from onbeat.loop.chain_file import ChainFile, RunChain
+from tests.builders import commit_record
 
 
 @pytest.fixture
@@ -23,18 +24,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def record(iteration: int, previous: str = "", **changes: Any) -> AuditRecord:
-    fields: dict[str, Any] = {
-        "kind": "commit",
-        "iteration": iteration,
-        "policy_version": iteration,
-        "weights_digest": f"{iteration:064x}",
-        "next_weights_digest": f"{iteration + 1:064x}",
-        "trainer_epoch": 1,
-        "batches": {f"{iteration}/train/0": "d" * 64},
-        "abandoned": {},
-        "previous": previous,
-    }
-    return AuditRecord(**(fields | changes))
+    digests = {"weights_digest": f"{iteration:064x}", "next_weights_digest": f"{iteration + 1:064x}"}
+    return commit_record(iteration, {f"{iteration}/train/0": "d" * 64}, previous=previous, **(digests | changes))
 
 
 def linked(*records: AuditRecord, previous: str = "") -> list[AuditRecord]:

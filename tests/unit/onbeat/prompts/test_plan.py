@@ -13,20 +13,13 @@ from contracts.errors import InvalidInput
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.datasets import AdditionDataset
 from contracts.spec_tables.root import SpecRoot
-from contracts.versions import WeightFile, WeightManifest
 from onbeat.prompts.examples import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
-from tests.builders import DIGEST, job_spec
+from tests.builders import job_spec, manifest
 
 ROOT = Path(__file__).parents[4]
-MANIFEST = WeightManifest(
-    policy_version=0,
-    weights_digest=DIGEST,
-    dtype="float32",
-    directory="job/weights/v000000",
-    files=(WeightFile(name="weights.safetensors", num_bytes=1),),
-)
+MANIFEST = manifest(0)
 
 
 def test_each_place_of_a_training_batch_has_its_reserves_and_evaluation_has_none() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from contracts.errors import ContractViolation, DeadlineExceeded, OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightFile, WeightManifest, WeightShard
+from contracts.versions import WeightManifest, WeightShard
 from contracts.weights import DeltaWeights
 from onbeat.weights import publication as publication_module
 from onbeat.weights.delta.publisher import DeltaPublisher
@@ -27,6 +27,7 @@ from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.redis.store import chunk_files
 from onbeat.weights.stores import VersionFile
 from onbeat.weights.transports import make_stores
+from tests.builders import manifest
 from tests.publishing import publish
 from tests.unit.onbeat.weights.test_weight_store import TRANSPORTS, Store, assert_equal, version
 
@@ -51,13 +52,7 @@ class GatedSink:
 
     def close(self, weights_digest: str) -> WeightManifest:
         self.was_closed = True
-        return WeightManifest(
-            policy_version=1,
-            weights_digest=weights_digest,
-            dtype="uint8",
-            directory="job/weights/v000001",
-            files=(WeightFile(name="a", num_bytes=1),),
-        )
+        return manifest(1, weights_digest, dtype="uint8")
 
     def discard(self) -> None:
         self.was_discarded = True

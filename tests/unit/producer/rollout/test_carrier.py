@@ -12,21 +12,14 @@ from msgspec.structs import replace
 from broker.generator_side import Claim, PublishOutcome
 from contracts.rewards import RewardItem, RewardSpec, Scored
 from contracts.rollouts import Completion, PromptBatch
-from contracts.versions import WeightFile, WeightManifest
 from producer.activity import Activity
 from producer.engine.base import VerifiedWeights
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
 from producer.rollout.carrier import Carrier
-from tests.builders import DIGEST, completion, job_spec, prompt_batch
+from tests.builders import DIGEST, completion, job_spec, manifest, prompt_batch
 from tests.fakes import Changes, FakeSide, spell
 
-MANIFEST = WeightManifest(
-    policy_version=0,
-    weights_digest=DIGEST,
-    dtype="float32",
-    directory="job/weights/v000000",
-    files=(WeightFile(name="a.safetensors", num_bytes=1),),
-)
+MANIFEST = manifest(0)
 
 
 class Loaded:
