@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
+from broker.job_store import JobStore
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import tiny_model_folder
@@ -19,6 +20,11 @@ def broker(settings: StackSettings) -> Iterator[Broker]:
     made = connect(settings)
     yield made
     made.close()
+
+
+@pytest.fixture
+def jobs(broker: Broker) -> JobStore:
+    return JobStore(broker)
 
 
 @pytest.fixture

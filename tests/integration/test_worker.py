@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -116,9 +116,8 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_submitted_job_gets_a_trainer_a_killed_one_is_replaced_and_sigterm_ends_both(
-    own_settings: StackSettings, broker: Broker, tmp_path: Path
+    own_settings: StackSettings, broker: Broker, tmp_path: Path, jobs: JobStore
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     holder = Holder(broker, job_id)
     log_path = tmp_path / "worker.log"
@@ -143,9 +142,9 @@ def test_a_submitted_job_gets_a_trainer_a_killed_one_is_replaced_and_sigterm_end
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG")
 def test_a_killed_worker_takes_its_trainer_along_and_the_next_worker_starts_another(
-    own_settings: StackSettings, broker: Broker, tmp_path: Path
+    own_settings: StackSettings, broker: Broker, tmp_path: Path, jobs: JobStore
 ) -> None:
-    job_id, _ = JobStore(broker).create(job_spec())
+    job_id, _ = jobs.create(job_spec())
     holder = Holder(broker, job_id)
     with worker(own_settings, tmp_path / "worker.log") as process:
         first = holder.appears()
@@ -158,9 +157,8 @@ def test_a_killed_worker_takes_its_trainer_along_and_the_next_worker_starts_anot
 
 
 def test_a_restarted_redis_harms_neither_worker_nor_trainer(
-    server: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path
+    server: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path, jobs: JobStore
 ) -> None:
-    jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec())
     first = Holder(broker, first_id)
     with worker(own_settings, tmp_path / "worker.log") as process:
@@ -175,36 +173,34 @@ def test_a_restarted_redis_harms_neither_worker_nor_trainer(
         assert process.poll() is None
 
 
-@contextmanager
-def reconciling(
-    settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, *, trainer_start_s: float = 180.0
-) -> Iterator[tuple[Reconciler, TrainerProcess]]:
-    """A reconciler in this process, over trainer processes of the stand-in."""
-    for name, value in settings.environment().items():
+Reconciling = Callable[..., AbstractContextManager[tuple[Reconciler, TrainerProcess]]]
+
+
+@pytest.fixture
+def reconciling(own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Reconciling:
+    """Makes a reconciler in this process, over trainer processes of the stand-in."""
+    for name, value in own_settings.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
-    trainer = TrainerProcess(settings.run_root_path, module=TRAINER)
-    reconciler = Reconciler(
-        broker, trainer, roots=RunRoots(settings), worker_id="consumer-a", trainer_start_s=trainer_start_s
-    )
-    try:
-        yield reconciler, trainer
-    finally:
-        reconciler.close()
+
+    @contextmanager
+    def made(trainer_start_s: float = 180.0) -> Iterator[tuple[Reconciler, TrainerProcess]]:
+        trainer, roots = TrainerProcess(own_settings.run_root_path, module=TRAINER), RunRoots(own_settings)
+        reconciler = Reconciler(broker, trainer, roots=roots, worker_id="consumer-a", trainer_start_s=trainer_start_s)
+        try:
+            yield reconciler, trainer
+        finally:
+            reconciler.close()
+
+    return made
 
 
 def test_a_job_whose_trainers_die_fails_with_the_end_of_their_log(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    own_settings: StackSettings, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(name="crash", timeouts__max_trainer_starts=2))
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
-
-        def failed() -> bool:
-            reconciler.reconcile()
-            return jobs.state(job_id) is JobState.FAILED
-
-        until(failed, "the job's failure")
+    with reconciling() as (reconciler, _):
+        until(lambda: jobs.state(job_id) is JobState.FAILED, "the job's failure", tick=reconciler.reconcile)
     reason = jobs.fields(job_id)["reason"].decode()
     assert reason.startswith("2 trainers ended without committing a new iteration")
     assert reason.endswith("cannot load the model")
@@ -234,12 +230,11 @@ def test_the_end_of_a_trainers_log_has_its_last_words_or_says_that_there_are_non
 
 
 def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec())
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == first_id
         Holder(broker, first_id).appears()
@@ -247,22 +242,14 @@ def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
         assert (trainer.job_id, jobs.state(second_id)) == (first_id, JobState.QUEUED)
         until(lambda: jobs.state(first_id) is JobState.RUNNING, "a running job")
         jobs.request_cancel(first_id)
-
-        def moved_on() -> bool:
-            reconciler.reconcile()
-            return trainer.job_id == second_id
-
-        until(moved_on, "the second job's trainer")
+        until(lambda: trainer.job_id == second_id, "the second job's trainer", tick=reconciler.reconcile)
         assert jobs.state(first_id) is JobState.CANCELLED
 
 
-def test_only_one_consumer_starts_the_trainer_of_a_job(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = JobStore(broker)
+def test_only_one_consumer_starts_the_trainer_of_a_job(jobs: JobStore, reconciling: Reconciling) -> None:
     job_id, _ = jobs.create(job_spec())
     assert jobs.reserve_start(job_id, "consumer-b", life_s=60.0)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == ""
         jobs.release_start(job_id, "consumer-a")
@@ -275,24 +262,20 @@ def test_only_one_consumer_starts_the_trainer_of_a_job(
 
 
 def test_a_trainer_that_outlives_its_job_does_not_keep_the_consumer_from_others(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec(name="stuck"))
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainer):
+    with reconciling(trainer_start_s=0.0) as (reconciler, trainer):
         trainer.start(first_id)
         jobs.move(first_id, JobState.CANCELLED)
         reconciler.reconcile()
         assert trainer.job_id == second_id
 
 
-def test_a_trainer_that_never_answers_is_killed_and_replaced(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = JobStore(broker)
+def test_a_trainer_that_never_answers_is_killed_and_replaced(jobs: JobStore, reconciling: Reconciling) -> None:
     job_id, _ = jobs.create(job_spec(name="stuck"))
-    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=0.0) as (reconciler, trainer):
+    with reconciling(trainer_start_s=0.0) as (reconciler, trainer):
         trainer.start(job_id)
         reconciler.reconcile()
         assert trainer.job_id == job_id
@@ -300,13 +283,16 @@ def test_a_trainer_that_never_answers_is_killed_and_replaced(
 
 
 def test_a_trainer_that_hangs_with_its_lease_is_replaced_once_that_has_run_out(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    jobs: JobStore,
+    reconciling: Reconciling,
 ) -> None:
     """The time for a start, an hour here, is for a trainer that was never seen with its lease."""
     monkeypatch.setattr(reconciler_module, "LAPSE_GRACE_S", 0.2)
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=3600.0) as (reconciler, trainer):
+    with reconciling(trainer_start_s=3600.0) as (reconciler, trainer):
         reconciler.reconcile()
         holder = Holder(broker, job_id)
         holder.appears()
@@ -314,21 +300,15 @@ def test_a_trainer_that_hangs_with_its_lease_is_replaced_once_that_has_run_out(
         reconciler.reconcile()
         assert trainer.has_held
         os.kill(hung, signal.SIGSTOP)
-
-        def replaced() -> bool:
-            reconciler.reconcile()
-            return holder.pid not in (0, hung)
-
-        until(replaced, "another trainer")
+        until(lambda: holder.pid not in (0, hung), "another trainer", tick=reconciler.reconcile)
     assert f"the trainer of {job_id} has not answered for" in caplog.text
 
 
 def test_a_trainer_whose_lease_ran_out_while_redis_was_away_may_renew_it(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch, trainer_start_s=3600.0) as (reconciler, trainer):
+    with reconciling(trainer_start_s=3600.0) as (reconciler, trainer):
         reconciler.reconcile()
         holder = Holder(broker, job_id)
         holder.appears()
@@ -344,30 +324,23 @@ def test_a_trainer_whose_lease_ran_out_while_redis_was_away_may_renew_it(
 
 
 def test_a_cancelling_job_without_a_trainer_is_cancelled(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     jobs.move(job_id, JobState.RUNNING)
     TrainerSide(broker, job_id, owner="dead", lease_s=0.001).acquire()
     assert jobs.request_cancel(job_id) is JobState.CANCELLING
 
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
-
-        def cancelled() -> bool:
-            reconciler.reconcile()
-            return jobs.state(job_id) is JobState.CANCELLED
-
-        until(cancelled, "the job's end")
+    with reconciling() as (reconciler, trainer):
+        until(lambda: jobs.state(job_id) is JobState.CANCELLED, "the job's end", tick=reconciler.reconcile)
         assert trainer.job_id == ""
 
 
 def test_a_job_with_an_external_trainer_is_left_to_it_and_cancelled_where_none_comes(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec(trainer__external=True))
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == ""
         assert job_status(broker, job_id).reason == "waits for an external trainer"
@@ -392,16 +365,11 @@ def test_a_consumer_that_cannot_write_its_roots_refuses_to_start(
 
 
 def test_a_run_root_that_cannot_be_written_any_more_leaves_jobs_to_others_until_it_can(
-    own_settings: StackSettings,
-    broker: Broker,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     (tmp_path / "runs").write_text("in the way")
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         reconciler.reconcile()
         assert (jobs.state(job_id), trainer.job_id) == (JobState.QUEUED, "")
@@ -413,12 +381,9 @@ def test_a_run_root_that_cannot_be_written_any_more_leaves_jobs_to_others_until_
         assert trainer.job_id == job_id
 
 
-def test_an_ended_trainers_starts_no_longer_count(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = JobStore(broker)
+def test_an_ended_trainers_starts_no_longer_count(broker: Broker, jobs: JobStore, reconciling: Reconciling) -> None:
     job_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, _):
+    with reconciling() as (reconciler, _):
         reconciler.reconcile()
         Holder(broker, job_id).appears()
         reconciler.close()
@@ -426,25 +391,23 @@ def test_an_ended_trainers_starts_no_longer_count(
 
 
 def test_a_job_whose_record_is_lost_does_not_keep_others_from_a_trainer(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     lost_id, _ = jobs.create(job_spec())
     job_id, _ = jobs.create(job_spec())
     broker.redis.delete(broker.job_keys(lost_id).job)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == job_id
 
 
 def test_a_job_whose_spec_cannot_be_read_fails_and_does_not_keep_others_from_a_trainer(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     old_id, _ = jobs.create(job_spec())
     job_id, _ = jobs.create(job_spec())
     broker.redis.set(broker.job_keys(old_id).spec, msgspec.msgpack.encode({"algorithm": {"correction": "decoupled"}}))
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == job_id
     assert jobs.state(old_id) is JobState.FAILED
@@ -453,12 +416,11 @@ def test_a_job_whose_spec_cannot_be_read_fails_and_does_not_keep_others_from_a_t
 
 
 def test_a_job_that_is_cancelled_while_its_trainer_loads_frees_the_consumer_at_once(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     first_id, _ = jobs.create(job_spec(name="stuck"))
     second_id, _ = jobs.create(job_spec())
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == first_id
         jobs.request_cancel(first_id)
@@ -468,13 +430,10 @@ def test_a_job_that_is_cancelled_while_its_trainer_loads_frees_the_consumer_at_o
     assert jobs.count_trainer_start(first_id) == 1, "a start that was taken back doesn't count"
 
 
-def test_a_successor_that_loads_is_ended_with_its_job(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = JobStore(broker)
+def test_a_successor_that_loads_is_ended_with_its_job(jobs: JobStore, reconciling: Reconciling) -> None:
     job_id, _ = jobs.create(job_spec(name="stuck"))
     jobs.move(job_id, JobState.RUNNING)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         reconciler.reconcile()
         assert trainer.job_id == job_id
         assert jobs.request_cancel(job_id) is JobState.CANCELLING
@@ -483,12 +442,11 @@ def test_a_successor_that_loads_is_ended_with_its_job(
 
 
 def test_a_trainer_that_others_stop_has_used_up_its_start(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     holder = Holder(broker, job_id)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         epoch = 0
         for _ in range(2):
             reconciler.reconcile()
@@ -499,12 +457,9 @@ def test_a_trainer_that_others_stop_has_used_up_its_start(
     assert jobs.count_trainer_start(job_id) == 3
 
 
-def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs = JobStore(broker)
+def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(jobs: JobStore, reconciling: Reconciling) -> None:
     job_id, _ = jobs.create(job_spec(name="held", timeouts__max_trainer_starts=1))
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         for _ in range(2):
             reconciler.reconcile()
             assert trainer.job_id == job_id, "one is started, the job has not failed"
@@ -515,9 +470,15 @@ def test_a_trainer_that_finds_another_one_has_not_used_up_its_start(
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 @pytest.mark.parametrize(("how", "has_trainer"), [("killed", False), ("hung", False), ("hung", True)])
 def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
-    server: EmbeddedRedis, own_settings: StackSettings, broker: Broker, tmp_path: Path, how: str, has_trainer: bool
+    server: EmbeddedRedis,
+    own_settings: StackSettings,
+    broker: Broker,
+    tmp_path: Path,
+    how: str,
+    has_trainer: bool,
+    jobs: JobStore,
 ) -> None:
-    job_id = JobStore(broker).create(job_spec())[0] if has_trainer else "no-job"
+    job_id = jobs.create(job_spec())[0] if has_trainer else "no-job"
     holder, trainer_pid = Holder(broker, job_id), 0
     log_path = tmp_path / "worker.log"
     with worker(own_settings, log_path) as process:
@@ -537,11 +498,14 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
 
 
 def test_a_change_of_a_job_makes_a_consumer_look_at_once(
-    own_settings: StackSettings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    own_settings: StackSettings,
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: JobStore,
+    reconciling: Reconciling,
 ) -> None:
     monkeypatch.setattr(look_out, "LOOK_EVERY_S", 3600.0)
-    jobs = JobStore(broker)
-    with reconciling(own_settings, broker, monkeypatch) as (reconciler, trainer):
+    with reconciling() as (reconciler, trainer):
         looks = LookOut(reconciler, Sweeper(broker, own_settings), jobs)
         looking = threading.Thread(target=looks.run)
         looking.start()
@@ -557,10 +521,9 @@ def test_a_change_of_a_job_makes_a_consumer_look_at_once(
 
 
 def test_a_redis_at_maxmemory_takes_the_successor_of_a_dead_trainer_and_a_cancel(
-    own_settings: StackSettings, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    own_settings: StackSettings, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, jobs: JobStore
 ) -> None:
     """Only a trainer's commit would make room."""
-    jobs = JobStore(broker)
     job_id, _ = jobs.create(job_spec())
     broker.redis.config_set("maxmemory", 1)
     holder = Holder(broker, job_id)
