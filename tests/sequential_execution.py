@@ -12,17 +12,22 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import learning_rate_at
 from consumer.gradient.statistics import divided_by, iteration_scaling
+from contracts.encoding.wire import encode
 from contracts.rewards import RewardItem, Scored
 from contracts.rollouts import BatchTimings, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from contracts.spec_tables.deadlines import TimeoutSpec
 from contracts.versions import WeightManifest
+from contracts.weights import FileWeights
 from onbeat.prompts.examples import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
@@ -34,19 +39,26 @@ from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine
 from reward_service.scorers import rubric
 
+EXECUTED: dict[bytes, list[str]] = {}
 NO_TIME = BatchTimings(generation_started_s=0.0, generation_ended_s=0.0, scoring_started_s=0.0, scoring_ended_s=0.0)
 
 
 def digests_of_versions(spec: JobSpec, settings: StackSettings, folder: Path) -> list[str]:
     """Digest of every version of the job, from the model as it is found to what its last iteration makes.
 
-    The weights are published whole; evaluations are left out, which change none.
+    The weights are published whole; evaluations are left out, which change none. A process executes one job of those
+    that differ in their leases, their ranks and the way of their weights alone.
     """
-    execution = SequentialExecution(spec, settings, folder)
-    try:
-        return asyncio.run(execution.run())
-    finally:
-        torch.use_deterministic_algorithms(False)
+    trainer = replace(spec.trainer, hosts=UNSET, world_size=1, sharding="none")
+    alike = replace(spec, trainer=trainer, weights=FileWeights(), timeouts=TimeoutSpec())
+    executed = encode((alike, settings.model_root, settings.device, settings.threads))
+    if executed not in EXECUTED:
+        execution = SequentialExecution(alike, settings, folder)
+        try:
+            EXECUTED[executed] = asyncio.run(execution.run())
+        finally:
+            torch.use_deterministic_algorithms(False)
+    return EXECUTED[executed]
 
 
 class SequentialExecution:

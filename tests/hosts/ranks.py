@@ -15,12 +15,15 @@ from tests.pipeline import wait_for_exit
 
 HOSTS = ("first", "second")
 ITERATIONS = 30
+"""So many of a job that begins with one host, for the other one to come meanwhile."""
+ITERATIONS_OF_TWO = 12
+"""Of one that waits for both."""
 
 
 def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
     hosts = {"least": least, "most": 2, "ranks": ranks, "regroup_s": 1.0} | changes.pop("hosts", {})
     fields: dict[str, Any] = {
-        "iterations": ITERATIONS,
+        "iterations": ITERATIONS if least == 1 else ITERATIONS_OF_TWO,
         "weights": {"transport": "object"},
         "trainer__hosts": hosts,
         "timeouts__trainer_lease_s": 2.0,

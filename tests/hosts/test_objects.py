@@ -21,10 +21,8 @@ from onbeat_extras.objects.blobs import open_blobs
 from tests.chaos.short_job import (
     IS_LONG,
     LAG,
-    assert_undisturbed,
     committed,
     long_variant,
-    sequential_digest,
     short_job,
     succeed,
     until,
@@ -32,6 +30,7 @@ from tests.chaos.short_job import (
 from tests.chaos.test_crash_points import COPY_POINTS, LAGGING_POINTS, TRAINER_POINTS
 from tests.extras.objects.s3_server import FaultyProxy
 from tests.hosts.machines import Machines
+from tests.hosts.ranks import finished
 from tests.pipeline import HELD, wait_for_exit
 
 FEW = ["consumer.after_micro_batch", "consumer.writing_weights", "consumer.writing_checkpoint"]
@@ -47,12 +46,6 @@ TRAINERS = ("first", "second")
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     with Machines(tmp_path, monkeypatch) as machines:
         yield machines
-
-
-def finished(machines: Machines, job_id: str, spec: JobSpec, folder: Path) -> None:
-    """Asserts the end of an undisturbed job, by what its hosts have left in the store."""
-    machines.bring(job_id)
-    assert_undisturbed(machines, job_id, sequential_digest(machines, spec, folder))
 
 
 @pytest.mark.parametrize(
