@@ -17,7 +17,7 @@ HOSTS = ("first", "second")
 ITERATIONS = 30
 """So many of a job that begins with one host, for the other one to come meanwhile."""
 ITERATIONS_OF_TWO = 12
-"""Of one that waits for both."""
+"""So many of one that waits for both."""
 
 
 def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
