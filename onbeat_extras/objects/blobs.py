@@ -18,7 +18,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
@@ -46,18 +46,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class BlobCounts:
-    """What reads of other layers than the cache brought."""
-
-    num_wrong: int = 0
-    """Reads that brought other bytes than were asked for."""
-    num_from_hosts: int = 0
-    """Blobs that came from the cache of another host."""
-    num_deleted: int = 0
-    """Objects that were deleted because they hold others."""
-
-
-@dataclass(kw_only=True)
 class Blobs:
     """One area of a job. Thread-safe. Raises ObjectsUnavailable for a store that is away past the deadline, and
     NotFound for what no layer has."""
@@ -68,7 +56,6 @@ class Blobs:
     area: Area
     deadline_s: float
     hosts: CacheHosts
-    counts: BlobCounts = field(default_factory=BlobCounts)
 
     def check_writable(self) -> None:
         """Raises InvalidInput that names ONBEAT_OBJECTS for no such bucket, or one that this process may not write."""
@@ -124,10 +111,6 @@ class Blobs:
         with written_whole(path) as file:
             self._read(digest, num_bytes, file, lambda cache: cache.put_file(digest, file))
 
-    def has(self, digests: Collection[str]) -> set[str]:
-        """Those of them that the store has."""
-        return set(digests) & {one.key.rpartition("/")[2] for one in self.bucket.objects(self._folder)}
-
     def drop(self, digests: Collection[str]) -> None:
         """Deletes those of them that are there; a cache forgets them by itself."""
         self.bucket.delete([self._key(digest) for digest in digests])
@@ -135,9 +118,9 @@ class Blobs:
     def sweep(self, keep: Collection[str], *, older_than_s: float) -> None:
         """Deletes what was written before that, by the store's clock, and isn't to be kept."""
         keys = {self._key(digest) for digest in keep}
-        if others := [one for one in self.bucket.objects(self._folder) if one.key not in keys]:
+        if others := {key: at for key, at in self.bucket.objects(self._folder).items() if key not in keys}:
             before = self.bucket.now(self._folder) - timedelta(seconds=older_than_s)
-            self.bucket.delete([one.key for one in others if one.written_at < before])
+            self.bucket.delete([key for key, written_at in others.items() if written_at < before])
 
     def drop_versions(self) -> None:
         """Deletes the versions of the job, whichever area of it this is."""
@@ -149,7 +132,7 @@ class Blobs:
 
     def pointers(self) -> list[str]:
         """The names that are given, sorted."""
-        return sorted(one.key.removeprefix(f"{self._pointers}/") for one in self.bucket.objects(self._pointers))
+        return sorted(key.removeprefix(f"{self._pointers}/") for key in self.bucket.objects(self._pointers))
 
     def get_pointer(self, name: str) -> bytes:
         """The bytes that a name was given to, at most a MiB; nothing says what they must be."""
@@ -207,22 +190,18 @@ class Blobs:
         for host in self.hosts:
             with contextlib.suppress(NotFound):
                 if came(host) == digest:
-                    self.counts.num_from_hosts += 1
                     return
-                self.counts.num_wrong += 1
         wrong: set[str] = set()
         for _ in range(MOST_READS):
             found = came(self.bucket)
             if found == digest:
                 return
-            self.counts.num_wrong += 1
             log.warning("%s came from the object store as %s", self._key(digest), found or "more bytes")
             if not found:
                 break
             if found in wrong:
                 try:
                     self.drop([digest])
-                    self.counts.num_deleted += 1
                 except InvalidInput as error:
                     log.warning("%s is damaged and stays: %s", self._key(digest), error)
                 break

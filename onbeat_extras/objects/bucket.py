@@ -56,16 +56,6 @@ class Traffic:
     num_received_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredObject:
-    """An object of a listing."""
-
-    key: str
-    num_bytes: int
-    written_at: datetime
-    """By the store's clock."""
-
-
 class Bucket:
     """Thread-safe. Each method raises ObjectsUnavailable after `deadline_s` without a byte from the store, and
     InvalidInput that names ONBEAT_OBJECTS where no wait helps."""
@@ -165,18 +155,15 @@ class Bucket:
         meta = self._ask("say what it has", key, lambda _: self._store.head(key))
         return meta["size"], meta["last_modified"]
 
-    def objects(self, prefix: str) -> list[StoredObject]:
-        """The objects below a prefix, which ends where a name does."""
+    def objects(self, prefix: str) -> dict[str, datetime]:
+        """Key → when it was written, by the store's clock, below a prefix that ends where a name does."""
         furthest = 0
 
-        def listed(waiting: Waiting) -> list[StoredObject]:
+        def listed(waiting: Waiting) -> dict[str, datetime]:
             nonlocal furthest
-            found: list[StoredObject] = []
+            found: dict[str, datetime] = {}
             for some in self._store.list(prefix=prefix):
-                found += (
-                    StoredObject(key=one["path"], num_bytes=one["size"], written_at=one["last_modified"])
-                    for one in some
-                )
+                found |= {one["path"]: one["last_modified"] for one in some}
                 if len(found) > furthest:
                     furthest = len(found)
                     waiting.progress()
@@ -204,7 +191,7 @@ class Bucket:
 
     def delete_below(self, *prefixes: str) -> None:
         """Deletes what is below them."""
-        self.delete([one.key for prefix in prefixes for one in self.objects(prefix)])
+        self.delete([key for prefix in prefixes for key in self.objects(prefix)])
 
     def now(self, prefix: str) -> datetime:
         """The store's clock, by an object that it takes below the prefix, and that goes again."""

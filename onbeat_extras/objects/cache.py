@@ -6,8 +6,8 @@
         blobs/DIGEST     mode 0600; its time is that of the last use, and the oldest make room
         blobs/.….part    being written
 
-No trouble with it is an error: a file that is damaged is deleted, and a disk that is full takes nothing. It is counted,
-and the bytes come from the next layer.
+No trouble with it is an error: a file that is damaged is deleted, a disk that is full takes nothing, and the bytes come
+from the next layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -54,16 +53,6 @@ class Owner(Record, frozen=True, kw_only=True):
     """The running kernel: containers of one machine share it, and locks work among them."""
 
 
-@dataclass(kw_only=True)
-class CacheCounts:
-    """What went wrong."""
-
-    num_damaged: int = 0
-    """Files that were deleted, because they hold other bytes than their name says."""
-    num_not_taken: int = 0
-    """Writes that the disk refused, and what is larger than the whole cache."""
-
-
 class HostCache:
     """Thread-safe, and shared with other processes of this host. Only `open_cache` raises."""
 
@@ -71,7 +60,6 @@ class HostCache:
         self._blobs = folder / "blobs"
         self._locks = folder / "locks"
         self._most_bytes = most_bytes
-        self.counts = CacheCounts()
         for made in (self._blobs, self._locks):
             make_private(made)
 
@@ -88,7 +76,6 @@ class HostCache:
             if hasher.hexdigest() == digest:
                 os.utime(path)
                 return True
-            self.counts.num_damaged += 1
             log.warning("%s in the cache has other bytes than its name says, and is deleted", path)
             path.unlink()
         except FileNotFoundError:
@@ -117,13 +104,10 @@ class HostCache:
     def _put(self, digest: str, num_bytes: int, write: Callable[[Path], object]) -> None:
         part = self._blobs / f".{digest}.{uuid.uuid4().hex}{PART}"
         try:
-            if not self._reserve(part, num_bytes):
-                self.counts.num_not_taken += 1
-                return
-            write(part)
-            part.rename(self._blobs / digest)
+            if self._reserve(part, num_bytes):
+                write(part)
+                part.rename(self._blobs / digest)
         except OSError as error:
-            self.counts.num_not_taken += 1
             log.warning("the cache takes nothing: %s", error)
         finally:
             with contextlib.suppress(OSError):

@@ -172,7 +172,7 @@ class ObjectVersions:
     def _known(self) -> dict[str, list[str]]:
         if self._lists is None:
             bucket = self._blobs.bucket
-            self._lists = {one.key: _digests(files_in(bucket, one.key)) for one in bucket.objects(self._folder)}
+            self._lists = {key: _digests(files_in(bucket, key)) for key in bucket.objects(self._folder)}
         return self._lists
 
     def _listed(self) -> set[str]:
@@ -205,11 +205,10 @@ class ObjectFiles(CopiedFiles):
         """The files of the list that was written last: the version's digest says whether they are it."""
         blobs, lists = self._blobs_of(step.directory.partition("/")[0]), _lists_of(step.directory)
         there = blobs.bucket.objects(lists.rpartition("/")[0])
-        wholes = [one for one in there if one.key.startswith(f"{lists}.") and one.key.endswith(WHOLE)]
+        wholes = {key: at for key, at in there.items() if key.startswith(f"{lists}.") and key.endswith(WHOLE)}
         if not wholes:
             return []
-        newest = max(wholes, key=lambda one: one.written_at)
-        return version_files(replace(step, files=files_in(blobs.bucket, newest.key)))
+        return version_files(replace(step, files=files_in(blobs.bucket, max(wholes, key=wholes.__getitem__))))
 
     def _bytes_of(self, file: VersionFile) -> bytes:
         version = f"version {file.policy_version}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,11 @@ from onbeat_extras.objects.blobs import Blobs, open_blobs
 from tests.extras.objects.s3_server import BUCKET, FaultyProxy, S3Server, environment
 
 OpenBlobs = Callable[..., Blobs]
+
+
+def has(blobs: Blobs, digests: Iterable[str]) -> set[str]:
+    """Those of them that the store has."""
+    return set(digests) & {key.rpartition("/")[2] for key in blobs.bucket.objects(f"{blobs.job_id}/{blobs.area}")}
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from contracts.settings import StackSettings
 from onbeat_extras.objects.blobs import Blobs, open_blobs
 from onbeat_extras.objects.bucket import PART_BYTES
 from tests.extras.objects.azurite import COMMAND, CONTAINER, Azurite
+from tests.extras.objects.conftest import has
 
 pytestmark = pytest.mark.skipif(COMMAND is None, reason="azurite-blob is not on the PATH: `npm install -g azurite`")
 
@@ -46,12 +47,12 @@ def test_blobs_are_put_read_listed_swept_and_named_once(settings: StackSettings,
     assert blobs.get(small, num_bytes=5) == b"small"
     blobs.fetch(digest, tmp_path / "fetched", num_bytes=num_bytes)
     assert (tmp_path / "fetched").read_bytes() == large.read_bytes()
-    assert blobs.has([small, digest, "0" * 64]) == {small, digest}
+    assert has(blobs, [small, digest, "0" * 64]) == {small, digest}
     assert blobs.put_pointer("first", b"one")
     assert not blobs.put_pointer("first", b"two")
     assert (blobs.pointers(), blobs.get_pointer("first")) == (["first"], b"one")
     blobs.sweep([digest], older_than_s=-60.0)  # its clock tells whole seconds
-    assert blobs.has([small, digest]) == {digest}
+    assert has(blobs, [small, digest]) == {digest}
     blobs.bucket.delete_below("job-1")
     with pytest.raises(NotFound):
         blobs.get(digest, num_bytes=num_bytes)

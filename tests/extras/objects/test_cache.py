@@ -89,7 +89,7 @@ def test_those_who_miss_the_same_bytes_at_once_fetch_them_once(
     assert proxy.num_of("GET") == before + 1
 
 
-def test_a_damaged_file_is_deleted_counted_and_comes_from_the_store(blobs: Blobs, tmp_path: Path) -> None:
+def test_a_damaged_file_is_deleted_and_comes_from_the_store(blobs: Blobs, tmp_path: Path) -> None:
     digest, cache = blobs.put(b"some bytes"), blobs.cache
     assert cache is not None
     for spoilt in (b"some bytez", b"some", b""):
@@ -98,7 +98,6 @@ def test_a_damaged_file_is_deleted_counted_and_comes_from_the_store(blobs: Blobs
     file_of(cache, digest).write_bytes(b"some bytez")
     blobs.fetch(digest, tmp_path / "fetched", num_bytes=10)
     assert (tmp_path / "fetched").read_bytes() == b"some bytes"
-    assert cache.counts.num_damaged == 4
     assert file_of(cache, digest).read_bytes() == b"some bytes"
 
 
@@ -114,7 +113,6 @@ def test_a_cache_that_takes_nothing_is_passed_over(blobs: Blobs, tmp_path: Path)
     digest = blobs.put(b"some bytes")
     assert blobs.get(digest, num_bytes=10) == b"some bytes"
     blobs.fetch(digest, tmp_path / "fetched", num_bytes=10)
-    assert cache.counts.num_not_taken == 3
 
 
 def test_a_disk_that_is_full_takes_nothing_and_no_part_stays(cache: HostCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +124,7 @@ def test_a_disk_that_is_full_takes_nothing_and_no_part_stays(cache: HostCache, m
     source.write_bytes(b"bytes")
     with source.open("rb") as file:
         cache.put_file(content_digest(b"bytes"), file)
-    assert (kept(cache), cache.counts.num_not_taken) == (set(), 1)
+    assert kept(cache) == set()
 
 
 def test_what_was_used_longest_ago_makes_room(cache: HostCache) -> None:
@@ -148,7 +146,6 @@ def test_what_is_larger_than_the_cache_is_not_kept_and_nothing_goes_for_it(cache
     for data in (small, large):
         cache.put(content_digest(data), data)
     assert kept(cache) == {content_digest(small)}
-    assert cache.counts.num_not_taken == 1
 
 
 def test_what_is_being_written_takes_its_room_until_its_writer_is_long_gone(cache: HostCache) -> None:

@@ -54,7 +54,7 @@ def bucket(pipeline: ApartPipeline) -> Bucket:
 
 def assert_nothing_is_left(pipeline: ApartPipeline, job_id: str) -> None:
     """Asserts that the job's versions are gone; the files of its run stay until it is deleted."""
-    left = {stored.key.removeprefix(f"{job_id}/").partition("/")[0] for stored in bucket(pipeline).objects(job_id)}
+    left = {key.removeprefix(f"{job_id}/").partition("/")[0] for key in bucket(pipeline).objects(job_id)}
     assert left == {"run", "pointers"}
     runs = [pipeline.folder / "runs", *pipeline.folder.glob("hosts/*/runs")]
     assert [path for folder in runs for path in folder.glob("**/weights")] == []
@@ -84,7 +84,7 @@ def test_a_bucket_that_may_not_be_written_fails_the_job_in_one_line_and_nothing_
             monkeypatch.setenv(name, value)
         job_id, _ = pipeline.jobs.create(short_job(weights=ObjectWeights()))
         assert wait_for_exit(pipeline.start(f"consumer-{job_id}", job_id)) == 2
-        assert bucket(pipeline).objects(job_id) == []
+        assert bucket(pipeline).objects(job_id) == {}
     status = job_status(pipeline.broker, job_id, generators=())
     assert status.state is JobState.FAILED
     assert (status.reason or "").startswith("ONBEAT_OBJECTS: the store refuses to take"), status.reason

@@ -17,6 +17,7 @@ from contracts.settings import StackSettings
 from onbeat.run_files import SharedFolder, run_files
 from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.run_files import PIECE_BYTES, FileList, Listed, ObjectFiles, Piece
+from tests.extras.objects.conftest import has
 
 JOB = "job-1"
 
@@ -212,12 +213,12 @@ def test_what_is_in_no_list_goes_at_a_checkpoint_once_it_is_old(host: Hosts, mon
     pruned.unlink()
     here.keep(3, side, has_checkpoint=True)
     digest = content_digest(b"weights")
-    assert here.blobs.has([digest]) == {digest}
+    assert has(here.blobs, [digest]) == {digest}
     monkeypatch.setattr(run_files_module, "UNUSED_S", 0.0)
     kept = here.keep(4, side, has_checkpoint=True)
-    assert here.blobs.has([digest]) == set()
+    assert has(here.blobs, [digest]) == set()
     named = {piece.digest for pieces in kept.files.values() for piece in pieces}
-    assert here.blobs.has(named) == named
+    assert has(here.blobs, named) == named
 
 
 def test_a_reader_has_the_part_that_it_asks_for_and_what_it_has_already_stays(host: Hosts) -> None:
@@ -298,8 +299,8 @@ def test_copies_of_what_goes_from_an_ended_jobs_folder_go_and_its_versions(host:
     reader = host("b")
     reader.files.bring()
     assert reader.names() == {"spec.json", "metrics.jsonl", "timeline.jsonl", "chain.jsonl", "trainer.log"}
-    assert versions.has([content_digest(b"a version")]) == set()
-    assert first.blobs.has([content_digest(b"weights")]) == set()
+    assert has(versions, [content_digest(b"a version")]) == set()
+    assert has(first.blobs, [content_digest(b"weights")]) == set()
     assert len(first.blobs.pointers()) == 2
 
 
