@@ -7,8 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from broker.connection.client import connect
 from broker.presence import StagePresence
 from contracts.settings import StackSettings
@@ -18,10 +16,7 @@ from tests.forked import ForkedChild
 from tests.until import until
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(
-    redis_server: EmbeddedRedis, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(redis_server: EmbeddedRedis, tmp_path: Path) -> None:
     redis_server.load_scripts()  # a test before may have had the server forget them
     settings = StackSettings(redis_url=redis_server.url_of("stage"), model_root=str(tmp_path))
     child = ForkedChild(
@@ -37,7 +32,7 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(
         live = until(lambda: [info for info in board.live() if info.worker_id not in before], "the worker to be seen")
         assert live[0].serves == ("reference", "reward_model", "teacher"), "it knows no judge"
         assert child.pid is not None
-        os.kill(child.pid, number)
+        os.kill(child.pid, signal.SIGTERM)
         child.wait(60.0)
         assert child.exit_code == 0, child.tail()
         assert not [info for info in board.live() if info.worker_id not in before]
