@@ -14,11 +14,14 @@ from contracts.encoding.wire import convert
 from contracts.events import AuditRecord
 from contracts.rollouts import BatchTimings, Completion, Prompt, PromptBatch, Rollout, RolloutBatch, RolloutGroup
 from contracts.sampling import SamplingParams
-from contracts.spec import JobSpec
+from contracts.spec import JobSpec, ModelSpec
+from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from producer.engine.base import EngineSetup
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 """What the processes and engines of these tests compute on: `make test-gpu` sets cuda."""
@@ -90,6 +93,16 @@ def tiny_model_folder(
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+def engine_setup(model_root: Path, weight_root: Path | None = None, **changes: Any) -> EngineSetup:
+    """What an engine of the tiny model in a folder is made from; its versions are there as well, unless elsewhere."""
+    from onbeat.weights.transports import make_stores
+    from producer.engine.base import EngineSetup
+
+    weights = weight_root or model_root
+    fields: dict[str, Any] = {"model": ModelSpec(path="qwen3"), "stores": make_stores(weights)}
+    return EngineSetup(model_root=SpecRoot(model_root), weight_root=weights, **(fields | changes))
 
 
 def manifest(version: int, digest: str = DIGEST, **changes: Any) -> WeightManifest:

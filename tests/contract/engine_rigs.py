@@ -24,15 +24,13 @@ from contracts.engines import Engine, OpenaiOptions, TransformersOptions, VllmOp
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.process.launcher import end_with_launcher
 from onbeat.stack.ports import free_port
-from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.factory import engine_class, preload
 from producer.engine.transformers.engine import TransformersEngine
-from tests.builders import DEVICE, prompt_batch, tiny_model_folder
+from tests.builders import DEVICE, engine_setup, prompt_batch, tiny_model_folder
 from tests.fake_engine import FakeEngine
 
 T = TypeVar("T")
@@ -150,15 +148,7 @@ def transformers_rig(
     architecture: str, folders: Path, run_root: Path, options: TransformersOptions | None = None
 ) -> Rig:
     engine = TransformersEngine(
-        EngineSetup(
-            model=ModelSpec(path=architecture),
-            model_root=SpecRoot(folders),
-            weight_root=run_root,
-            stores=make_stores(run_root),
-            deterministic=False,
-            held_weights_bytes=2**30,
-            device=DEVICE,
-        ),
+        engine_setup(folders, run_root, model=ModelSpec(path=architecture), held_weights_bytes=2**30, device=DEVICE),
         options,
     )
     return rig_of(architecture, engine, folders / architecture, run_root)
@@ -201,9 +191,7 @@ def engine_of(options: Engine, of: EngineSetup) -> GenerationEngine:
 
 def setup(folder: Path, **changes: Any) -> EngineSetup:
     """The setup of a model folder whose versions are in `runs` beside it."""
-    root = folder.parent
-    fields: dict[str, Any] = {"model": ModelSpec(path=folder.name), "model_root": SpecRoot(root)}
-    return EngineSetup(**(fields | {"weight_root": root / "runs", "stores": make_stores(root / "runs")} | changes))
+    return engine_setup(folder.parent, folder.parent / "runs", **({"model": ModelSpec(path=folder.name)} | changes))
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:

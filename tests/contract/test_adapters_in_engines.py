@@ -18,11 +18,10 @@ from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.publication import WeightPublisher
-from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
-from producer.engine.base import EngineSetup, VerifiedWeights
+from producer.engine.base import VerifiedWeights
 from producer.engine.transformers.engine import TransformersEngine
-from tests.builders import prompt_batch, tiny_model_folder
+from tests.builders import engine_setup, prompt_batch, tiny_model_folder
 from tests.publishing import publish
 
 PROMPTS = ([5, 6, 7], [8, 9])
@@ -54,15 +53,7 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
         publisher = AdapterPublisher(publisher, source, FolderStore(folder, wait_s=60.0))
     manifest = publish(publisher, policy.weights(), policy_version=3)
     assert (manifest.adapter is None) == (published == "merged")
-    engine = TransformersEngine(
-        EngineSetup(
-            model=ModelSpec(path="qwen3"),
-            model_root=SpecRoot(tmp_path),
-            weight_root=tmp_path,
-            stores=make_stores(tmp_path),
-            deterministic=True,
-        )
-    )
+    engine = TransformersEngine(engine_setup(tmp_path, deterministic=True))
     asyncio.run(engine.load_weights(manifest))
     assert engine.policy_version == VerifiedWeights(policy_version=3, weights_digest=manifest.weights_digest)
     batch = prompt_batch(

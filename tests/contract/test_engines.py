@@ -23,15 +23,13 @@ from contracts.errors import BatchFailed, InvalidInput, WeightsRejected
 from contracts.rollouts import Completion
 from contracts.sampling import SamplingParams
 from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
-from onbeat.weights.transports import make_stores
-from producer.engine.base import EngineSetup, VerifiedWeights
+from producer.engine.base import VerifiedWeights
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.engine import STARTED_THREADS, TransformersEngine
 from producer.engine.transformers.shared_decoding import SharedDecoding
-from tests.builders import VOCABULARY, kept_ids, tiny_model_folder
+from tests.builders import VOCABULARY, engine_setup, kept_ids, tiny_model_folder
 from tests.contract.engine_rigs import (
     KINDS,
     MODELS,
@@ -492,18 +490,8 @@ def test_a_manifest_of_other_contents_is_refused(rig: Rig) -> None:
 
 def test_a_device_that_is_not_there_is_named(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    model = ModelSpec(path="qwen3")
     with pytest.raises(InvalidInput, match="no CUDA device") as caught:
-        TransformersEngine(
-            EngineSetup(
-                model=model,
-                model_root=SpecRoot(folders),
-                weight_root=tmp_path,
-                stores=make_stores(tmp_path),
-                deterministic=False,
-                device="cuda",
-            )
-        )
+        TransformersEngine(engine_setup(folders, tmp_path, device="cuda"))
     assert caught.value.field == "ONBEAT_DEVICE"
 
 
@@ -512,15 +500,7 @@ def test_threads_that_follow_the_load_of_the_machine_are_refused_for_a_determini
 ) -> None:
     monkeypatch.setenv("OMP_DYNAMIC", "TRUE")
     with pytest.raises(InvalidInput, match="would follow the load of the machine") as caught:
-        TransformersEngine(
-            EngineSetup(
-                model=ModelSpec(path="qwen3"),
-                model_root=SpecRoot(folders),
-                weight_root=tmp_path,
-                stores=make_stores(tmp_path),
-                deterministic=True,
-            )
-        )
+        TransformersEngine(engine_setup(folders, tmp_path, deterministic=True))
     assert caught.value.field == "OMP_DYNAMIC"
 
 
@@ -556,16 +536,7 @@ def test_a_diverged_model_fails_its_batch_and_good_weights_mend_it(rig: Rig) -> 
 def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    model = ModelSpec(path="qwen3", dtype="bfloat16")
-    engine = TransformersEngine(
-        EngineSetup(
-            model=model,
-            model_root=SpecRoot(folders),
-            weight_root=tmp_path,
-            stores=make_stores(tmp_path),
-            deterministic=False,
-        )
-    )
+    engine = TransformersEngine(engine_setup(folders, tmp_path, model=ModelSpec(path="qwen3", dtype="bfloat16")))
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folders / "qwen3" / "model.safetensors").items()}
     (tmp_path / "v000000").mkdir()
     file = tmp_path / "v000000" / "weights.safetensors"
@@ -604,15 +575,7 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
 def test_a_bad_model_folder_is_named(tmp_path: Path, spoil: Callable[[Path], None], problem: str) -> None:
     spoil(tiny_model_folder(tmp_path, "qwen3"))
     with pytest.raises(InvalidInput, match=problem) as caught:
-        TransformersEngine(
-            EngineSetup(
-                model=ModelSpec(path="qwen3"),
-                model_root=SpecRoot(tmp_path),
-                weight_root=tmp_path,
-                stores=make_stores(tmp_path),
-                deterministic=False,
-            )
-        )
+        TransformersEngine(engine_setup(tmp_path))
     assert caught.value.field == "model.path"
 
 
@@ -628,15 +591,7 @@ def test_a_model_without_end_of_sequence_is_refused(tmp_path: Path) -> None:
         assert wanted in text
         path.write_text(text.replace(wanted, wanted.split(":")[0] + ": null"))
     with pytest.raises(InvalidInput, match="no end-of-sequence token") as caught:
-        TransformersEngine(
-            EngineSetup(
-                model=ModelSpec(path="qwen3"),
-                model_root=SpecRoot(tmp_path),
-                weight_root=tmp_path,
-                stores=make_stores(tmp_path),
-                deterministic=False,
-            )
-        )
+        TransformersEngine(engine_setup(tmp_path))
     assert caught.value.field == "model.path"
 
 

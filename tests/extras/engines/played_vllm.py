@@ -21,13 +21,9 @@ import torch
 
 from contracts.encoding.wire import decode_json
 from contracts.engines import VllmOptions
-from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightManifest
-from onbeat.weights.transports import make_stores
 from onbeat_extras.engines.vllm import BATCH_INVARIANT, VllmEngine
-from producer.engine.base import EngineSetup
-from tests.builders import tiny_model_folder
+from tests.builders import engine_setup, tiny_model_folder
 
 VOCABULARY = 64
 COMPANY_EFFECT = 1e-6
@@ -132,11 +128,5 @@ def played_engine(
 
     install_vllm(monkeypatch, start)
     tiny_model_folder(root, "qwen3")
-    setup = EngineSetup(
-        model=ModelSpec(path="qwen3"),
-        model_root=SpecRoot(root),
-        weight_root=root,
-        stores=make_stores(root),
-        deterministic=options.is_reproducible,
-    )
+    setup = engine_setup(root, deterministic=options.is_reproducible)
     return VllmEngine(setup, options), made[0]

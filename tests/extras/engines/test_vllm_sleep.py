@@ -13,11 +13,9 @@ import torch
 from contracts.engines import VllmOptions
 from contracts.errors import EngineUnavailable, InvalidInput
 from contracts.spec import ModelSpec
-from contracts.spec_tables.root import SpecRoot
-from onbeat.weights.transports import make_stores
 from onbeat_extras.engines.vllm import VllmEngine
-from producer.engine.base import EngineSetup, VerifiedWeights
-from tests.builders import DIGEST, tiny_model_folder
+from producer.engine.base import VerifiedWeights
+from tests.builders import DIGEST, engine_setup, tiny_model_folder
 from tests.extras.engines.played_vllm import install_vllm
 
 
@@ -46,9 +44,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool)
 
     install_vllm(monkeypatch, start)
     tiny_model_folder(tmp_path, "qwen3")
-    setup = EngineSetup(
-        model=ModelSpec(path="qwen3"), model_root=SpecRoot(tmp_path), weight_root=tmp_path, stores=make_stores(tmp_path)
-    )
+    setup = engine_setup(tmp_path)
     made = VllmEngine(setup, VllmOptions(sleep_mode=sleep_mode, timeout_s=0.1))
     made._held = VerifiedWeights(policy_version=3, weights_digest=DIGEST)
     return made, llm, started.arguments
@@ -92,12 +88,7 @@ def test_an_engine_core_that_does_not_fall_asleep_is_given_up(tmp_path: Path, mo
 
 
 def test_sleep_mode_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    setup = EngineSetup(
-        model=ModelSpec(path="absent"),
-        model_root=SpecRoot(tmp_path),
-        weight_root=tmp_path,
-        stores=make_stores(tmp_path),
-    )
+    setup = engine_setup(tmp_path, model=ModelSpec(path="absent"))
     with pytest.raises(InvalidInput, match="CUDA alone") as caught:
         VllmEngine(setup, VllmOptions(sleep_mode=True))
     assert caught.value.field == "ONBEAT_ENGINE_SLEEP_MODE"
