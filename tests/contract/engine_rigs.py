@@ -189,9 +189,11 @@ def engine_of(options: Engine, of: EngineSetup) -> GenerationEngine:
     return make(of, options)
 
 
-def setup(folder: Path, **changes: Any) -> EngineSetup:
-    """The setup of a model folder whose versions are in `runs` beside it."""
-    return engine_setup(folder.parent, folder.parent / "runs", **({"model": ModelSpec(path=folder.name)} | changes))
+def setup(folder: Path, weight_root: Path | None = None, **changes: Any) -> EngineSetup:
+    """The setup of a model folder whose versions are in `runs` beside it, unless elsewhere."""
+    return engine_setup(
+        folder.parent, weight_root or folder.parent / "runs", model=ModelSpec(path=folder.name), **changes
+    )
 
 
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:
