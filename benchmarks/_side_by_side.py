@@ -174,6 +174,8 @@ class Watch:
 
     def __init__(self, every_s: float = 2.0) -> None:
         self.samples: list[Sample] = []
+        self._spent_s: dict[tuple[int, float], float] = {}
+        """Process, by its id and start → its processor time when it was seen last: what has ended has spent it."""
         self._every_s = every_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -190,21 +192,26 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stop.is_set():
-            self.samples.append(look(psutil.Process(os.getpid()).children(recursive=True)))
+            self.samples.append(look(psutil.Process(os.getpid()).children(recursive=True), self._spent_s))
             self._stop.wait(self._every_s)
 
 
-def look(processes: Iterable[psutil.Process], clock: Callable[[], float] = time.time) -> Sample:
-    """Adds up what processes take; one that has ended meanwhile counts as nothing."""
+def look(
+    processes: Iterable[psutil.Process],
+    spent_s: dict[tuple[int, float], float],
+    clock: Callable[[], float] = time.time,
+) -> Sample:
+    """Adds up what processes take. spent_s: the processor time of all that were seen, which it brings up to now."""
     machine = psutil.cpu_times()
     machine_s = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-    at_s, busy_s, pss, rss = clock(), 0.0, 0, 0
+    at_s, pss, rss = clock(), 0, 0
     for process in processes:
         try:
-            times, memory = process.cpu_times(), process.memory_full_info()
+            times, memory, began_s = process.cpu_times(), process.memory_full_info(), process.create_time()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        busy_s += times.user + times.system
+        spent_s[process.pid, began_s] = times.user + times.system
         # Only Linux knows the share of a page that several processes have.
         pss, rss = pss + getattr(memory, "pss", memory.rss), rss + memory.rss
+    busy_s = sum(spent_s.values())
     return Sample(at_s=at_s, processor_s=busy_s, machine_s=machine_s, pss_bytes=pss, rss_bytes=rss)

@@ -12,11 +12,11 @@
             `environment_factory`, ours as the environment `trl`. Its model takes some minutes: --models keeps it
 
 Both sides have the model folder, the prompts in their order, group size, tokens, temperature, learning rates, AdamW,
-clipping, GRPO's loss without a KL, and the rewards, by one function. Seeds are 0, 1, ..., one for each repeat, but the
-two draw other samples from them. Ours is `onbeat demo` as it is, with one generator and one compute thread in each
-process. TRL has two threads, all completions of an iteration in one batch, float32, no checkpoints, no logs, and no
-gradient checkpointing; it samples by transformers' `generate` (docs/decisions/0022-beside-trl.md). Neither evaluates
-while it trains: the model that each has made is then evaluated by one function, on the held-out prompts.
+clipping, GRPO's loss without a KL, and the rewards, by one function. Seeds are 0, 1, ..., one for each repeat, but
+the two draw other samples from them. Ours is `onbeat demo` as it is, with one compute thread in each process. TRL has
+two threads, all completions of an iteration in one batch, float32, no checkpoints, no logs, and no gradient
+checkpointing; it samples by transformers' `generate` (docs/decisions/0022-beside-trl.md). Neither evaluates while it
+trains: the model that each has made is then evaluated by one function, on the held-out prompts.
 """
 
 from __future__ import annotations
@@ -130,13 +130,22 @@ def settings_of(case: Case, models: Path, given: Sequence[str], seed: int) -> li
 
 
 def run_ours(
-    case: Case, settings: Sequence[str], folder: Path, *, models: Path, threads: int, generators: int, device: str
+    case: Case,
+    settings: Sequence[str],
+    folder: Path,
+    *,
+    models: Path,
+    threads: int,
+    generators: int | None,
+    device: str,
 ) -> tuple[Run, dict[str, Any], Path]:
     """Runs `onbeat demo`; returns what it says of itself, and the folder of its model."""
     flags = [flag for setting in settings for flag in ("--set", setting)]
     command_s = time.time()
     with Watch() as watch:
-        counts = ("--threads", str(threads), "--generators", str(generators))
+        counts = ["--threads", str(threads)]
+        if generators is not None:
+            counts += ["--generators", str(generators)]
         flags = ["--set", "evaluation.num_prompts=0", *flags]
         allowed = {"ONBEAT_TRL_MODULES": Lookup.__module__, "ONBEAT_DEVICE": device}
         done = run_demo(case.spec, folder, *counts, *flags, models=models, variables=allowed)
@@ -325,7 +334,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes the job of both")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="changes ours alone")
     parser.add_argument("--ours-threads", type=int, default=1, help="compute threads of each of our processes")
-    parser.add_argument("--ours-generators", type=int, default=1, help="our generators")
+    parser.add_argument("--ours-generators", type=int, help="our generators; left out: as many as suit the job")
     parser.add_argument("--models", type=Path, help="folder that keeps the models that are made")
     parser.add_argument("--picture", type=Path, help="reward against wall time of the last case, as .png")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

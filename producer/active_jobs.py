@@ -25,6 +25,9 @@ MODEL_SLICE_S = 10.0
 than the batches."""
 OVERDUE_S = 30.0
 """A job that is left alone is tried before the work of others, once it has waited for so long to be tried at all."""
+FRESH_S = 0.2
+"""What the broker said of the active jobs holds for so long: a generator of short batches would ask at each of them. A
+job that is resumed with another spec has a trainer to start meanwhile, and nothing to claim."""
 ASK_AGAIN_S = 10.0
 """A job that another kind of engine samples is asked again after this long: a resume may have freed it."""
 
@@ -96,6 +99,7 @@ class ActiveJobs:
         self._jobs: dict[str, ActiveJob] = {}
         self._left_alone: dict[str, str] = {}
         """Job id → why this engine can never serve it; "" of a job whose spec can't be read."""
+        self._refreshed_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -104,7 +108,10 @@ class ActiveJobs:
         return ", ".join(sorted(self._jobs))
 
     async def refresh(self) -> None:
-        """Asks the broker which jobs are active. Raises BrokerUnavailable."""
+        """Asks the broker which jobs are active, where it hasn't said so just now. Raises BrokerUnavailable."""
+        now_s = self._clock()
+        if self._jobs and now_s - self._refreshed_s < FRESH_S:
+            return
         job_ids = await self._calls(self._store.active_jobs)
         self._left_alone = {job_id: why for job_id, why in self._left_alone.items() if job_id in job_ids}
         for job_id in set(job_ids) - self._left_alone.keys():
@@ -129,6 +136,7 @@ class ActiveJobs:
         self._alone.forget_all_but(job_ids)
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
+        self._refreshed_s = now_s
 
     def _never_served(self, spec: JobSpec) -> str:
         """Why the engine can serve no such job; "" where it can."""

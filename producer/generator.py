@@ -288,12 +288,14 @@ class Generator(Worker[Claim]):
         """The model with the claim's weights in it, or None where this generator can't have it: then the claim is given
         back, for the batch is not the cause, and the job left alone."""
         try:
-            if not self._model.holds(job.spec, claim.manifest):
+            is_held, had_turn_of = self._model.holds(job.spec, claim.manifest), self._model.awake_for
+            if not is_held:
                 await self._until_freed(lambda: self._held.need_weights)
-            had_turn_of = self._model.awake_for
+                # The trainer keeps what is said to be loading.
+                self._heartbeat.changed.set()
             with self._activity.span(job.job_id, "load", iteration=claim.prompt_batch.iteration):
                 loaded = await self._load(job, claim.manifest, lambda: claim in self._leases)
-            if self._model.awake_for != had_turn_of:
+            if not is_held or self._model.awake_for != had_turn_of:
                 self._heartbeat.changed.set()
             self._jobs.loaded(job)
             return loaded

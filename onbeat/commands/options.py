@@ -62,7 +62,9 @@ OnFailureScores = Annotated[
     ),
 ]
 Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]
-GeneratorCount = Annotated[int | None, typer.Option("--generators", help="Generator processes. [1, or the profile's]")]
+GeneratorCount = Annotated[
+    int | None, typer.Option("--generators", help="Generator processes. [1 or 2, or the profile's]")
+]
 StageWorkers = Annotated[
     int | None,
     typer.Option(
@@ -130,10 +132,10 @@ def model_root_or_default(chosen: Path | None) -> Path:
     return here if (here / "configs").is_dir() or not (REPOSITORY / "configs").is_dir() else REPOSITORY
 
 
-def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int]:
-    """Returns what the flags say about generators. Raises InvalidInput where both do."""
+def profile_and_count(path: Path | None, generators: int | None) -> tuple[StackProfile | None, int | None]:
+    """Returns what the flags say about generators, and how many they are. Raises InvalidInput where both do."""
     if path is None:
-        return None, 1 if generators is None else generators
+        return None, generators
     if generators is not None:
         raise InvalidInput("the profile says how many generators there are", field="--generators", cure="edit `count`")
     profile = load_profile(path)

@@ -47,7 +47,7 @@ def up(
     plan = StackPlan(
         run_root=run_dir or Path(from_environment.run_root),
         model_root=options.model_root_or_default(model_root),
-        generators=num_generators,
+        generators=1 if num_generators is None else num_generators,
         stage_workers=stage_workers or 0,
         profile=stack_profile,
         threads=threads_from(os.environ, threads),

@@ -126,9 +126,9 @@ class TrainedJob:
         self.health = health_watch(self.jobs, self.folder, spec)
         self.generators = GeneratorWatch.of(Presence(broker), spec, job_id=job_id, kind=lambda: side.fence().engine)
         self.stages = StageWatch(
-            StagePresence(broker),
-            job_id,
-            spec.stages,
+            presence=StagePresence(broker),
+            job_id=job_id,
+            stages=spec.stages,
             with_work=side.stages_with_work,
             deadline_s=spec.timeouts.no_stage_worker_s,
             dependency_s=deadline_s,

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from broker.presence import (
     AWAKE_FOR,
@@ -46,48 +47,37 @@ CURE_OF_SERVICE = "start it, or raise timeouts.dependency_s; `onbeat resume` goe
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
 class GeneratorWatch:
     """What a trainer knows of the live generators; it calls `check` while it waits."""
 
-    def __init__(
-        self,
-        presence: Presence,
-        *,
-        job_id: str,
-        deadline_s: float,
-        deterministic: bool,
-        services: Sequence[str] = (),
-        dependency_s: float = math.inf,
-        kind: Callable[[], str] = lambda: "",
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """deterministic: as the job's spec has it; generators that leave such a job alone count as absent (I7). kind:
-        asks which kind of engine samples it. services: what its batches need, which may be away for dependency_s."""
-        self._job_id = job_id
-        self._kind = kind
-        self._presence = presence
-        self._deterministic = deterministic
-        self._deadline_s = deadline_s
-        self._clock = clock
-        self._sleep = sleep
-        self._looked_s = float("-inf")
-        self._passed: dict[str, float] = {}
-        """Folder of a version that the window has left and that is still loaded → when that was seen first."""
-        self._waiting: Waiting | None = None
-        self._services = services
-        self._dependency_s = dependency_s
-        self._missing: Waiting | None = None
-        self._live: frozenset[str] | None = None
-        self._changes: list[GeneratorsChanged] = []
-        self._told: dict[str, tuple[float, float]] = {}
-        """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
+    presence: Presence
+    job_id: str
+    deadline_s: float
+    deterministic: bool
+    """As the job's spec has it; generators that leave such a job alone count as absent (I7)."""
+    services: Sequence[str] = ()
+    """What its batches need, which may be away for dependency_s."""
+    dependency_s: float = math.inf
+    kind: Callable[[], str] = lambda: ""
+    """Asks which kind of engine samples the job."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _looked_s: float = -math.inf
+    _passed: dict[str, float] = field(default_factory=dict)
+    """Folder of a version that the window has left and that is still loaded → when that was seen first."""
+    _waiting: Waiting | None = None
+    _missing: Waiting | None = None
+    _live: frozenset[str] | None = None
+    _changes: list[GeneratorsChanged] = field(default_factory=list)
+    _told: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
 
     @classmethod
     def of(cls, presence: Presence, spec: JobSpec, *, job_id: str, kind: Callable[[], str]) -> GeneratorWatch:
         """The watch of a job as its spec has it."""
         return cls(
-            presence,
+            presence=presence,
             job_id=job_id,
             deadline_s=spec.timeouts.no_generator_s,
             deterministic=spec.deterministic,
@@ -103,11 +93,11 @@ class GeneratorWatch:
         """
         named = {
             directory
-            for generator in self._presence.live()
+            for generator in self.presence.live()
             for directory in generator.info.get(LOADING_WEIGHTS, "").split()
             if (number := number_of(directory, VERSION)) is not None and number < before
         }
-        now_s = self._clock()
+        now_s = self.clock()
         self._passed = {directory: self._passed.get(directory, now_s) for directory in named}
         loading = frozenset(one for one in named if now_s - self._passed[one] < LOADS_FOR_S)
         if loading != named:
@@ -120,13 +110,13 @@ class GeneratorWatch:
         A generator that hangs, in a copy of a batch that another one has published, must not hold the job up. check: is
         called meanwhile; an error that it raises ends the wait.
         """
-        began_s = self._clock()
-        while awake := [one.generator_id for one in self._presence.live() if one.info.get(AWAKE_FOR) == job_id]:
-            if self._clock() - began_s >= TURN_PATIENCE_S:
+        began_s = self.clock()
+        while awake := [one.generator_id for one in self.presence.live() if one.info.get(AWAKE_FOR) == job_id]:
+            if self.clock() - began_s >= TURN_PATIENCE_S:
                 log.warning("trains while %s may still hold memory", ", ".join(awake))
                 return
             check()
-            self._sleep(TURN_POLL_S)
+            self.sleep(TURN_POLL_S)
 
     def check(self) -> frozenset[str]:
         """Returns, every 2 s, the folders of the weights that generators refuse now.
@@ -134,18 +124,18 @@ class GeneratorWatch:
         Raises DeadlineExceeded after deadline_s without a live generator that serves this job, and after dependency_s
         with a service that none of them reaches.
         """
-        if self._clock() - self._looked_s < LOOK_EVERY_S:
+        if self.clock() - self._looked_s < LOOK_EVERY_S:
             return frozenset()
-        self._looked_s = self._clock()
-        live = self._presence.live()
+        self._looked_s = self.clock()
+        live = self.presence.live()
         self._note(frozenset(one.generator_id for one in live))
-        able = [one for one in live if one.serves(self._job_id, deterministic=self._deterministic)]
+        able = [one for one in live if one.serves(self.job_id, deterministic=self.deterministic)]
         if able:
             self._waiting = None
         else:
             if self._waiting is None:
-                self._waiting = Waiting("a live generator", deadline_s=self._deadline_s, cure=CURE, clock=self._clock)
-            self._waiting.poke(awaited_generator(live, self._job_id, self._kind))
+                self._waiting = Waiting("a live generator", deadline_s=self.deadline_s, cure=CURE, clock=self.clock)
+            self._waiting.poke(awaited_generator(live, self.job_id, self.kind))
         self._check_services(able)
         return self._refused(live)
 
@@ -161,19 +151,19 @@ class GeneratorWatch:
         self._live = live
 
     def _check_services(self, able: list[GeneratorInfo]) -> None:
-        missed = missed_by_all(able, self._services)
+        missed = missed_by_all(able, self.services)
         if not missed:
             self._missing = None
             return
         if self._missing is None:
-            self._missing = Waiting(missed, deadline_s=self._dependency_s, cure=CURE_OF_SERVICE, clock=self._clock)
+            self._missing = Waiting(missed, deadline_s=self.dependency_s, cure=CURE_OF_SERVICE, clock=self.clock)
         self._missing.poke(missed)
 
     def _refused(self, live: list[GeneratorInfo]) -> frozenset[str]:
         """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""
         refused = {one.info.get(REJECTED_WEIGHTS, "") for one in live} - {""}
         self._told = {folder: told for folder, told in self._told.items() if folder in refused}
-        now_s, due = self._clock(), set[str]()
+        now_s, due = self.clock(), set[str]()
         for folder in refused:
             told_s, pause_s = self._told.get(folder, (-math.inf, LOOK_EVERY_S / 2))
             if now_s - told_s >= pause_s:
@@ -182,31 +172,22 @@ class GeneratorWatch:
         return frozenset(due)
 
 
+@dataclass(kw_only=True)
 class StageWatch:
     """What a trainer knows of the live stage workers; it calls `check` while it waits."""
 
-    def __init__(
-        self,
-        presence: StagePresence,
-        job_id: str,
-        stages: Sequence[StageSpec],
-        *,
-        with_work: Callable[[int], Sequence[str]],
-        deadline_s: float,
-        dependency_s: float = math.inf,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """with_work: `TrainerSide.stages_with_work`. dependency_s: how long a judge may be away."""
-        self._presence = presence
-        self._job_id = job_id
-        self._stages = stages
-        self._with_work = with_work
-        self._deadline_s = deadline_s
-        self._clock = clock
-        self._looked_s = float("-inf")
-        self._dependency_s = dependency_s
-        self._waiting: dict[str, Waiting] = {}
-        self._missing: dict[str, Waiting] = {}
+    presence: StagePresence
+    job_id: str
+    stages: Sequence[StageSpec]
+    with_work: Callable[[int], Sequence[str]]
+    """`TrainerSide.stages_with_work`."""
+    deadline_s: float
+    dependency_s: float = math.inf
+    """How long a judge may be away."""
+    clock: Callable[[], float] = time.monotonic
+    _looked_s: float = -math.inf
+    _waiting: dict[str, Waiting] = field(default_factory=dict)
+    _missing: dict[str, Waiting] = field(default_factory=dict)
 
     def check(self, iteration: int) -> None:
         """Looks every 2 s; does nothing in a job without stages.
@@ -214,25 +195,25 @@ class StageWatch:
         Raises DeadlineExceeded naming a stage of the iteration that had work and no live worker for deadline_s, or none
         that reached its judge for dependency_s.
         """
-        if not self._stages or self._clock() - self._looked_s < LOOK_EVERY_S:
+        if not self.stages or self.clock() - self._looked_s < LOOK_EVERY_S:
             return
-        self._looked_s = self._clock()
-        with_work = set(self._with_work(iteration))
-        unserved = self._presence.unserved(self._job_id, self._stages)
+        self._looked_s = self.clock()
+        with_work = set(self.with_work(iteration))
+        unserved = self.presence.unserved(self.job_id, self.stages)
         unserved = {name: awaited for name, awaited in unserved.items() if name in with_work}
         self._waiting = {name: waiting for name, waiting in self._waiting.items() if name in unserved}
-        for stage in self._stages:
+        for stage in self.stages:
             if stage.name in unserved:
                 self._waiting_for(stage, unserved[stage.name]).poke(unserved[stage.name])
         self._check_judges(with_work)
 
     def _check_judges(self, with_work: set[str]) -> None:
-        missed = self._presence.missed(self._job_id, [stage for stage in self._stages if stage.name in with_work])
+        missed = self.presence.missed(self.job_id, [stage for stage in self.stages if stage.name in with_work])
         self._missing = {name: waiting for name, waiting in self._missing.items() if name in missed}
         for name, what in missed.items():
             if name not in self._missing:
                 self._missing[name] = Waiting(
-                    what, deadline_s=self._dependency_s, cure=CURE_OF_SERVICE, clock=self._clock
+                    what, deadline_s=self.dependency_s, cure=CURE_OF_SERVICE, clock=self.clock
                 )
             self._missing[name].poke(f"{what}: stage {name} needs it")
 
@@ -240,8 +221,8 @@ class StageWatch:
         if stage.name not in self._waiting:
             self._waiting[stage.name] = Waiting(
                 awaited,
-                deadline_s=self._deadline_s,
+                deadline_s=self.deadline_s,
                 cure=CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE,
-                clock=self._clock,
+                clock=self.clock,
             )
         return self._waiting[stage.name]

@@ -130,8 +130,14 @@ class Heartbeat(Generic[C]):
     num_live: int = 1
     """Workers of its kind at the last beat."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set at a claim, so that its lease is renewed soon enough, and where there is something to say; cleared at each
-    beat."""
+    """Set where there is something to say, or a lease that ends before the next beat; cleared at each beat."""
+    _due_s: float = 0.0
+    """Monotonic time of the next beat."""
+
+    def held(self) -> None:
+        """Looks at a new claim: its lease may be shorter than those that the next beat was chosen for."""
+        if time.monotonic() + self.leases.pause_s < self._due_s:
+            self.changed.set()
 
     async def run(self) -> None:
         while True:
@@ -145,8 +151,8 @@ class Heartbeat(Generic[C]):
 
     async def _until_beat(self) -> None:
         """Returns when the next beat is due, or something has changed; looks after copies until then."""
-        due_s = time.monotonic() + self.leases.pause_s
-        while (left_s := due_s - time.monotonic()) > 0:
+        self._due_s = time.monotonic() + self.leases.pause_s
+        while (left_s := self._due_s - time.monotonic()) > 0:
             await wait_for(self.changed, min(left_s, COPY_LOOK_S) if self.copies() else left_s)
             if self.changed.is_set():
                 return

@@ -8,12 +8,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
-from contracts.settings import engine_from
+from contracts.settings import engine_from, usable_cores
 from contracts.spec import JobSpec
 from onbeat.commands.options import model_root_or_default
+from onbeat.process.host_memory import memory_bytes
 from onbeat.stack.access import run_root_from
 from onbeat.stack.plan import StackPlan, stack_settings, stage_workers_for, threads_from
 from onbeat.stack.profile import StackProfile
@@ -21,6 +24,12 @@ from onbeat.terminal.follow import TICK_S
 from onbeat_extras.runs.driver import Driver
 from onbeat_extras.runs.progress_line import HIDDEN, Shown
 from onbeat_extras.runs.run import Run
+
+WORTH_A_SECOND = 5e10
+"""Bytes of the weights times tokens of an iteration, at most: below it the start of a second generator takes longer
+than it saves."""
+MODEL_PART = 16
+"""A model is sampled by two processes only where its weights take at most this part of the memory."""
 
 
 def new_run_root(name: str) -> Path:
@@ -37,22 +46,23 @@ def plan_of_job(
     *,
     run_root: Path,
     model_root: Path | None = None,
-    generators: int = 1,
+    generators: int | None = None,
     stage_workers: int | None = None,
     profile: StackProfile | None = None,
     threads: int | None = None,
 ) -> StackPlan:
     """Plans the stack, with the variables of this process for what isn't given.
 
-    stage_workers: None takes one where Onbeat serves a stage of the job.
+    generators: None takes as many as suit the job and this machine; with a profile they are its. stage_workers: None
+    takes one where Onbeat serves a stage of the job.
     """
     if profile is not None:
         profile.check(spec)
     settings = stack_settings(os.environ)
-    return StackPlan(
+    plan = StackPlan(
         run_root=run_root,
         model_root=model_root_or_default(model_root),
-        generators=generators,
+        generators=1 if generators is None else generators,
         stage_workers=stage_workers_for(spec, stage_workers, settings),
         profile=profile,
         threads=threads_from(os.environ, threads),
@@ -60,6 +70,22 @@ def plan_of_job(
         engine=engine_from(os.environ),
         fresh=True,
     )
+    return replace(plan, generators=2) if generators is None and two_suit(spec, plan) else plan
+
+
+def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
+    """Whether two generators sample the job sooner than one: the trainer's core is idle until the first batches come.
+
+    On two or three cores, where a generator has one thread anyway: with another number it would have other bits.
+    """
+    if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
+        return False
+    rollout = spec.rollout
+    num_tokens = rollout.prompts_per_iteration * rollout.group_size * rollout.sampling.max_new_tokens
+    num_bytes = sum(path.stat().st_size for path in (plan.model_root / spec.model.path).glob("*.safetensors"))
+    is_worth_it = rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
+    has_room = usable_cores() in (2, 3) and plan.threads in (None, 1) and MODEL_PART * num_bytes <= memory_bytes()
+    return is_worth_it and has_room
 
 
 def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:

@@ -95,7 +95,7 @@ def train(
             job,
             run_root=run_root,
             model_root=Path(model_root) if model_root is not None else None,
-            generators=1 if generators is None else generators,
+            generators=generators,
             stage_workers=stage_workers,
             threads=threads,
         )

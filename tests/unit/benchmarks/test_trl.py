@@ -86,17 +86,18 @@ def test_a_reward_that_one_run_never_reached_has_no_spread() -> None:
     assert sides["to_reward_s"]["ours_over_trl"] is None
 
 
-def test_what_processes_take_is_added_up_and_an_ended_one_counts_as_nothing() -> None:
+def test_what_processes_take_is_added_up_with_that_of_ended_ones() -> None:
     own = psutil.Process(os.getpid())
 
     class Ended(psutil.Process):
         def cpu_times(self) -> Any:
             raise psutil.NoSuchProcess(self.pid)
 
-    alone, beside = look([own], clock=lambda: 5.0), look([own, Ended()], clock=lambda: 5.0)
+    spent_s = {(1, 0.5): 100.0}
+    alone, beside = look([own], {}, clock=lambda: 5.0), look([own, Ended()], spent_s, clock=lambda: 5.0)
     assert alone.at_s == 5.0
     assert 0 < alone.pss_bytes <= alone.rss_bytes
-    assert beside.processor_s - alone.processor_s < 1.0
+    assert 100.0 < beside.processor_s < alone.processor_s + 101.0, "what has ended has spent its time"
     assert beside.rss_bytes < 1.5 * alone.rss_bytes
 
 

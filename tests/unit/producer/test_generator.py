@@ -246,7 +246,8 @@ async def test_a_generator_whose_batches_find_no_room_samples_those_that_make_ro
     side = stack.add_job(num_batches=1, timeouts__generator_lease_s=0.03)
     side.outcomes = {"0/train/0": PublishOutcome.NO_ROOM}
     async with stack.running():
-        await stack.changes.until(lambda: bool(side.refused))
+        # At the second refusal the generator knows of the first.
+        await stack.changes.until(lambda: len(side.refused) > 1)
         side.add(*stack.work("job", 1))
         beats = len(side.renewed)
         await stack.changes.until(lambda: len(side.renewed) >= beats + 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -35,13 +36,19 @@ class Board(Presence):
         ]
 
 
+def watch_of(board: Presence, **given: Any) -> GeneratorWatch:
+    """A watch of a deterministic job, but for what is given."""
+    of_job: dict[str, Any] = {"job_id": "job", "deadline_s": 60.0, "deterministic": True}
+    return GeneratorWatch(presence=board, **of_job | given)
+
+
 def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> None:
     board = Board(
         {LOADING_WEIGHTS: "job/weights/v000002", REJECTED_WEIGHTS: ""},
         {LOADING_WEIGHTS: "job/weights/v000003", REJECTED_WEIGHTS: "job/weights/v000003"},
         {},
     )
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True)
+    watch = watch_of(board)
     assert watch.loading(before=4) == {"job/weights/v000002", "job/weights/v000003"}
     assert watch.loading(before=3) == {"job/weights/v000002"}
     assert watch.check() == {"job/weights/v000003"}
@@ -51,7 +58,7 @@ def test_a_version_that_a_generator_names_for_ever_is_given_up_and_a_later_one_h
     now_s = 0.0
     second, third = "job/weights/v000002", "job/weights/v000003"
     board = Board({LOADING_WEIGHTS: f"{second} {third} elsewhere ../v1 v-1 v{9999 * '7'}"})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s)
+    watch = watch_of(board, clock=lambda: now_s)
     assert watch.loading(before=2) == frozenset()
     now_s += 10 * LOADS_FOR_S
     assert watch.loading(before=3) == {second}, "its time begins when the window has left it"
@@ -67,7 +74,7 @@ def test_a_version_that_a_generator_names_for_ever_is_given_up_and_a_later_one_h
 def test_a_job_without_a_generator_ends_at_its_deadline_and_one_that_comes_back_starts_it_again() -> None:
     now_s = 0.0
     board = Board()
-    watch = GeneratorWatch(board, job_id="job", deadline_s=3 * LOOK_EVERY_S, deterministic=True, clock=lambda: now_s)
+    watch = watch_of(board, deadline_s=3 * LOOK_EVERY_S, clock=lambda: now_s)
     for infos in ([], [], [{}], [], [], []):
         board.infos = infos
         watch.check()
@@ -80,7 +87,7 @@ def test_a_deterministic_job_waits_for_a_generator_that_serves_such_jobs_and_say
     now_s = 0.0
     vllm, plain = {NOT_REPRODUCIBLE: "vllm"}, {NOT_REPRODUCIBLE: ""}
     board = Board(vllm, plain)
-    watch = GeneratorWatch(board, job_id="job", deadline_s=2 * LOOK_EVERY_S, deterministic=True, clock=lambda: now_s)
+    watch = watch_of(board, deadline_s=2 * LOOK_EVERY_S, clock=lambda: now_s)
     for infos in ([vllm, plain], [vllm], [vllm]):
         board.infos = infos
         watch.check()
@@ -93,14 +100,7 @@ def test_a_deterministic_job_whose_kind_of_engine_is_gone_ends_with_an_error_tha
     now_s = 0.0
     other = {WRONG_ENGINE: "another job", ENGINE: "vllm on H100"}
     board = Board({WRONG_ENGINE: "another"}, other)
-    watch = GeneratorWatch(
-        board,
-        job_id="job",
-        deadline_s=2 * LOOK_EVERY_S,
-        deterministic=True,
-        kind=lambda: "vllm on H200",
-        clock=lambda: now_s,
-    )
+    watch = watch_of(board, deadline_s=2 * LOOK_EVERY_S, kind=lambda: "vllm on H200", clock=lambda: now_s)
     for infos in ([{WRONG_ENGINE: "another"}, other], [other], [{NOT_REPRODUCIBLE: "vllm"}, other]):
         board.infos = infos
         assert watch.check() == frozenset()
@@ -112,7 +112,7 @@ def test_a_deterministic_job_whose_kind_of_engine_is_gone_ends_with_an_error_tha
 def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
     now_s = 0.0
     board = Board({NOT_REPRODUCIBLE: "vllm"})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=0.0, deterministic=False, clock=lambda: now_s)
+    watch = watch_of(board, deadline_s=0.0, deterministic=False, clock=lambda: now_s)
     for _ in range(3):
         assert watch.check() == frozenset()
         now_s += LOOK_EVERY_S
@@ -120,7 +120,7 @@ def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
 
 def test_a_colocated_trainer_has_its_turn_once_no_live_generator_is_awake_for_the_job() -> None:
     board = Board({AWAKE_FOR: "job"}, {AWAKE_FOR: "another"}, {AWAKE_FOR: "job"})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, sleep=lambda _: None)
+    watch = watch_of(board, sleep=lambda _: None)
     looks: list[int] = []
 
     def check() -> None:
@@ -141,7 +141,7 @@ def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_on
         now_s += seconds
 
     board = Board({AWAKE_FOR: "job"})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s, sleep=sleep)
+    watch = watch_of(board, clock=lambda: now_s, sleep=sleep)
     watch.wait_for_turn("job", lambda: None)
     assert now_s == pytest.approx(TURN_PATIENCE_S, abs=0.1)
     assert "g0 may still hold memory" in caplog.text
@@ -149,7 +149,7 @@ def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_on
 
 def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
     board = Board({AWAKE_FOR: "job"})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, sleep=lambda _: None)
+    watch = watch_of(board, sleep=lambda _: None)
 
     def fenced_off() -> None:
         raise FencedOff("epoch 1 is over")
@@ -164,14 +164,8 @@ AWAY = {MISSES: "reward service for 4.0 s at http://r: no answer: ConnectError"}
 def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its_name() -> None:
     now_s = 0.0
     board = Board(AWAY, AWAY)
-    watch = GeneratorWatch(
-        board,
-        job_id="job",
-        deadline_s=1000.0,
-        deterministic=True,
-        services=[REWARD_SERVICE],
-        dependency_s=2 * LOOK_EVERY_S,
-        clock=lambda: now_s,
+    watch = watch_of(
+        board, deadline_s=1000.0, services=[REWARD_SERVICE], dependency_s=2 * LOOK_EVERY_S, clock=lambda: now_s
     )
     for infos in ([AWAY, AWAY], [AWAY, AWAY], [AWAY, {}], [AWAY, AWAY], [AWAY, AWAY]):
         board.infos = infos
@@ -183,9 +177,7 @@ def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its
 
 def test_a_job_that_does_without_a_service_does_not_wait_for_it() -> None:
     now_s = 0.0
-    watch = GeneratorWatch(
-        Board(AWAY), job_id="job", deadline_s=1000.0, deterministic=True, dependency_s=1.0, clock=lambda: now_s
-    )
+    watch = watch_of(Board(AWAY), deadline_s=1000.0, dependency_s=1.0, clock=lambda: now_s)
     for _ in range(4):
         watch.check()
         now_s += LOOK_EVERY_S
@@ -196,9 +188,7 @@ def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_en
     now_s = 0.0
     alone = {LEAVES_ALONE: "other: why\njob: version 22 is not at /mnt", REJECTED_WEIGHTS: "job/weights/v000022"}
     board = Board(alone, alone)
-    watch = GeneratorWatch(
-        board, job_id="job", deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic, clock=lambda: now_s
-    )
+    watch = watch_of(board, deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic, clock=lambda: now_s)
     assert watch.check() == {"job/weights/v000022"}, "its trainer looks after the version all the same"
     for infos in ([alone, {}], [alone, alone], [alone, alone]):
         now_s += LOOK_EVERY_S
@@ -211,7 +201,7 @@ def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_en
 
 def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
     now_s, board = 0.0, Board({REJECTED_WEIGHTS: "v"})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=1e9, deterministic=True, clock=lambda: now_s)
+    watch = watch_of(board, deadline_s=1e9, clock=lambda: now_s)
     told = []
     for _ in range(200):
         if watch.check():
@@ -230,7 +220,7 @@ def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
 def test_generators_that_come_and_go_are_told_once_but_for_those_of_the_first_look() -> None:
     now_s = 0.0
     board = Board({}, {})
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s)
+    watch = watch_of(board, clock=lambda: now_s)
     watch.check()
     assert watch.take_changes() == []
     for infos, came, gone in (([{}], (), ("g1",)), ([{}], (), ()), ([{}, {}, {}], ("g1", "g2"), ()), ([], (), 3)):
@@ -251,7 +241,7 @@ def test_generators_that_come_and_go_are_told_once_but_for_those_of_the_first_lo
 def test_an_event_names_a_bounded_number_of_generators() -> None:
     now_s = 0.0
     board = Board(*[{} for _ in range(2 * MOST_NAMED)])
-    watch = GeneratorWatch(board, job_id="job", deadline_s=60.0, deterministic=True, clock=lambda: now_s)
+    watch = watch_of(board, clock=lambda: now_s)
     watch.check()
     now_s += LOOK_EVERY_S
     board.infos = []

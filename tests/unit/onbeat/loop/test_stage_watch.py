@@ -47,9 +47,9 @@ class Played:
 
     def watch(self, spec: JobSpec) -> StageWatch:
         return StageWatch(
-            cast(StagePresence, self),
-            "job",
-            spec.stages,
+            presence=cast(StagePresence, self),
+            job_id="job",
+            stages=spec.stages,
             with_work=lambda iteration: sorted(self.with_work) if iteration == 3 else [],
             deadline_s=60.0,
             dependency_s=300.0,

@@ -102,7 +102,7 @@ def test_an_interpreter_starts_at_the_model_root_and_must_be_there(tmp_path: Pat
 
 def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> None:
     path = written(tmp_path, "[[generators]]\ncount = 3")
-    assert profile_and_count(None, None) == (None, 1)
+    assert profile_and_count(None, None) == (None, None)
     assert profile_and_count(None, 2) == (None, 2)
     assert profile_and_count(path, None)[1] == 3
     with pytest.raises(InvalidInput, match="--generators"):

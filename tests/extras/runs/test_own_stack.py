@@ -1,0 +1,51 @@
+"""How many generators a stack for one job has where nothing says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onbeat.client.spec_file import load_spec
+from onbeat_extras.runs import own_stack
+from onbeat_extras.runs.own_stack import MODEL_PART, WORTH_A_SECOND, plan_of_job
+from tests.pipeline import REPOSITORY
+
+TOKENS = 8 * 16 * 8 * 5
+"""The most that an iteration of the demo samples."""
+ENOUGH = int(WORTH_A_SECOND / TOKENS) + 1
+"""Bytes of a model that make a second generator worth its start."""
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_bytes", "settings", "threads", "planned"),
+    [
+        (2, ENOUGH, [], None, 2),
+        (3, ENOUGH, [], 1, 2),
+        (2, ENOUGH // 2, [], None, 1),
+        (1, ENOUGH, [], None, 1),
+        (4, ENOUGH, [], None, 1),
+        (2, ENOUGH, [], 2, 1),
+        (2, ENOUGH, ["schedule=colocated"], None, 1),
+        (2, ENOUGH, ["rollout.batches_per_iteration=1", "rollout.prompts_per_batch=128"], None, 1),
+    ],
+)
+def test_two_generators_are_planned_where_each_has_a_core_and_enough_to_do(
+    cores: int,
+    num_bytes: int,
+    settings: list[str],
+    threads: int | None,
+    planned: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(num_bytes))
+    monkeypatch.setattr(own_stack, "usable_cores", lambda: cores)
+    spec = load_spec(REPOSITORY / "configs" / "demo.toml", [f"model.path={tmp_path}", *settings])
+    plan = plan_of_job(spec, run_root=tmp_path / "run", model_root=tmp_path, threads=threads)
+    assert plan.generators == planned
+    given = plan_of_job(spec, run_root=tmp_path / "run", model_root=tmp_path, threads=threads, generators=3)
+    assert given.generators == 3
+    monkeypatch.setattr(own_stack, "memory_bytes", lambda: MODEL_PART * num_bytes - 1)
+    small = plan_of_job(spec, run_root=tmp_path / "run", model_root=tmp_path, threads=threads)
+    assert small.generators == 1, "a second copy of the model has no room"
