@@ -1,8 +1,8 @@
 """A submitted job: bytes → JobSpec, and what can be checked before a trainer is started for it.
 
 The reward service says what it has of environments and plug-ins: it runs them, and its image may have more packages
-than the gateway's. The rest (tokenizer, context length, an empty data set, a task's parameters) needs the model or the
-data: the trainer checks it first thing, and fails the job with the field's name.
+than the gateway's. The rest (tokens, context length, large data sets, a task's parameters) needs the model
+or the data: the trainer checks it first thing, and fails the job with the field's name.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
-from contracts.spec_tables.datasets import sources_of
+from contracts.spec_tables.datasets import JsonlDataset, sources_of
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
+from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.weights.model_path import check_files
 
 T = TypeVar("T")
 N = TypeVar("N", PluginReward, EnvironmentSpec)
@@ -46,6 +48,7 @@ ENVIRONMENT_FIELDS = ("environment.name", "environment.params")
 PLUGINS_TIMEOUT_S = 4.0
 """What takes longer to import is not refused at a submission."""
 TRIAL = RewardItem(prompt="", completion="", reference="")
+MAX_ROWS_BYTES = 4 * 2**20
 MAX_SOURCE_BYTES = 65536
 """The characters that `PluginReward.source` may have, as bytes."""
 IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -94,19 +97,24 @@ def idempotency_key(request: Request) -> str:
 
 
 def check_paths(spec: JobSpec, settings: StackSettings) -> None:
-    """Raises InvalidInput for a model folder or data file that is not there."""
-    root = settings.model_root
-    folder = settings.spec_root.find(spec.model.path, field="model.path")
-    if not folder.is_dir():
-        raise _missing(f"there is no folder {spec.model.path} under the model root, {root}", "model.path")
-    if not (folder / "config.json").is_file():
-        raise _missing(f"{spec.model.path} has no config.json", "model.path")
-    takes_folders = any(one.has_folders for one in sources_of(spec.dataset).values())
+    """Raises InvalidInput for a model folder or data file that isn't there or lacks something, and for wrong rows.
+
+    Rows of more than MAX_ROWS_BYTES are the trainer's to read, and so is what isn't a JSON object a line.
+    """
+    check_files(spec.model, settings.spec_root, is_chat=spec.dataset.chat is not None)
+    has_folders, num_bytes = any(part.has_folders for part in sources_of(spec.dataset).values()), 0
     for field, path in spec.dataset.files().items():
         found = settings.spec_root.find(path, field=f"dataset.{field}")
         # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
-        if not (found.parent.is_dir() if takes_folders else found.is_file()):
-            raise _missing(f"there is no file {path} under the model root, {root}", f"dataset.{field}")
+        if not (found.parent.is_dir() if has_folders else found.is_file()):
+            raise InvalidInput(
+                f"there is no file {path} under the model root, {settings.model_root}",
+                field=f"dataset.{field}",
+                cure="name a file of JSON lines that the stack can read",
+            )
+        num_bytes += found.stat().st_size
+    if isinstance(spec.dataset, JsonlDataset) and num_bytes <= MAX_ROWS_BYTES:
+        job_examples(spec, settings.spec_root)
 
 
 def check_fork(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> None:
@@ -161,11 +169,6 @@ def _field_of(error: InvalidInput) -> str | None:
     """A key that is unknown or missing is itself the field: `model` and `pth` make `model.pth`."""
     found = KEY_IN_PROBLEM.fullmatch(error.problem)
     return ".".join(part for part in (error.field, found["key"] if found else None) if part) or None
-
-
-def _missing(problem: str, field: str) -> InvalidInput:
-    kind = "a Hugging Face model folder, which nothing downloads," if field == "model.path" else "a file of JSON lines"
-    return InvalidInput(problem, field=field, cure=f"name {kind} that the stack can read")
 
 
 async def _read_body(request: Request, *, max_bytes: int) -> bytes:

@@ -50,6 +50,13 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def stub_model(folder: Path) -> None:
+    """What looks like a model to one who doesn't load it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+
+
 def tiny_model_folder(
     folder: Path,
     architecture: Literal["qwen3", "llama"] = "qwen3",

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Text
+from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.rollout import RolloutSpec
@@ -23,6 +24,14 @@ class ChatSpec(Record, frozen=True, kw_only=True):
     """"" leaves the system turn out (the template may have a default of its own)."""
     chat_template_kwargs: TaskParams | UnsetType = UNSET
     """Variables of the model's chat template, as `enable_thinking`; one that the template doesn't read is refused."""
+
+
+def no_chat_template() -> InvalidInput:
+    return InvalidInput(
+        "the model's tokenizer has no chat template",
+        field="dataset.chat",
+        cure="leave dataset.chat out, and use prompts that are text",
+    )
 
 
 class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
@@ -49,10 +58,8 @@ class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
     the completion, too."""
 
     has_task_entries: ClassVar[bool] = False
-
-    @property
-    def chat(self) -> None:
-        """Its model is no chat model."""
+    chat: ClassVar[None] = None
+    """Its model is no chat model."""
 
 
 class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_only=True):
@@ -141,9 +148,8 @@ class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=T
     """Size of the training pool: tasks 0, 1, … of split "train"; iterations walk through shuffled passes of it. All of
     them are opened when the job starts."""
 
-    @property
-    def chat(self) -> None:
-        """The environment says what the messages are, and its renderer what becomes of them."""
+    chat: ClassVar[None] = None
+    """The environment says what the messages are, and its renderer what becomes of them."""
 
 
 class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):

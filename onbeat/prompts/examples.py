@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
+from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
 from contracts.spec_tables.references import check_job, check_reference
 from contracts.spec_tables.root import SpecRoot
@@ -115,6 +116,18 @@ def load_environment(spec: EnvironmentDataset, request: Request) -> ExampleSets:
             Example(example_id=f"evaluation/{index}", question="", reference="")
             for index in range(request.num_evaluation)
         ),
+    )
+
+
+def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
+    """Loads a job's data set as `load_dataset` does."""
+    return load_dataset(
+        spec.dataset,
+        num_evaluation=spec.evaluation.num_prompts,
+        seed=spec.seed,
+        model_root=root,
+        components=spec.reward.components,
+        learns_given=spec.algorithm.learns_given,
     )
 
 

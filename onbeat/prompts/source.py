@@ -14,10 +14,10 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, RowsTable, sources_of
+from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, RowsTable, no_chat_template, sources_of
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.completions import answer_behind, given_ids
-from onbeat.prompts.examples import Example, ExampleSets, load_dataset
+from onbeat.prompts.examples import Example, ExampleSets, job_examples
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.prompts.places import Pool, Walk
 from onbeat.rendering import chat_template
@@ -214,21 +214,13 @@ def prompt_source(
     environments: OpeningService | None = None,
     end_ids: Sequence[int] = (),
 ) -> PromptSource:
-    """Loads a job's data set and tokenises it, or has an environment open it. Raises as `load_dataset`, `PromptSource`.
+    """Loads a job's data set and tokenises it, or has an environment open it. Raises as `job_examples`, `PromptSource`.
 
     environments: the reward service, for a job that has an environment. end_ids: the tokens that end what its
     model samples.
     """
-    dataset = load_dataset(
-        spec.dataset,
-        num_evaluation=spec.evaluation.num_prompts,
-        seed=spec.seed,
-        model_root=root,
-        components=spec.reward.components,
-        learns_given=spec.algorithm.learns_given,
-    )
     return PromptSource(
-        dataset,
+        job_examples(spec, root),
         tokenizer=tokenizer,
         spec=spec,
         context_tokens=context_tokens,
@@ -243,11 +235,7 @@ def render_chat(
     """Writes (role, content) of each message, behind the system turn where there is one, and the assistant's opening,
     or the assistant's turn with its answer."""
     if not tokenizer.chat_template:
-        raise InvalidInput(
-            "the model's tokenizer has no chat template",
-            field="dataset.chat",
-            cure="leave dataset.chat out, and use prompts that are text",
-        )
+        raise no_chat_template()
     system = [("system", chat.system_prompt)] if chat.system_prompt and messages[0][0] != "system" else []
     answered = [("assistant", answer)] if answer else []
     rows = [{"role": role, "content": content} for role, content in (*system, *messages, *answered)]

@@ -26,9 +26,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput
-from onbeat.weights.model_path import FIELD
+from onbeat.weights.model_path import FIELD, check_tokenizer_files
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 LOADING_ERRORS = (
     OSError,
     ValueError,
@@ -63,12 +62,7 @@ def load_tokenizer(folder: Path, *, needs_end: bool = True) -> PreTrainedTokeniz
 
     needs_end: whether it must have an end-of-sequence token.
     """
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InvalidInput(
-            f"`{folder}` has no tokenizer files",
-            field=FIELD,
-            cure="save the tokenizer into the folder with tokenizer.save_pretrained",
-        )
+    check_tokenizer_files(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except LOADING_ERRORS as error:

@@ -6,16 +6,39 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
+from contracts.spec_tables.datasets import no_chat_template
 from contracts.spec_tables.root import SpecRoot
 
 FIELD = "model.path"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
     """Finds the model's folder; a relative path starts at the model root. Raises InvalidInput that names model.path."""
-    return folder_of_model(
-        model_root, model.path, field=FIELD, cure="name a Hugging Face causal LM folder below the model root"
-    )
+    cure = "name a Hugging Face causal LM folder below the model root; nothing downloads one"
+    return folder_of_model(model_root, model.path, field=FIELD, cure=cure)
+
+
+def check_files(model: ModelSpec, model_root: SpecRoot, *, is_chat: bool) -> None:
+    """Raises InvalidInput for a folder that lacks what loading it would ask for, without loading anything."""
+    folder = model_folder(model, model_root)
+    check_tokenizer_files(folder)
+    if not any(folder.glob("*.safetensors")):
+        cure = "it needs config.json, tokenizer files and model.safetensors"
+        raise InvalidInput(f"`{folder}` has no weights", field=FIELD, cure=cure)
+    config = folder / "tokenizer_config.json"
+    is_in_config = config.is_file() and b'"chat_template"' in config.read_bytes()
+    if is_chat and not is_in_config and not any(folder.glob("*chat_template*")):
+        raise no_chat_template()
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InvalidInput(
+            f"`{folder}` has no tokenizer files",
+            field=FIELD,
+            cure="save the tokenizer into the folder with tokenizer.save_pretrained",
+        )
 
 
 def folder_of_model(root: SpecRoot, path: str, *, field: str, cure: str) -> Path:

@@ -33,7 +33,7 @@ from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests import served
-from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch
+from tests.builders import commit_record, job_spec, manifest, prompt_batch, rollout_batch, stub_model
 from tests.contract.golden_files import iteration_metrics
 from tests.served import asked, services_over
 
@@ -45,8 +45,7 @@ JSON = {"Content-Type": "application/json"}
 def services(settings: StackSettings, tmp_path: Path) -> Iterator[Services]:
     """Settings over a model root that holds the model of `job_spec`."""
     model = tmp_path / "models" / "qwen3"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
+    stub_model(model)
     settings = msgspec.structs.replace(settings, model_root=str(model.parent))
     with services_over(settings, max_body_bytes=20_000, keep_alive_s=0.0) as made:
         yield made

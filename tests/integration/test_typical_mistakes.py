@@ -123,11 +123,35 @@ STACK = {
     "a removal without a yes": (["delete", "JOB"], r"--yes: .*does not come back \(give it to delete"),
     "a model's name on a hub": (
         [*SUBMIT, "model.path=Qwen/Qwen3-0.6B"],
-        r"model\.path: there is no folder Qwen/Qwen3-0\.6B under the model root, /.*\(name .* which nothing downloads",
+        r"model\.path: no folder `/.*/Qwen/Qwen3-0\.6B` \(name .* below the model root; nothing downloads one\)",
     ),
     "a model's folder without a model": (
         [*SUBMIT, "model.path=empty"],
-        r"model\.path: empty has no config\.json \(name",
+        r"model\.path: .*/empty` has no config\.json \(name",
+    ),
+    "a model without a tokenizer": (
+        [*SUBMIT, "model.path=wordless"],
+        r"model\.path: .*no tokenizer files \(save the tokeni",
+    ),
+    "a model without weights": (
+        [*SUBMIT, "model.path=weightless"],
+        r"model\.path: .*no weights \(it needs .*model\.safetensors\)",
+    ),
+    "a model without a chat template": (
+        [*SUBMIT, "dataset.chat={}"],
+        r"dataset\.chat: the model's tokenizer has no chat template \(leave dataset\.chat out, and use",
+    ),
+    "a line that is no JSON": (
+        [*SUBMIT, "dataset.train_path=torn.jsonl"],
+        r"dataset\.train_path: .*torn\.jsonl:2: JSON is malformed.*\(each row is an object like ",
+    ),
+    "a line without a reference": (
+        [*SUBMIT, "dataset.train_path=half.jsonl"],
+        r"dataset\.train_path: .*half\.jsonl:1: .*field `reference` \(each row is an object like ",
+    ),
+    "more prompts held out than there are": (
+        [*SUBMIT, "evaluation.num_prompts=64"],
+        r"evaluation\.num_prompts: 64 of the 4 lines .*\(use at most 3, or name a dataset\.evaluation_path\)",
     ),
     "a path out of the model root": ([*SUBMIT, "model.path=/etc"], r"model\.path: leads out .*ONBEAT_EXTRA_ROOTS\)"),
     "data that isn't there": (
@@ -152,24 +176,6 @@ STACK = {
     ),
 }
 TRAINER: dict[str, tuple[dict[str, Any], str]] = {
-    "a model without a chat template": (
-        {"dataset.chat": {}},
-        r"dataset\.chat: the model's tokenizer has no chat template \(leave dataset\.chat out, and use",
-    ),
-    "a model without a tokenizer": ({"model.path": "wordless"}, r"model\.path: .*no tokenizer files \(save the tokeni"),
-    "a model without weights": ({"model.path": "weightless"}, r"model\.path: .*model\.safetensors.*\(it needs config"),
-    "a line that is no JSON": (
-        {"dataset.train_path": "torn.jsonl"},
-        r"dataset\.train_path: .*torn\.jsonl:2: JSON is malformed.*\(each row is an object like ",
-    ),
-    "a line without a reference": (
-        {"dataset.train_path": "half.jsonl"},
-        r"dataset\.train_path: .*half\.jsonl:1: .*field `reference` \(each row is an object like ",
-    ),
-    "more prompts held out than there are": (
-        {"evaluation.num_prompts": 64},
-        r"evaluation\.num_prompts: 64 of the 4 lines .*\(use at most 3, or name a dataset\.evaluation_path\)",
-    ),
     "a prompt that is too long": (
         {"rollout.max_prompt_tokens": 2},
         r"rollout\.max_prompt_tokens: prompt train/\d has \d tokens, the limit is 2 \(raise the limit, or shorten",
@@ -193,8 +199,15 @@ REWARD = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A model root as a new user has it, with a package of rewards."""
     folder = tmp_path_factory.mktemp("mistakes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(write_root(folder)))
+        patch.setenv("PYTHONPATH", str(folder / "site"))
+        yield folder
+
+
+def write_root(folder: Path) -> Path:
+    """Makes the folder a model root as a new user has it; returns where its package of rewards is."""
     for name in ("model", "wordless", "weightless"):
         shutil.copytree(MODEL, folder / name)
     for path in (*(folder / "wordless").glob("tokenizer*"), *(folder / "weightless").glob("*.safetensors")):
@@ -212,10 +225,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     offers = "".join(f"{name} = mistaken:{name}\n" for name in ("nothing", "words", "raises", "short"))
     (info / "entry_points.txt").write_text(f"[onbeat.rewards]\nlost = not_there:lost\n{offers}")
     (folder / "site" / "mistaken.py").write_text(REWARDS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder / "site"))
-        patch.setenv("PYTHONPATH", str(folder / "site"))
-        yield folder
+    return folder / "site"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from gateway.app import create_app
 from onbeat.stack.access import page_address
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
-from tests.builders import job_spec
+from tests.builders import job_spec, stub_model
 from tests.contract.golden_files import iteration_metrics
 from tests.page.browsing import PHONE, chromium, opened
 from tests.served import services_over, serving
@@ -84,8 +84,7 @@ class Gateway:
 def gateway(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("page")
     model = folder / "models" / "qwen3"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
+    stub_model(model)
     settings = StackSettings(
         redis_url=redis_server.url, run_root=str(folder), api_key="test-key", model_root=str(model.parent)
     )

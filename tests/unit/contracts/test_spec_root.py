@@ -16,7 +16,7 @@ from contracts.spec_tables.root import SpecRoot
 from gateway.submission import check_paths
 from onbeat.prompts.examples import load_dataset
 from onbeat.weights.model_path import model_folder
-from tests.builders import job_spec
+from tests.builders import job_spec, stub_model
 
 LINE = '{"prompt": "1+1=", "reference": "2"}\n'
 
@@ -100,9 +100,7 @@ def as_data(field: str) -> Callable[[StackSettings, str], object]:
 
 def submitted(field: str) -> Callable[[StackSettings, str], object]:
     def submit(stack: StackSettings, path: str) -> None:
-        model = Path(stack.model_root) / "model"
-        model.mkdir(exist_ok=True)
-        (model / "config.json").write_text("{}")
+        stub_model(Path(stack.model_root) / "model")
         data = {"type": "jsonl", "train_path": "data/train.jsonl"}
         changes = {"model__path": "model", "dataset": data, field.replace(".", "__"): path}
         spec = job_spec(**changes)

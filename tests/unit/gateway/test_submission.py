@@ -10,8 +10,8 @@ from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
-from gateway.submission import check_generators, check_paths
-from tests.builders import job_spec
+from gateway.submission import MAX_ROWS_BYTES, check_generators, check_paths
+from tests.builders import job_spec, stub_model
 
 
 def generators(*engines: str) -> list[GeneratorInfo]:
@@ -61,21 +61,16 @@ def test_a_job_that_is_not_deterministic_is_taken_by_any() -> None:
     check_generators(job_spec(deterministic=False), generators("vllm"))
 
 
-def test_a_model_or_data_that_is_not_there_is_refused_by_what_is_missing(tmp_path: Path) -> None:
-    """The root's own check finds a path that leads outside; here it leads to nothing, or to something else."""
-    settings = StackSettings(model_root=str(tmp_path))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "config.json").write_text("{}")
-    (tmp_path / "file").write_text("")
-    data = {"type": "jsonl", "train_path": "empty"}
-    for spec, field, problem in (
-        (job_spec(model__path="file"), "model.path", "there is no folder file"),
-        (job_spec(model__path="empty"), "model.path", "empty has no config.json"),
-        (job_spec(model__path="whole", dataset=data), "dataset.train_path", "there is no file empty"),
-    ):
-        with pytest.raises(InvalidInput) as caught:
-            check_paths(spec, settings)
-        assert (caught.value.status, caught.value.field) == (422, field)
-        assert problem in str(caught.value)
-    check_paths(job_spec(model__path="whole"), settings)
+def test_small_files_are_read_and_a_template_of_a_file_of_its_own_is_found(tmp_path: Path) -> None:
+    """What else a folder or a file may lack stands in tests/integration/test_typical_mistakes.py."""
+    stub_model(tmp_path)
+    (tmp_path / "rows").write_text("{")
+    settings, data = StackSettings(model_root=str(tmp_path)), {"type": "jsonl", "train_path": "rows", "chat": {}}
+    spec = job_spec(model__path=".", dataset=data)
+    with pytest.raises(InvalidInput, match=r"dataset\.chat: .* no chat template"):
+        check_paths(spec, settings)
+    (tmp_path / "chat_template.jinja").write_text("")
+    with pytest.raises(InvalidInput, match=r"dataset\.train_path: .*rows:1: Input data was truncated"):
+        check_paths(spec, settings)
+    (tmp_path / "rows").write_text("{" + " " * MAX_ROWS_BYTES)
+    check_paths(spec, settings)

@@ -1,0 +1,126 @@
+"""Seconds from a typical mistake to the words that name the field and the cure, as one sees them who types commands.
+
+    onbeat bench mistakes
+
+The mistakes are those of tests/integration/test_typical_mistakes.py. Each command is a process, and its start counts.
+What a trainer or a reward finds counts from `onbeat submit --wait` to its words, on an idle stack of one generator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks._results import write_result
+from broker.connection.client import connect
+from broker.job_store import JobStore
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from onbeat.client.spec_file import parse_spec
+from onbeat.stack.plan import StackPlan
+from onbeat.stack.stack import MODULES, EmbeddedStack
+from tests.integration.test_typical_mistakes import CLI, JOB, REWARD, STACK, TRAINER, write_root
+
+EXPECTED = "Before the first run: a command alone ≤ 1 s, what a trainer finds ≤ 8 s (its start takes 4 to 6 s)."
+DEADLINE_S = 120.0
+NO_GENERATOR = "no generator"
+
+
+def seconds(root: Path, words: list[str], pattern: str) -> tuple[float, str]:
+    """(seconds until the command has said it, the line), of `NAME=VALUE … command …`."""
+    environment = dict(os.environ)
+    while words[0].startswith("ONBEAT_"):
+        name, _, environment[name] = words[0].partition("=")
+        words = words[1:]
+    began_s = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "onbeat", *words],
+        cwd=root,
+        env=environment | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if re.search(pattern, line):
+                took_s = time.monotonic() - began_s
+                process.terminate()
+                return took_s, line.strip()
+            if time.monotonic() - began_s > DEADLINE_S:
+                process.kill()
+    raise SystemExit(f"{words} never said {pattern}:\n{''.join(said)}")
+
+
+def typed(root: Path, stands_for: dict[str, str], cases: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
+    for mistake, (words, pattern) in cases.items():
+        yield mistake, *seconds(root, [stands_for.get(word, word) for word in words], pattern)
+
+
+def waited_for(changes: dict[str, Any]) -> list[str]:
+    """The command that submits the job with these keys and waits for its end."""
+    return [
+        "submit",
+        "job.toml",
+        "--wait",
+        *(word for path, value in changes.items() for word in ("--set", f"{path}={json.dumps(value)}")),
+    ]
+
+
+def refused_by_a_stack(root: Path) -> Iterator[tuple[str, float, str]]:
+    """As the test has it: gateway and reward service, and a job that looks as if it ran."""
+    modules = {name: MODULES[name] for name in ("gateway", "reward_service")}
+    with EmbeddedStack(StackPlan(run_root=root / "runs", model_root=root, threads=1), modules=modules) as stack:
+        assert stack.redis is not None
+        with closing(connect(StackSettings(redis_url=stack.redis.url))) as broker:
+            jobs = JobStore(broker)
+            job_id, _ = jobs.create(parse_spec(tomllib.loads(JOB)))
+            jobs.move(job_id, JobState.RUNNING)
+        port = stack.gateway_url.rpartition(":")[2]
+        yield from typed(root, {"JOB": job_id, "PORT": port, "URL": stack.gateway_url}, STACK)
+
+
+def found_by_a_job(root: Path) -> Iterator[tuple[str, float, str]]:
+    """What a trainer finds in model and data, and what a reward of one's own answers."""
+    given = {"timeouts.no_generator_s": 120.0}
+    with EmbeddedStack(StackPlan(run_root=root / "trained", model_root=root)) as stack:
+        os.environ["ONBEAT_GATEWAY_URL"], os.environ["ONBEAT_API_KEY"] = stack.gateway_url, stack.api_key
+        for mistake, (changes, pattern) in TRAINER.items():
+            if mistake != NO_GENERATOR:
+                yield mistake, *seconds(root, waited_for(given | changes), pattern)
+        for mistake, (name, pattern) in REWARD.items():
+            components = [{"type": "plugin", "entry_point": name}]
+            table = f"[{{type = 'plugin', entry_point = '{components[0]['entry_point']}'}}]"
+            yield mistake, *seconds(root, [*waited_for(given), "--set", f"reward.components={table}"], pattern)
+    modules = {name: module for name, module in MODULES.items() if name != "generator"}
+    with EmbeddedStack(StackPlan(run_root=root / "without", model_root=root), modules=modules) as stack:
+        os.environ["ONBEAT_GATEWAY_URL"], os.environ["ONBEAT_API_KEY"] = stack.gateway_url, stack.api_key
+        yield NO_GENERATOR, *seconds(root, waited_for(given), "none lives: start one")
+
+
+def main() -> None:
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        os.environ["PYTHONPATH"] = str(write_root(root))
+        for measured in (typed(root, {}, CLI), refused_by_a_stack(root), found_by_a_job(root)):
+            for mistake, took_s, line in measured:
+                rows[mistake] = round(took_s, 2)
+                print(f"{took_s:6.2f}  {mistake:<44}  {line[:100]}", flush=True)
+    print(write_result("mistakes", {"expected": EXPECTED, "slowest_s": max(rows.values()), "seconds": rows}))
+
+
+if __name__ == "__main__":
+    main()
