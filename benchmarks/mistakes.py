@@ -8,7 +8,6 @@ What a trainer or a reward finds counts from `onbeat submit --wait` to its words
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -16,10 +15,9 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from benchmarks._results import write_result
 from broker.connection.client import connect
@@ -38,15 +36,15 @@ NO_GENERATOR = "no generator"
 
 def seconds(root: Path, words: list[str], pattern: str) -> tuple[float, str]:
     """(seconds until the command has said it, the line), of `NAME=VALUE … command …`."""
-    environment = dict(os.environ)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     while words[0].startswith("ONBEAT_"):
-        name, _, environment[name] = words[0].partition("=")
-        words = words[1:]
+        name, _, value = words[0].partition("=")
+        environment[name], words = value, words[1:]
     began_s = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-m", "onbeat", *words],
         cwd=root,
-        env=environment | {"PYTHONUNBUFFERED": "1"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,19 +62,16 @@ def seconds(root: Path, words: list[str], pattern: str) -> tuple[float, str]:
     raise SystemExit(f"{words} never said {pattern}:\n{''.join(said)}")
 
 
-def typed(root: Path, stands_for: dict[str, str], cases: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
+def typed(
+    root: Path, stands_for: dict[str, str], cases: Mapping[str, tuple[list[str], str]]
+) -> Iterator[tuple[str, float, str]]:
     for mistake, (words, pattern) in cases.items():
         yield mistake, *seconds(root, [stands_for.get(word, word) for word in words], pattern)
 
 
-def waited_for(changes: dict[str, Any]) -> list[str]:
-    """The command that submits the job with these keys and waits for its end."""
-    return [
-        "submit",
-        "job.toml",
-        "--wait",
-        *(word for path, value in changes.items() for word in ("--set", f"{path}={json.dumps(value)}")),
-    ]
+def waited_for(*settings: str) -> list[str]:
+    """The command that submits the job with these settings and waits for its end."""
+    return ["submit", "job.toml", "--wait", *(word for setting in settings for word in ("--set", setting))]
 
 
 def refused_by_a_stack(root: Path) -> Iterator[tuple[str, float, str]]:
@@ -94,20 +89,19 @@ def refused_by_a_stack(root: Path) -> Iterator[tuple[str, float, str]]:
 
 def found_by_a_job(root: Path) -> Iterator[tuple[str, float, str]]:
     """What a trainer finds in model and data, and what a reward of one's own answers."""
-    given = {"timeouts.no_generator_s": 120.0}
+    patient = "timeouts.no_generator_s=120.0"
     with EmbeddedStack(StackPlan(run_root=root / "trained", model_root=root)) as stack:
         os.environ["ONBEAT_GATEWAY_URL"], os.environ["ONBEAT_API_KEY"] = stack.gateway_url, stack.api_key
-        for mistake, (changes, pattern) in TRAINER.items():
+        for mistake, (settings, pattern) in TRAINER.items():
             if mistake != NO_GENERATOR:
-                yield mistake, *seconds(root, waited_for(given | changes), pattern)
+                yield mistake, *seconds(root, waited_for(patient, *settings), pattern)
         for mistake, (name, pattern) in REWARD.items():
-            components = [{"type": "plugin", "entry_point": name}]
-            table = f"[{{type = 'plugin', entry_point = '{components[0]['entry_point']}'}}]"
-            yield mistake, *seconds(root, [*waited_for(given), "--set", f"reward.components={table}"], pattern)
+            component = f"reward.components=[{{type = 'plugin', entry_point = '{name}'}}]"
+            yield mistake, *seconds(root, waited_for(patient, component), pattern)
     modules = {name: module for name, module in MODULES.items() if name != "generator"}
     with EmbeddedStack(StackPlan(run_root=root / "without", model_root=root), modules=modules) as stack:
         os.environ["ONBEAT_GATEWAY_URL"], os.environ["ONBEAT_API_KEY"] = stack.gateway_url, stack.api_key
-        yield NO_GENERATOR, *seconds(root, waited_for(given), "none lives: start one")
+        yield NO_GENERATOR, *seconds(root, waited_for(patient), "none lives: start one")
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -175,20 +174,20 @@ STACK = {
         r"environment\.name: no package offers `gess` .*\(install its package there; installed: agent, ",
     ),
 }
-TRAINER: dict[str, tuple[dict[str, Any], str]] = {
+TRAINER: dict[str, tuple[list[str], str]] = {
     "a prompt that is too long": (
-        {"rollout.max_prompt_tokens": 2},
+        ["rollout.max_prompt_tokens=2"],
         r"rollout\.max_prompt_tokens: prompt train/\d has \d tokens, the limit is 2 \(raise the limit, or shorten",
     ),
     "an answer beyond the model's context": (
-        {"rollout.sampling.max_new_tokens": 4000},
+        ["rollout.sampling.max_new_tokens=4000"],
         r"rollout\.sampling\.max_new_tokens: .* the model's context holds 512 \(lower it, ",
     ),
     "a tracker that isn't installed": (
-        {"trackers": ["wandb"]},
+        ["trackers=['wandb']"],
         r'trackers: `wandb` is not installed .*\(pip install "onbeat\[wandb\]"\)',
     ),
-    "no generator": ({}, r"waited 2 s for a live generator \(start one with `python -m producer`, raise timeouts\.n"),
+    "no generator": ([], r"waited 2 s for a live generator \(start one with `python -m producer`, raise timeouts\.n"),
 }
 REWARD = {
     "a reward that returns None": ("nothing", r"`nothing` returned None, not a number: return a float on every path"),
@@ -287,17 +286,10 @@ def test_what_a_trainer_finds_in_model_and_data_fails_the_job(
     mistake: str, root: Path, settings: StackSettings
 ) -> None:
     changes, expected = TRAINER[mistake]
-    values = tomllib.loads(JOB)
-    for path, value in changes.items():
-        *tables, key = path.split(".")
-        table = values
-        for name in tables:
-            table = table[name]
-        table[key] = value
     settings = replace(settings, model_root=str(root))
     with closing(connect(settings)) as broker:
         jobs = JobStore(broker)
-        job_id, _ = jobs.create(parse_spec(values))
+        job_id, _ = jobs.create(parse_spec(tomllib.loads(JOB), changes))
         job_run.train(settings, broker, jobs.spec(job_id), job_id)
         fields = jobs.fields(job_id)
     assert fields["state"] == b"failed"
@@ -328,15 +320,15 @@ def test_what_a_reward_of_ones_own_returns_names_the_function_and_the_cure(mista
     assert re.search(expected, result.detail)
 
 
-def interrupted(root: Path, *words: str, when: str) -> tuple[int, str]:
+def interrupted(root: Path, *words: str, when: str, module: str = "onbeat") -> tuple[int, str]:
     """Exit code and last words of a command that gets Ctrl-C once this stands in its output."""
-    command = [sys.executable, "-X", "importtime", "-m", "onbeat", *words]
+    command = [sys.executable, "-X", "importtime", "-m", module, *words]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        waiting = Waiting(f"`{when}` of {words[0]}", deadline_s=120.0)
+        waiting = Waiting(f"`{when}` of {module}", deadline_s=120.0)
         while when not in process.stdout.readline():
             waiting.poke()
         process.send_signal(signal.SIGINT)
@@ -344,8 +336,10 @@ def interrupted(root: Path, *words: str, when: str) -> tuple[int, str]:
         return process.wait(120), "".join(said)
 
 
-def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(root: Path) -> None:
-    assert interrupted(root, "up", "--run-dir", "short", when=" onbeat.process.own_packages\n") == (130, "")
+@pytest.mark.parametrize("module", ["onbeat", "consumer", *MODULES.values()])
+def test_ctrl_c_while_a_program_is_imported_is_no_traceback(module: str, root: Path) -> None:
+    began = interrupted(root, "jobs", when=" onbeat.process.own_packages\n", module=module)
+    assert began == (-signal.SIGINT, "")
 
 
 def test_ctrl_c_while_a_stack_starts_ends_what_has_started(root: Path) -> None:
