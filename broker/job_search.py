@@ -36,7 +36,8 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
             return job_ids
         wanted = {state.value.encode() for state in states or JobState}
         found: list[str] = []
-        for some in _batches(job_ids):
+        for start in range(0, len(job_ids), JOBS_AT_ONCE):
+            some = job_ids[start : start + JOBS_AT_ONCE]
             pipe = redis.pipeline(transaction=False)
             for job_id in some:
                 pipe.hget(OpenKeys(job_id).job, "state").get(OpenKeys(job_id).spec)
@@ -45,10 +46,6 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
                 if isinstance(state, bytes) and state in wanted and name.casefold() in _name_of(spec).casefold():
                     found.append(job_id)
     return found
-
-
-def _batches(job_ids: list[str]) -> list[list[str]]:
-    return [job_ids[start : start + JOBS_AT_ONCE] for start in range(0, len(job_ids), JOBS_AT_ONCE)]
 
 
 def _name_of(spec: object) -> str:

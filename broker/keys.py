@@ -174,7 +174,8 @@ class JobKeys(OpenKeys):
         self.spans = f"{tag}:spans"
         self.claimers = f"{tag}:claimers"
         self.hosts = f"{tag}:hosts"
-        self.slots = tuple(_slot(tag, index) for index in range(num_open))
+        of_slot = [f":{index}" if index else "" for index in range(num_open)]
+        self.slots = tuple(SlotKeys(*(f"{tag}:{name}{end}" for name in SlotKeys._fields)) for end in of_slot)
 
     def slot_of(self, iteration: int) -> SlotKeys:
         """Where the iteration lives while it is open."""
@@ -184,7 +185,3 @@ class JobKeys(OpenKeys):
 def sealed_name(name: str, seal: str) -> str:
     """A key that generators and stage workers write, through functions alone (connection/roles.py)."""
     return f"onbeat:{seal}:{name}"
-
-
-def _slot(tag: str, index: int) -> SlotKeys:
-    return SlotKeys(*(f"{tag}:{name}:{index}" if index else f"{tag}:{name}" for name in SlotKeys._fields))

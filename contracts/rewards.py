@@ -252,6 +252,9 @@ class Scored(Record, tag="scored", tag_field="type", frozen=True, kw_only=True, 
             raise ContractViolation("a reward is finite or it is an error", field="reward")
 
 
+NO_NUMBER = "not a number: return a float on every path"  # how a detail ends
+
+
 class Unscorable(Record, tag="unscorable", tag_field="type", frozen=True, kw_only=True):
     """Why an item has no reward."""
 

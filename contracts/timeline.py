@@ -10,13 +10,8 @@ TRAINER = "trainer"
 """`who` of the spans of the trainer's rank 0; those of rank 1, or of its second thread, are of `trainer 1`."""
 WAIT = "wait"
 """`what` of a span in which a process had nothing to do."""
-OF_GENERATORS = ("load", "generate", "score", "publish", WAIT)
-"""What a generator does: it loads a version, samples a batch, has it scored, publishes it, or waits for one."""
 REPORTED = ("load", "publish", WAIT)
-"""Those that a generator reports by themselves; when it sampled and scored a batch stands in the batch."""
-OF_RANKS = ("train", "step", "sync", "open", "checkpoint", WAIT)
-"""What a rank does: it trains a batch, steps, announces the version that the step made, commits and opens, saves a
-checkpoint, or waits."""
+"""What a generator reports by itself; when it sampled and scored a batch stands in the batch."""
 COMPUTE = "compute"
 """First word of `what` of a stage worker's spans; the stage's name is the second."""
 STAGE_WORKER = "stage"

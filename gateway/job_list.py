@@ -82,16 +82,13 @@ async def forget_again_and_again(services: Services) -> None:
     """Until the gateway ends. An error ends the attempt alone."""
     while not services.closing.is_set():
         try:
-            await run_in_threadpool(_measure, services)
+            active = set(await run_in_threadpool(services.jobs.active_jobs))
+            await run_in_threadpool(services.disk.measure, active=active, now_s=time.monotonic())
             await run_in_threadpool(forget_due, services)
         except OnbeatError as error:
             log.warning("cannot look at ended jobs now: %s", error)
         with suppress(TimeoutError):
             await asyncio.wait_for(services.closing.wait(), timeout=FORGET_EVERY_S)
-
-
-def _measure(services: Services) -> None:
-    services.disk.measure(active=set(services.jobs.active_jobs()), now_s=time.monotonic())
 
 
 def forget_due(services: Services) -> list[str]:

@@ -26,7 +26,15 @@ from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound
 from contracts.jobs import ResumeRequest
-from contracts.rewards import PluginReward, RewardItem, RewardRequest, RewardResponse, Unscorable, breakdown_names
+from contracts.rewards import (
+    NO_NUMBER,
+    PluginReward,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    Unscorable,
+    breakdown_names,
+)
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -241,15 +249,19 @@ def _with_source(named: N, name: str, settings: StackSettings, field: str, key: 
 
 
 def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
-    """Raises InvalidInput for a plug-in that the reward service does not have, or can't import or call.
+    """Raises InvalidInput for a plug-in that the reward service does not have, can't import or call, or that answers an
+    empty completion with what is no number, where that would fail its batch.
 
     A reward service that is away is no reason to refuse a job, which may wait for it: then its generators find out.
     """
     components = spec.reward.components
     plugins = tuple(component for component in components if isinstance(component, PluginReward))
     tried = _tried(plugins, settings) if plugins else None
-    if tried is not None and tried.reason == "unknown_entry_point":
-        found = plugins[breakdown_names(plugins).index(tried.component)]
+    if tried is None:
+        return
+    found = plugins[breakdown_names(plugins).index(tried.component)]
+    is_no_number = tried.detail.endswith(NO_NUMBER) and found.on_unscorable == "fail"
+    if is_no_number or tried.reason == "unknown_entry_point":
         place = f"reward.components[{components.index(found)}].entry_point"
         raise InvalidInput(tried.detail.removeprefix("entry_point: "), field=place)
 

@@ -26,12 +26,11 @@ class ChatSpec(Record, frozen=True, kw_only=True):
     """Variables of the model's chat template, as `enable_thinking`; one that the template doesn't read is refused."""
 
 
-def no_chat_template() -> InvalidInput:
-    return InvalidInput(
-        "the model's tokenizer has no chat template",
-        field="dataset.chat",
-        cure="leave dataset.chat out, and use prompts that are text",
-    )
+TEXT_INSTEAD = "leave dataset.chat out, and use prompts that are text"
+
+
+def no_chat_template(field: str = "dataset.chat", cure: str = TEXT_INSTEAD) -> InvalidInput:
+    return InvalidInput("the model's tokenizer has no chat template", field=field, cure=cure)
 
 
 class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 
 DISTRIBUTION = "onbeat"
 PACKAGES = ("broker", "consumer", "contracts", "gateway", "onbeat", "onbeat_extras", "producer", "reward_service")
@@ -56,13 +55,8 @@ def _owner(place: Path) -> str:
     return str(place)
 
 
-def _leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ctrl-C before a program answers signals ends it without a traceback: it has begun nothing."""
-    if kind is not KeyboardInterrupt:
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = _leave
+# Ctrl-C before a program answers signals ends it without a traceback: it has begun nothing.
+sys.excepthook = lambda kind, *rest: None if kind is KeyboardInterrupt else sys.__excepthook__(kind, *rest)
 if found := problem(Path(__file__).resolve().parents[2]):
     sys.stderr.write(f"onbeat: {found}\n")
     raise SystemExit(2)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -17,13 +17,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def exit_cleanly_on_signals() -> None:
     """SIGTERM and SIGINT end the process with code 0, also where uvicorn repeats the one that stopped it."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, lambda *_: sys.exit(0))
 
 
 def end_on_signals() -> None:
     """Requests to end raise KeyboardInterrupt; the command line calls this once, in the main thread."""
     for number in ENDING:
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -42,11 +42,3 @@ def uninterrupted(*, answered_after: bool = False) -> Iterator[None]:
             signal.signal(number, handler)
     if answered_after and came:
         signal.raise_signal(came[0])
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

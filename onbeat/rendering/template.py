@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
+from contracts.spec_tables.datasets import no_chat_template
 from onbeat.rendering import chat_template, tool_calls
 from onbeat.rendering.base import plain, plain_tools
 
@@ -33,11 +34,7 @@ class TemplateRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raises InvalidInput that names model.path where the tokenizer has no chat template."""
         if not tokenizer.chat_template:
-            raise InvalidInput(
-                "the model's tokenizer has no chat template",
-                field="model.path",
-                cure='choose a chat model, or set environment.renderer = "text"',
-            )
+            raise no_chat_template("model.path", 'choose a chat model, or set environment.renderer = "text"')
         self._tokenizer = tokenizer
         self.knows_tools = self._shows_tools()
         self.end = self._end_of_turn()

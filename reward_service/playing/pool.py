@@ -107,10 +107,6 @@ class EnvironmentPool:
     def num_waiting(self) -> int:
         return sum(lane.num_waiting for lane in self._lanes())
 
-    def cage_pids(self) -> list[int]:
-        """The keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
-        return [pid for lane in self._lanes() for pid in lane.pids()]
-
     async def facts(self, table: service.EnvironmentTable) -> Loaded:
         """Raises Unavailable."""
         (loaded,) = await asyncio.wrap_future(self._kind(table, "").lanes[0].facts())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 from contracts.encoding.arrays import unpack_int32
-from contracts.rewards import PluginReward, RewardItem
+from contracts.rewards import NO_NUMBER, PluginReward, RewardItem
 from onbeat.process.entry_points import UnknownEntryPoint, defined_in, load_entry_point
 
 GROUP = "onbeat.rewards"
@@ -80,7 +80,7 @@ def load(component: PluginReward) -> Plugin:
 def _number(component: PluginReward, value: object) -> float:
     if not isinstance(value, SupportsFloat):
         returned = "None" if value is None else type(value).__name__
-        raise TypeError(f"`{component.entry_point}` returned {returned}, not a number: return a float on every path")
+        raise TypeError(f"`{component.entry_point}` returned {returned}, {NO_NUMBER}")
     return float(value)
 
 

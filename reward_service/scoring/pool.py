@@ -96,10 +96,6 @@ class ScorerPool:
         with self._changed:
             return sum(work.num_waiting for work in self._turns)
 
-    def cage_pids(self) -> list[int]:
-        """The keepers of the cages that are there now; whatever is in a cage ends with its keeper."""
-        return [pid for lane in self._lanes for pid in lane.pids()]
-
     def close(self) -> None:
         """Kills the scorer processes, fails what is not finished, and returns when no process is left."""
         with self._changed:

@@ -351,7 +351,7 @@ def test_closing_the_pool_ends_running_work_and_every_process(plugins: Path) -> 
     pool = ScorerPool(num_lanes=1)
     running = submit_gated(pool, gate.closed_item(), OPEN_ITEM)
     gate.wait_for_entry()
-    (keeper,) = pool.cage_pids()
+    (keeper,) = [pid for lane in pool._lanes for pid in lane.pids()]
     pids = family(keeper)
     assert len(pids) == 3, "keeper, nursery, scorer process"
     pool.close()

@@ -169,6 +169,14 @@ STACK = {
         [*SUBMIT, "reward.components=[{type='plugin', entry_point='short'}]"],
         r"reward\.components\[0\]\.entry_point: `short` can't be called: .*'text' \(it is given those of prompt, comp",
     ),
+    "a reward that returns None": (
+        [*SUBMIT, "reward.components=[{type='plugin', entry_point='nothing'}]"],
+        r"reward\.components\[0\]\.entry_point: .*`nothing` returned None, not a number: return a float on every path",
+    ),
+    "a reward that returns a text": (
+        [*SUBMIT, "reward.components=[{type='plugin', entry_point='words'}]"],
+        r"reward\.components\[0\]\.entry_point: .*`words` returned str, not a number: return a float on every path",
+    ),
     "an unknown environment": (
         [*SUBMIT, "environment={name='gess'}"],
         r"environment\.name: no package offers `gess` .*\(install its package there; installed: agent, ",
@@ -190,8 +198,6 @@ TRAINER: dict[str, tuple[list[str], str]] = {
     "no generator": ([], r"waited 2 s for a live generator \(start one with `python -m producer`, raise timeouts\.n"),
 }
 REWARD = {
-    "a reward that returns None": ("nothing", r"`nothing` returned None, not a number: return a float on every path"),
-    "a reward that returns a text": ("words", r"`words` returned str, not a number: return a float on every path"),
     "a reward that raises": ("raises", r"KeyError: 'answer'"),
 }
 

@@ -57,7 +57,7 @@ from reward_service.scoring.pool import ScorerPool
 pool = ScorerPool(num_lanes=1)
 item = RewardItem(prompt="", completion="c", reference="")
 pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,))).result()
-print(pool.cages.folder, pool.cage_pids()[0], flush=True)
+print(pool.cages.folder, pool._lanes[0].pids()[0], flush=True)
 os.kill(os.getpid(), 9)
 """
     folder, keeper = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
