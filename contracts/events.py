@@ -189,9 +189,9 @@ class TimelineSpan(Record, frozen=True, kw_only=True):
     who: str
     """Generator id, "trainer" for rank 0 of the trainer, "trainer 1" for rank 1, "stage " and id for a stage worker."""
     what: str
-    """A generator's: load, generate, score, publish (the batch) or wait. A rank's: train, step,
-    sync (the weights announced), open (the one before committed, this one opened), checkpoint or wait. A stage
-    worker: "compute " and the stage's name."""
+    """A generator's: load, generate, score, publish (the batch) or wait. A rank's: train, step, sync (the weights
+    announced), open (the one before committed, this one opened), checkpoint or wait. A stage worker's: "compute " and
+    the stage's name."""
     iteration: int
     batch_id: str = ""
     started_s: float

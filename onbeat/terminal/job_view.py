@@ -37,8 +37,8 @@ from onbeat.terminal.words import (
 )
 
 FRAMES_PER_S = 4
-LASTING_S = 4.0
-"""A wait that a line is worth."""
+LASTING_S = {JobState.RUNNING: 1.5}
+"""A wait that a line is worth; of a job in another state, which mostly waits for a trainer to start or end, 4 s."""
 STATE_STYLES = {
     JobState.QUEUED: "yellow",
     JobState.RUNNING: "cyan",
@@ -99,7 +99,7 @@ class PlainView:
         status = progress.status
         if status.reason != self._reason:
             self._reason, self._since_s = status.reason, self._clock()
-        has_lasted = self._clock() - self._since_s >= LASTING_S
+        has_lasted = self._clock() - self._since_s >= LASTING_S.get(status.state, 4.0)
         if has_lasted and self._reason != self._told and not status.state.is_final:
             self._told = self._reason
             if self._told:
