@@ -42,9 +42,9 @@ INTRO = """\
 
 This page is generated from the types of the code: `python -m docs.make_configuration > docs/configuration.md`.
 
-A job is a *job spec*: a TOML file for the command line, the same keys as JSON for `POST /v1/jobs`. The types are
-closed: an unknown key, a wrong type or a value out of range is refused, and the message names the key. `configs/` holds
-specs to start from, and `--set rollout.group_size=16` changes one key for one run.
+A job is a *job spec*: TOML for the command line, the same keys as JSON for `POST /v1/jobs`. An unknown key, a wrong type
+or a value out of range is refused by its name. `configs/` holds specs to start from, and `--set rollout.group_size=16`
+changes one key for one run.
 """
 PRODUCTS = f"""\
 ## Products
@@ -186,7 +186,7 @@ def _settings_table() -> str:
 
 
 def _engine_row() -> str:
-    names = " or ".join(f"`{json.dumps(name)}`" for name in sorted(ENGINES))
+    names = ", ".join(f"`{json.dumps(name)}`" for name in sorted(ENGINES))
     engines = " ".join(f"{name}: {_summary(kind)}" for name, kind in ENGINES.items())
     return f"| `{VARIABLE}` | {names} | `{json.dumps(DEFAULT)}` | What a generator samples with. {engines} |"
 
@@ -220,7 +220,7 @@ def _default(field: types.Field) -> str:
 
 
 def _type_words(kind: types.Type) -> str:
-    """`integer ≥ 1`, `"periodic" or "synchronous"`, `list of tables`."""
+    """`integer 1…64`, `"periodic", "synchronous"`, `list of tables`."""
     match kind:
         case types.BoolType():
             return "boolean"
@@ -229,25 +229,25 @@ def _type_words(kind: types.Type) -> str:
         case types.FloatType():
             return f"number{_range_words(kind)}"
         case types.StrType():
-            longest = f", ≤ {kind.max_length} characters" if kind.max_length else ""
-            return f"string{', not empty' if kind.min_length else ''}{longest}"
+            return "string"  # what is too long, or empty, is refused by name
         case types.LiteralType():
-            return " or ".join(f"`{json.dumps(value)}`" for value in kind.values)
+            return ", ".join(f"`{json.dumps(value)}`" for value in kind.values)
         case types.DictType():
             return "table"
         case types.VarTupleType():
-            items = "tables" if _structs_in(kind) else f"{_type_words(kind.item_type).split(',')[0]}s"
-            return f"list of {items}" + (f", at most {kind.max_length}" if kind.max_length else "")
+            return f"list of {'tables' if _structs_in(kind) else _type_words(kind.item_type)}"
     if isinstance(kind, types.UnionType):
         # What may be left out is written like what it is when given: TOML has no null.
         words = [_type_words(member) for member in kind.types if not isinstance(member, types.NoneType)]
-        return " or ".join(dict.fromkeys(words))
+        return ", ".join(dict.fromkeys(words))
     if _structs_in(kind):
         return "table"
     raise TypeError(f"no words for a config field of type {kind}")
 
 
 def _range_words(kind: types.IntType | types.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" {_number(kind.ge)}…{_number(kind.le)}"
     bounds = (("> ", kind.gt), ("≥ ", kind.ge), ("< ", kind.lt), ("≤ ", kind.le))
     words = [f"{sign}{_number(limit)}" for sign, limit in bounds if limit is not None]
     return f" {', '.join(words)}" if words else ""
