@@ -42,9 +42,9 @@ INTRO = """\
 
 This page is generated from the types of the code: `python -m docs.make_configuration > docs/configuration.md`.
 
-A job is a *job spec*: TOML for the command line, the same keys as JSON for `POST /v1/jobs`. An unknown key, a wrong type
-or a value out of range is refused by its name. `configs/` holds specs to start from, and `--set rollout.group_size=16`
-changes one key for one run.
+A job is a *job spec*: TOML for the command line, the same keys as JSON for `POST /v1/jobs`. An unknown key, a wrong
+type or a value out of range is refused by its name. `configs/` holds specs to start from, and
+`--set rollout.group_size=16` changes one key for one run.
 """
 PRODUCTS = f"""\
 ## Products
