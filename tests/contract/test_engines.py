@@ -330,7 +330,7 @@ def test_the_number_of_threads_is_that_of_the_last_waking_and_a_new_engine_has_t
         return honest_forward(*arguments)
 
     # Prompts go through it whichever way the batch is decoded.
-    monkeypatch.setattr("producer.engine.transformers.shared_decoding.forward", noted)
+    monkeypatch.setattr(row_steps, "forward", noted)
     monkeypatch.setattr("producer.engine.transformers.decoding.forward", noted)
     rig = transformers_rig("qwen3", folders, tmp_path / "first")
     manifest = rig.load()
