@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from benchmarks._side_by_side import Run, Sample, Step, compared, draw_rewards, look, seconds_at, seconds_to, spread
-from benchmarks.trl import CASES, check, job_of, settings_of
+from benchmarks.trl import CASES, check, settings_of
 from onbeat.client.spec_file import load_spec
 
 STEPS = [
@@ -108,14 +108,6 @@ def test_both_sides_of_a_case_have_one_job(case: str) -> None:
     assert spec.seed == 3
     assert (spec.algorithm.advantage, spec.algorithm.loss, spec.algorithm.kl_coefficient) == ("grpo", "grpo", 0.0)
     assert (spec.schedule, spec.rollout.max_resamples) == ("periodic", 0)
-
-
-def test_twice_as_many_prompts_make_the_third_case() -> None:
-    prompts = [
-        job_of(load_spec(CASES[case].spec, settings_of(CASES[case], Path("model"), [], 0)))["prompts"]
-        for case in ("8m-8", "8m-16")
-    ]
-    assert prompts == [8, 16]
 
 
 def test_ours_may_cut_an_iteration_into_other_batches_and_not_into_fewer_prompts() -> None:

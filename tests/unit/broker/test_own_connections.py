@@ -33,20 +33,6 @@ def test_a_command_in_pieces_is_the_command_and_copies_nothing_large() -> None:
     assert packed([*small, b"x", 7]) == [whole + b"$1\r\nx\r\n$1\r\n7\r\n"]
 
 
-def test_a_large_argument_arrives_whole(connections: OwnConnections) -> None:
-    large = os.urandom(3 * LARGE_BYTES)
-    assert connections.ask("ECHO", large) == large
-    assert connections.ask("ECHO", "next") == b"next"
-
-
-def test_a_refusal_is_raised_and_the_connection_goes_on(connections: OwnConnections) -> None:
-    for _ in range(2):
-        with pytest.raises(ResponseError, match="unknown command"):
-            connections.ask("NOSUCH")
-    first = connections.ask("CLIENT", "ID")
-    assert connections.ask("CLIENT", "ID") == first
-
-
 def test_a_connection_that_the_server_ended_is_made_anew(
     connections: OwnConnections, redis_server: EmbeddedRedis
 ) -> None:

@@ -192,13 +192,6 @@ def test_numbers_that_each_update_has_are_means_and_the_others_are_those_of_the_
     assert mean_over_updates(first, [first], can_clip=[False]).clip_share == 0.0
 
 
-def test_a_mean_over_updates_has_no_entropy_where_one_of_them_has_none() -> None:
-    measured = iteration_numbers([stats(0, entropy_sum=3.0, num_entropy_tokens=4)], scaling=Scaling(count=8))
-    unmeasured = iteration_numbers([stats(0)], scaling=Scaling(count=8))
-    assert mean_over_updates(measured, [measured, measured], can_clip=[False, True]).entropy_trained_tokens == 0.75
-    assert mean_over_updates(measured, [measured, unmeasured], can_clip=[False, True]).entropy_trained_tokens is None
-
-
 def test_the_entropy_is_of_every_sampled_token_whether_its_row_teaches_or_not() -> None:
     batch = batch_of(
         [

@@ -204,12 +204,6 @@ def test_a_checkpoint_of_another_model_is_refused(model_root: Path, checkpoints:
         restore_state(read_checkpoint(folder), other.policy, other.optimizer)
 
 
-def test_only_the_newest_are_kept(model_root: Path, checkpoints: Path) -> None:
-    saved(model_root, checkpoints, iterations=4)
-    keep_newest_and_best(checkpoints, 2, scores={})
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["i000002", "i000003"]
-
-
 @pytest.mark.parametrize(
     ("iteration", "kept", "aside"),
     [

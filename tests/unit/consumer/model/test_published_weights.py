@@ -19,7 +19,6 @@ from consumer.model import published_weights
 from consumer.model.published_weights import Nowhere, PublishedWeights, WeightStream
 from consumer.model.rows import gathered
 from consumer.ranks.orders import join
-from contracts.errors import TrainingDiverged
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -109,19 +108,6 @@ def test_a_merged_weight_is_made_when_both_of_its_matrices_are_stepped(tmp_path:
     assert not any("q_proj" in name for name in kept.tensors)
     stream.stepped(second)
     assert [name for name in kept.tensors if "q_proj" in name] == ["model.layers.0.self_attn.q_proj.weight"]
-
-
-def test_a_step_that_diverges_leaves_no_version(tmp_path: Path) -> None:
-    tiny_model_folder(tmp_path)
-    learner = make_learner(StackSettings(model_root=str(tmp_path)), spec())
-    folder = RunFolder(tmp_path / "run", "job")
-    publisher = WholePublisher(FolderStore(folder, wait_s=DEADLINE_S), announce=lambda shard: None)
-    with (
-        pytest.raises(TrainingDiverged),
-        publisher.begin(learner.policy.weights().layout, policy_version=1) as one,
-    ):
-        learner.step(step_by(0.0), one)
-    assert list(folder.weights.glob("*")) == []
 
 
 def be_rank(rank: int, root: Path) -> None:

@@ -228,26 +228,6 @@ def test_a_further_update_that_hangs_ends_after_the_time_of_an_iteration(
     ranks.close()
 
 
-def test_a_trainer_that_ends_begins_no_other_batch(
-    gated: Callable[..., tuple[ThreadedRank, Gate]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks, gate = gated(ONE_BY_ONE)
-    for batch in batches(0)[:2]:
-        ranks.train(batch)
-    assert gate.num_begun.acquire(timeout=DEADLINE_S)
-    (thread,) = ranks._threads
-    join = thread.join
-
-    def end_the_first_batch(timeout: float) -> None:
-        gate.may_end.release(2)
-        join(timeout)
-
-    monkeypatch.setattr(thread, "join", end_the_first_batch)
-    ranks.close()
-    assert gate.begun == ["0/train/0"]
-    assert not thread.is_alive()
-
-
 def test_a_trainer_that_ends_begins_no_batch_that_a_thread_has_taken_up_and_that_waits_for_room(
     gated: Callable[..., tuple[ThreadedRank, Gate]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

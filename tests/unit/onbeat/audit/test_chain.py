@@ -193,16 +193,6 @@ def test_a_replay_of_a_deterministic_job_must_make_the_same_weights() -> None:
     assert verdict_of(records, complete=False, deterministic=False).verified
 
 
-def test_weights_on_disk_must_have_the_digest_of_their_version() -> None:
-    entries = chain(whole_run())
-    good = {"job/weights/v000002": (2, weights(2)), "job/checkpoints/i000002": (3, weights(3))}
-    assert verify_run(entries, spec(), complete=True, digests_on_disk=good).verified
-    bad = good | {"job/weights/v000002": (2, weights(7))}
-    gaps = verify_run(entries, spec(), complete=True, digests_on_disk=bad).gaps
-    assert len(gaps) == 1
-    assert gaps[0].startswith("job/weights/v000002: the files have digest")
-
-
 def test_greedy_evaluation_doubles_the_evaluation_batches() -> None:
     assert spec().evaluation.num_batches == 2
     assert spec(evaluation__greedy=True).evaluation.num_batches == 4

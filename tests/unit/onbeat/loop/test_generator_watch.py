@@ -25,21 +25,29 @@ from onbeat.process.dependency import REWARD_SERVICE
 
 
 class Board(Presence):
-    """Generators that a test names; no server."""
+    """Generators that a test names, and a clock; no server."""
 
     def __init__(self, *infos: dict[str, str]) -> None:
         self.infos = list(infos)
+        self.now_s = 0.0
 
     def live(self) -> list[GeneratorInfo]:
         return [
             GeneratorInfo(generator_id=f"g{number}", seen_s=0.0, info=info) for number, info in enumerate(self.infos)
         ]
 
+    def watch(self, *, deterministic: bool = True, deadline_s: float = 60.0, **options: Any) -> GeneratorWatch:
+        fields = {"job_id": "job", "deadline_s": deadline_s, "deterministic": deterministic} | options
+        return GeneratorWatch(self, clock=lambda: self.now_s, **fields)
 
-def watch_of(board: Presence, **given: Any) -> GeneratorWatch:
-    """A watch of a deterministic job, but for what is given."""
-    of_job: dict[str, Any] = {"job_id": "job", "deadline_s": 60.0, "deterministic": True}
-    return GeneratorWatch(presence=board, **of_job | given)
+    def looks(self, watch: GeneratorWatch, *seen: list[dict[str, str]]) -> list[frozenset[str]]:
+        """What each look of the watch tells, while it sees these generators."""
+        told = []
+        for infos in seen:
+            self.infos = infos
+            told.append(watch.check())
+            self.now_s += LOOK_EVERY_S
+        return told
 
 
 def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> None:
@@ -48,79 +56,64 @@ def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> No
         {LOADING_WEIGHTS: "job/weights/v000003", REJECTED_WEIGHTS: "job/weights/v000003"},
         {},
     )
-    watch = watch_of(board)
+    watch = board.watch()
     assert watch.loading(before=4) == {"job/weights/v000002", "job/weights/v000003"}
     assert watch.loading(before=3) == {"job/weights/v000002"}
     assert watch.check() == {"job/weights/v000003"}
 
 
 def test_a_version_that_a_generator_names_for_ever_is_given_up_and_a_later_one_has_its_own_time() -> None:
-    now_s = 0.0
     second, third = "job/weights/v000002", "job/weights/v000003"
     board = Board({LOADING_WEIGHTS: f"{second} {third} elsewhere ../v1 v-1 v{9999 * '7'}"})
-    watch = watch_of(board, clock=lambda: now_s)
+    watch = board.watch()
     assert watch.loading(before=2) == frozenset()
-    now_s += 10 * LOADS_FOR_S
+    board.now_s += 10 * LOADS_FOR_S
     assert watch.loading(before=3) == {second}, "its time begins when the window has left it"
-    now_s += 0.5 * LOADS_FOR_S
+    board.now_s += 0.5 * LOADS_FOR_S
     assert watch.loading(before=4) == {second, third}
-    now_s += 0.5 * LOADS_FOR_S
+    board.now_s += 0.5 * LOADS_FOR_S
     assert watch.loading(before=5) == {third}
     assert watch.loading(before=5) == {third}, "naming it again brings it no more time"
-    now_s += 0.5 * LOADS_FOR_S
+    board.now_s += 0.5 * LOADS_FOR_S
     assert watch.loading(before=5) == frozenset()
 
 
 def test_a_job_without_a_generator_ends_at_its_deadline_and_one_that_comes_back_starts_it_again() -> None:
-    now_s = 0.0
     board = Board()
-    watch = watch_of(board, deadline_s=3 * LOOK_EVERY_S, clock=lambda: now_s)
-    for infos in ([], [], [{}], [], [], []):
-        board.infos = infos
-        watch.check()
-        now_s += LOOK_EVERY_S
+    watch = board.watch(deadline_s=3 * LOOK_EVERY_S)
+    board.looks(watch, [], [], [{}], [], [], [])
     with pytest.raises(DeadlineExceeded, match="a live generator"):
         watch.check()
 
 
 def test_a_deterministic_job_waits_for_a_generator_that_serves_such_jobs_and_says_so() -> None:
-    now_s = 0.0
     vllm, plain = {NOT_REPRODUCIBLE: "vllm"}, {NOT_REPRODUCIBLE: ""}
     board = Board(vllm, plain)
-    watch = watch_of(board, deadline_s=2 * LOOK_EVERY_S, clock=lambda: now_s)
-    for infos in ([vllm, plain], [vllm], [vllm]):
-        board.infos = infos
-        watch.check()
-        now_s += LOOK_EVERY_S
+    watch = board.watch(deadline_s=2 * LOOK_EVERY_S)
+    board.looks(watch, [vllm, plain], [vllm], [vllm])
     with pytest.raises(DeadlineExceeded, match=r"a live generator for a deterministic job.*deterministic = false"):
         watch.check()
 
 
 def test_a_deterministic_job_whose_kind_of_engine_is_gone_ends_with_an_error_that_names_both_kinds() -> None:
-    now_s = 0.0
     other = {WRONG_ENGINE: "another job", ENGINE: "vllm on H100"}
     board = Board({WRONG_ENGINE: "another"}, other)
-    watch = watch_of(board, deadline_s=2 * LOOK_EVERY_S, kind=lambda: "vllm on H200", clock=lambda: now_s)
-    for infos in ([{WRONG_ENGINE: "another"}, other], [other], [{NOT_REPRODUCIBLE: "vllm"}, other]):
-        board.infos = infos
-        assert watch.check() == frozenset()
-        now_s += LOOK_EVERY_S
+    watch = board.watch(deadline_s=2 * LOOK_EVERY_S, kind=lambda: "vllm on H200")
+    seen = ([{WRONG_ENGINE: "another"}, other], [other], [{NOT_REPRODUCIBLE: "vllm"}, other])
+    assert board.looks(watch, *seen) == [frozenset()] * 3
     with pytest.raises(DeadlineExceeded, match=r"this job \(vllm on H200\); those that live have \(vllm on H100\)"):
         watch.check()
 
 
 def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
-    now_s = 0.0
     board = Board({NOT_REPRODUCIBLE: "vllm"})
-    watch = watch_of(board, deadline_s=0.0, deterministic=False, clock=lambda: now_s)
-    for _ in range(3):
-        assert watch.check() == frozenset()
-        now_s += LOOK_EVERY_S
+    watch = board.watch(deadline_s=0.0, deterministic=False)
+    assert board.looks(watch, *[board.infos] * 3) == [frozenset()] * 3
 
 
 def test_a_colocated_trainer_has_its_turn_once_no_live_generator_is_awake_for_the_job() -> None:
     board = Board({AWAKE_FOR: "job"}, {AWAKE_FOR: "another"}, {AWAKE_FOR: "job"})
-    watch = watch_of(board, sleep=lambda _: None)
+    watch = board.watch(sleep=lambda _: None)
     looks: list[int] = []
 
     def check() -> None:
@@ -134,22 +127,21 @@ def test_a_colocated_trainer_has_its_turn_once_no_live_generator_is_awake_for_th
 def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    now_s = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
 
     board = Board({AWAKE_FOR: "job"})
-    watch = watch_of(board, clock=lambda: now_s, sleep=sleep)
+
+    def sleep(seconds: float) -> None:
+        board.now_s += seconds
+
+    watch = board.watch(sleep=sleep)
     watch.wait_for_turn("job", lambda: None)
-    assert now_s == pytest.approx(TURN_PATIENCE_S, abs=0.1)
+    assert board.now_s == pytest.approx(TURN_PATIENCE_S, abs=0.1)
     assert "g0 may still hold memory" in caplog.text
 
 
 def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
     board = Board({AWAKE_FOR: "job"})
-    watch = watch_of(board, sleep=lambda _: None)
+    watch = board.watch(sleep=lambda _: None)
 
     def fenced_off() -> None:
         raise FencedOff("epoch 1 is over")
@@ -162,71 +154,46 @@ AWAY = {MISSES: "reward service for 4.0 s at http://r: no answer: ConnectError"}
 
 
 def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its_name() -> None:
-    now_s = 0.0
     board = Board(AWAY, AWAY)
-    watch = watch_of(
-        board, deadline_s=1000.0, services=[REWARD_SERVICE], dependency_s=2 * LOOK_EVERY_S, clock=lambda: now_s
-    )
-    for infos in ([AWAY, AWAY], [AWAY, AWAY], [AWAY, {}], [AWAY, AWAY], [AWAY, AWAY]):
-        board.infos = infos
-        watch.check()
-        now_s += LOOK_EVERY_S
+    watch = board.watch(deadline_s=1000.0, services=[REWARD_SERVICE], dependency_s=2 * LOOK_EVERY_S)
+    board.looks(watch, [AWAY, AWAY], [AWAY, AWAY], [AWAY, {}], [AWAY, AWAY], [AWAY, AWAY])
     with pytest.raises(DeadlineExceeded, match=r"the reward service at http://r: no answer: Conn.*dependency_s"):
         watch.check()
 
 
 def test_a_job_that_does_without_a_service_does_not_wait_for_it() -> None:
-    now_s = 0.0
-    watch = watch_of(Board(AWAY), deadline_s=1000.0, dependency_s=1.0, clock=lambda: now_s)
-    for _ in range(4):
-        watch.check()
-        now_s += LOOK_EVERY_S
+    board = Board(AWAY)
+    board.looks(board.watch(deadline_s=1000.0, dependency_s=1.0), *[[AWAY]] * 4)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_ends_it(deterministic: bool) -> None:
-    now_s = 0.0
     alone = {LEAVES_ALONE: "other: why\njob: version 22 is not at /mnt", REJECTED_WEIGHTS: "job/weights/v000022"}
     board = Board(alone, alone)
-    watch = watch_of(board, deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic, clock=lambda: now_s)
-    assert watch.check() == {"job/weights/v000022"}, "its trainer looks after the version all the same"
-    for infos in ([alone, {}], [alone, alone], [alone, alone]):
-        now_s += LOOK_EVERY_S
-        board.infos = infos
-        watch.check()
-    now_s += LOOK_EVERY_S
+    watch = board.watch(deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic)
+    told = board.looks(watch, [alone, alone], [alone, {}], [alone, alone], [alone, alone])
+    assert told[0] == {"job/weights/v000022"}, "its trainer looks after the version all the same"
     with pytest.raises(DeadlineExceeded, match="g0 leaves it alone: version 22 is not at /mnt"):
         watch.check()
 
 
 def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
-    now_s, board = 0.0, Board({REJECTED_WEIGHTS: "v"})
-    watch = watch_of(board, deadline_s=1e9, clock=lambda: now_s)
-    told = []
-    for _ in range(200):
-        if watch.check():
-            told.append(now_s)
-        now_s += LOOK_EVERY_S
+    board = Board({REJECTED_WEIGHTS: "v"})
+    watch = board.watch(deadline_s=1e9)
+    told = [number * LOOK_EVERY_S for number, one in enumerate(board.looks(watch, *[board.infos] * 200)) if one]
     pauses = [after - before for before, after in itertools.pairwise(told)]
     assert pauses[:6] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
     assert set(pauses[6:]) == {64.0}
-    board.infos = [{}]
-    watch.check()
-    board.infos = [{REJECTED_WEIGHTS: "v"}]
-    now_s += LOOK_EVERY_S
-    assert watch.check() == {"v"}, "another refusal of it is told at once"
+    assert board.looks(watch, [{}], [{REJECTED_WEIGHTS: "v"}])[1] == {"v"}, "another refusal of it is told at once"
 
 
 def test_generators_that_come_and_go_are_told_once_but_for_those_of_the_first_look() -> None:
-    now_s = 0.0
     board = Board({}, {})
-    watch = watch_of(board, clock=lambda: now_s)
-    watch.check()
+    watch = board.watch()
+    board.looks(watch, board.infos)
     assert watch.take_changes() == []
     for infos, came, gone in (([{}], (), ("g1",)), ([{}], (), ()), ([{}, {}, {}], ("g1", "g2"), ()), ([], (), 3)):
-        now_s += LOOK_EVERY_S
-        board.infos = infos
-        watch.check()
+        board.looks(watch, infos)
         changes = watch.take_changes()
         assert watch.take_changes() == []
         if came or gone:
@@ -239,12 +206,8 @@ def test_generators_that_come_and_go_are_told_once_but_for_those_of_the_first_lo
 
 
 def test_an_event_names_a_bounded_number_of_generators() -> None:
-    now_s = 0.0
     board = Board(*[{} for _ in range(2 * MOST_NAMED)])
-    watch = watch_of(board, clock=lambda: now_s)
-    watch.check()
-    now_s += LOOK_EVERY_S
-    board.infos = []
-    watch.check()
+    watch = board.watch()
+    board.looks(watch, board.infos, [])
     (change,) = watch.take_changes()
     assert (len(change.gone), change.num_live) == (MOST_NAMED, 0)
