@@ -38,7 +38,7 @@ class Board(Presence):
 
     def watch(self, *, deterministic: bool = True, deadline_s: float = 60.0, **options: Any) -> GeneratorWatch:
         fields = {"job_id": "job", "deadline_s": deadline_s, "deterministic": deterministic} | options
-        return GeneratorWatch(self, clock=lambda: self.now_s, **fields)
+        return GeneratorWatch(presence=self, clock=lambda: self.now_s, **fields)
 
     def looks(self, watch: GeneratorWatch, *seen: list[dict[str, str]]) -> list[frozenset[str]]:
         """What each look of the watch tells, while it sees these generators."""
