@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from broker.connection import client as connection
+from broker.connection import script_texts
 from broker.connection.client import Broker
 from broker.connection.roles import STAGE
 from broker.job_store import JobStore
@@ -400,6 +400,6 @@ def test_a_process_of_another_version_is_told_so(
     job_id = created(broker, stages=[LENGTHS])
     as_stage = replace(own, redis_url=redis_server.url_of(STAGE), broker_timeout_s=0.5)
     with Stage(job_id, "lengths", settings=as_stage) as stage:
-        monkeypatch.setattr(connection, "function_name", lambda name: f"another_{name}")
+        monkeypatch.setattr(script_texts, "function_name", lambda name: f"another_{name}")
         with pytest.raises(ContractViolation, match=r"onbeat\.client: the stack has other functions .*the version of"):
             stage.get(timeout_s=1.0)
