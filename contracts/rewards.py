@@ -146,9 +146,9 @@ class MathVerifyReward(Component, tag="math_verify", frozen=True, kw_only=True):
 class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     """A user's function: of an installed package, or of a file below the stack's model root.
 
-    It is called with the keyword arguments that it names of prompt, completion, reference, task_entry, finish_reason
-    (all str), metadata (a dict) and completion_ids (a list of int), and returns a float. One that names `completions`
-    is called once for whole groups, with a list of each, and returns a list of floats.
+    It is called with what it names of prompt, completion, reference, task_entry, finish_reason (all str), metadata (a
+    dict) and completion_ids (a list of int), and returns a float. One that names `completions` is called once for whole
+    groups, with lists, and returns a list.
     """
 
     entry_point: Line

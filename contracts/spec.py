@@ -145,22 +145,22 @@ class JobSpec(Record, frozen=True, kw_only=True):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key} names one twice; name each once")
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
-        if problem := trainer_problem(tables, self.trackers, self.schedule, self.weights):
-            raise ValueError(problem)
-        if problem := environment_problem(
-            self.environment,
-            self.rollout,
-            self.evaluation,
-            self.dataset,
-            num_components=len(self.reward.components),
-            scores=self.evaluation.num_prompts > 0 or not self.algorithm.learns_given,
-        ):
-            raise ValueError(problem)
-        if self.algorithm.learns_given:
-            lags, plays = self.schedule in LAGGING, self.environment is not None
-            if problem := given_problem(self.dataset, self.rollout, plays=plays, lags=lags):
-                raise ValueError(problem)
-        if problem := sources_problem(self.dataset, self.reward.components, plays=self.environment is not None):
+        plays, lags = self.environment is not None, self.schedule in LAGGING
+        is_given = self.algorithm.learns_given
+        problem = (
+            trainer_problem(tables, self.trackers, self.schedule, self.weights)
+            or environment_problem(
+                self.environment,
+                self.rollout,
+                self.evaluation,
+                self.dataset,
+                num_components=len(self.reward.components),
+                scores=self.evaluation.num_prompts > 0 or not is_given,
+            )
+            or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
+            or sources_problem(self.dataset, self.reward.components, plays=plays)
+        )
+        if problem:
             raise ValueError(problem)
         self._check_group_size()
         if self.rollout.batches_per_iteration % self.algorithm.num_mini_batches:
@@ -183,7 +183,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def _check_group_size(self) -> None:
         if self.rollout.group_size > 1 or self.trainer.external:
             return
-        if self.algorithm.compares_groups:
+        if self.algorithm.advantage_kind.compares_groups:
             raise ValueError(
                 f'rollout.group_size = 1 leaves algorithm.advantage = "{self.algorithm.advantage}" nothing to compare '
                 'with; sample 2 or more, or set algorithm.advantage = "reinforce++"'
@@ -200,29 +200,20 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     def _check_resamples(self) -> None:
         """Only where a group of equal rewards teaches nothing is it worth another prompt."""
-        algorithm = self.algorithm
-        if self.rollout.max_resamples == 0:
-            return
-        if algorithm.credits_turns:
-            raise ValueError(
-                'rollout.max_resamples would drop groups that teach: with algorithm.credit = "turn" trajectories of '
-                'equal rewards may have unequal turns; set it to 0, or credit = "trajectory"'
-            )
-        if algorithm.has_late_baseline:
-            raise ValueError(
-                "rollout.max_resamples would drop groups that teach: under algorithm.advantage = "
-                f'"{algorithm.advantage}" equal rewards have an advantage; set it to 0, or choose another advantage'
-            )
-        if algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward":
-            raise ValueError(
-                'rollout.max_resamples would drop groups that teach: with algorithm.kl_placement = "reward" the KL '
-                'makes their rewards differ; set kl_placement = "loss", or max_resamples to 0'
-            )
-        if algorithm.distillation_coefficient > 0.0:
-            raise ValueError(
-                "rollout.max_resamples would drop groups that teach: with algorithm.distillation_coefficient the "
-                "teacher judges every completion, whatever its reward; set one of the two to 0"
-            )
+        algorithm, kind = self.algorithm, self.algorithm.advantage_kind
+        reasons = {
+            'with algorithm.credit = "turn" trajectories of equal rewards may have unequal turns; set it to 0, or '
+            'credit = "trajectory"': algorithm.credits_turns,
+            f'under algorithm.advantage = "{algorithm.advantage}" equal rewards have an advantage; set it to 0, or '
+            "choose another advantage": kind.has_late_baseline or kind.normalises_components,
+            'with algorithm.kl_placement = "reward" the KL makes their rewards differ; set kl_placement = "loss", or '
+            "max_resamples to 0": algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward",
+            "with algorithm.distillation_coefficient the teacher judges every completion, whatever its reward; set one "
+            "of the two to 0": algorithm.distillation_coefficient > 0.0,
+        }
+        reason = next((why for why, holds in reasons.items() if holds), "")
+        if reason and self.rollout.max_resamples > 0:
+            raise ValueError(f"rollout.max_resamples would drop groups that teach: {reason}")
 
     def _check_overlong(self) -> None:
         longest = self.max_sampled_tokens
@@ -324,7 +315,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(
                 'optimizer.type = "adamw_8bit" needs trainer.sharding = "none": its blocks would depend on the ranks'
             )
-        if self.algorithm.has_late_baseline:
+        if self.algorithm.advantage_kind.has_late_baseline:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
 
     @property

@@ -34,6 +34,8 @@ class Response:
     """log pi_teacher(o_t); None where no teacher is asked."""
     is_truncated: bool = False
     """Whether it was cut before it had ended."""
+    components: tuple[tuple[float, float], ...] = ()
+    """(weight, score) of each component of the reward."""
     turns: tuple[tuple[int, float], ...] = ()
     """(tokens, what was given for it) of each turn; its last one is given what the reward has beside these."""
 
@@ -46,6 +48,8 @@ class Equation:
     advantage: str = "grpo"
     of_turns: bool = False
     delta: float = 1e-4
+    most: float = math.inf
+    """What a reward, or a component's score, counts at most."""
     eps_low: float = 0.2
     eps_high: float = 0.2
     old_is_generator: bool = False
@@ -114,7 +118,11 @@ def token_advantages(responses: Sequence[Response], eq: Equation) -> list[list[f
 def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
     """`given`: the rewards are the advantages."""
     penalties = [eq.beta * penalty(r, eq) if eq.kl_in_reward else 0.0 for r in responses]
-    rewards = [r.reward - off for r, off in zip(responses, penalties, strict=True)]
+    responses = [replace(r, reward=max(-eq.most, min(eq.most, r.reward))) for r in responses]
+    earned = [r.reward for r in responses]
+    if eq.advantage == "gdpo":
+        earned = normalised_sums(responses, eq)
+    rewards = [reward - off for reward, off in zip(earned, penalties, strict=True)]
 
     def of_group(response: Response, values: Sequence[float] = rewards) -> list[float]:
         return [values[i] for i, other in enumerate(responses) if other.group == response.group]
@@ -138,9 +146,24 @@ def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
             others = [(sum(of_group(r)) - reward) for r, reward in zip(responses, rewards, strict=True)]
             sizes = [len(of_group(r)) for r in responses]
             return [reward - other / (size - 1) for reward, other, size in zip(rewards, others, sizes, strict=True)]
+    if eq.advantage == "lite_ppo":
+        return [a / (statistics.stdev(earned) + eq.delta) for a in centred]
     pool = rewards if eq.advantage == "reinforce++" else centred
     mean, deviation = statistics.fmean(pool), statistics.stdev(pool)
     return [(a - mean) / (deviation + eq.delta) for a in pool]
+
+
+def normalised_sums(responses: Sequence[Response], eq: Equation) -> list[float]:
+    """GDPO: each component over the mean and the deviation of its group, then the weighted sum."""
+    sums = [0.0 for _ in responses]
+    for n in range(max(len(r.components) for r in responses)):
+        for group in {r.group for r in responses}:
+            rows = [i for i, r in enumerate(responses) if r.group == group]
+            scores = [max(-eq.most, min(eq.most, responses[i].components[n][1])) for i in rows]
+            for i, score in zip(rows, scores, strict=True):
+                normalised = (score - statistics.fmean(scores)) / (statistics.stdev(scores) + eq.delta)
+                sums[i] += responses[i].components[n][0] * normalised
+    return sums
 
 
 def penalty(response: Response, eq: Equation) -> float:

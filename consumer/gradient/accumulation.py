@@ -218,7 +218,7 @@ def make_accumulator(
     spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
 ) -> GradientAccumulator:
     """Makes the sums of parameters that each rank has whole. targets: what the optimizer steps, by the same names."""
-    with_baseline = spec.algorithm.has_late_baseline
+    with_baseline = spec.algorithm.advantage_kind.has_late_baseline
     if spec.trainer.accumulation == "exact":
         return ExactAccumulator(
             parameters,

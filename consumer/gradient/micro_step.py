@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
-from consumer.gradient.advantages.estimators import batch_advantages, penalised_advantages
+from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards, penalised_advantages
 from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.gradient.advantages.turns import turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
@@ -176,7 +176,7 @@ def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
 
 def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
     """Makes all that needs no model."""
-    rewards = batch_rewards(batch)
+    rewards = compared_rewards(batch, batch_rewards(batch), spec)
     if spec.algorithm.shuffle_rewards:
         rewards = shuffled_rewards(rewards, seed=spec.seed, batch_id=batch.batch_id)
     advantages = batch_advantages(batch, rewards, spec.algorithm)
@@ -235,7 +235,7 @@ def _backward(
 ) -> tuple[BatchStats, list[KeptRows]]:
     """Adds the batch's gradient to the sum, and that of its baseline to the baseline's, where there is one."""
     baseline_loss_sum = 0.0
-    if spec.algorithm.has_late_baseline:
+    if spec.algorithm.advantage_kind.has_late_baseline:
         # The gradient of advantages of 1.0. The iteration's mean reward, known at its end, times this one is taken off
         # the gradient of the rewards: mean(r) is subtracted from each r, as the loss is linear in them.
         ones = [

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from consumer.gradient.advantages.estimators import ADVANTAGES
+from consumer.gradient.advantages.estimators import ADVANTAGES, clipped
 from consumer.gradient.cost import TrainingCost
 from consumer.gradient.losses.objective import policy_loss
 from contracts.errors import ContractViolation
@@ -211,7 +212,8 @@ def measure_mismatch(trainer_logprobs: Tensor, generator_logprobs: Tensor, loss_
 def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> Scaling:
     """Computes what only the whole iteration knows; at least one batch, in any order."""
     advantages = [advantage for stats in batches for advantage in stats.advantages]
-    late = ADVANTAGES[algorithm.advantage].late(advantages, algorithm.advantage_epsilon)
+    rewards = clipped(np.array([reward for stats in batches for reward in stats.rewards]), algorithm)
+    late = ADVANTAGES[algorithm.advantage].late(advantages, rewards.tolist(), algorithm.advantage_epsilon)
     return Scaling(count=divided_by(batches, algorithm), baseline=late.baseline, deviation=late.deviation)
 
 

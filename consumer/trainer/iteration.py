@@ -12,16 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
+from consumer.gradient import statistics
 from consumer.gradient.learner import Trained
-from consumer.gradient.statistics import (
-    BatchStats,
-    IterationNumbers,
-    Scaling,
-    Update,
-    counts_by_lag,
-    iteration_numbers,
-    mean_over_updates,
-)
 from contracts.events import IterationMetrics, TimelineSpan, UpdateMetrics
 from contracts.rollouts import RolloutBatch
 from contracts.timeline import TRAINER, WAIT
@@ -51,7 +43,7 @@ class Iteration(ExpectedIteration):
     def __init__(self, asked: AskedIteration, *, trainer_epoch: int, boundary: Boundary | None = None) -> None:
         """boundary: the times between the iteration before and this one; None for a trainer's first."""
         super().__init__(asked)
-        self.stats: list[BatchStats] = []
+        self.stats: list[statistics.BatchStats] = []
         self.spans: list[TimelineSpan] = []
         self.waiting_s = 0.0
         """Seconds that the trainer had nothing to train."""
@@ -140,10 +132,10 @@ class Iteration(ExpectedIteration):
 
     def metrics(
         self,
-        updates: Sequence[Update],
+        updates: Sequence[statistics.Update],
         *,
         learning_rate: float,
-        scaling: Scaling,
+        scaling: statistics.Scaling,
         peak_flops: float = 0.0,
         max_policy_lag: int = 0,
     ) -> IterationMetrics:
@@ -152,9 +144,11 @@ class Iteration(ExpectedIteration):
         peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown. max_policy_lag: of
         the spec.
         """
-        of_each = [iteration_numbers(update.stats, scaling=update.scaling) for update in updates]
+        of_each = [statistics.iteration_numbers(update.stats, scaling=update.scaling) for update in updates]
         can_clip = [any(one.can_clip for one in update.stats) for update in updates]
-        numbers = mean_over_updates(iteration_numbers(self.stats, scaling=scaling), of_each, can_clip=can_clip)
+        numbers = statistics.mean_over_updates(
+            statistics.iteration_numbers(self.stats, scaling=scaling), of_each, can_clip=can_clip
+        )
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
         # A step on batches as they came has the same numbers; what was trained again has its own.
@@ -181,7 +175,7 @@ class Iteration(ExpectedIteration):
             trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
             mfu=flops / (training_s * peak_flops) if training_s and peak_flops else None,
             num_unscorable=self.num_unscorable,
-            lag_counts=counts_by_lag(self.stats, max_policy_lag=max_policy_lag),
+            lag_counts=statistics.counts_by_lag(self.stats, max_policy_lag=max_policy_lag),
             lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             trajectories=self.played.metrics(),
@@ -215,7 +209,9 @@ def uncovered_s(since_s: float, until_s: float, spans: Iterable[tuple[float, flo
     return idle_s + max(0.0, until_s - covered_until_s)
 
 
-def _each_update(numbers: Sequence[IterationNumbers], updates: Sequence[Update]) -> tuple[UpdateMetrics, ...]:
+def _each_update(
+    numbers: Sequence[statistics.IterationNumbers], updates: Sequence[statistics.Update]
+) -> tuple[UpdateMetrics, ...]:
     """The numbers of each update under the names that the iteration's have."""
     names = set(UpdateMetrics.__struct_fields__) - {"grad_norm"}
     return tuple(

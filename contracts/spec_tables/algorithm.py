@@ -51,6 +51,8 @@ class AdvantageKind:
     """Whether that is the deviation of the whole iteration."""
     has_late_baseline: bool = False
     """Whether it subtracts the mean of the whole iteration."""
+    normalises_components: bool = False
+    """Whether it compares the components of a reward each by itself."""
     compares_groups: bool = True
     """Whether it compares a reward with those of its group, which then needs two or more."""
 
@@ -59,6 +61,8 @@ ADVANTAGE_KINDS = {
     "grpo": AdvantageKind(uses_epsilon=True),
     "dr_grpo": AdvantageKind(),
     "rloo": AdvantageKind(),
+    "gdpo": AdvantageKind(uses_epsilon=True, is_scaled_late=True, normalises_components=True),
+    "lite_ppo": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
     "reinforce++_baseline": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
     "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True, compares_groups=False),
     "none": AdvantageKind(compares_groups=False),
@@ -89,14 +93,17 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     budget (dr_grpo), the mean over the iteration's tokens (dapo, cispo; sft, which learns the data set's completions),
     the mean of the batches' token means (bnpo). Or a table: the loss of an installed package."""
     advantage: AdvantageName = "grpo"
-    """From the rewards of a group: over mean and deviation (grpo), over the mean (dr_grpo), over the mean of the other
-    samples (rloo), over the mean and then the iteration's deviation (reinforce++_baseline). Without groups: over mean
-    and deviation of the iteration (reinforce++). 0 for every completion (none): a teacher or the data teach."""
+    """Over a group's mean and deviation (grpo), its mean (dr_grpo), the mean of others (rloo); over its mean, then the
+    iteration's deviation of rewards (lite_ppo) or of what is left (reinforce++_baseline); as grpo for each component,
+    then the iteration's deviation of the sums (gdpo). Over mean and deviation of the iteration (reinforce++). 0 (none):
+    a teacher or the data teach."""
+    reward_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
+    """The most that a reward, or with gdpo a component's score, counts, either way; left out: no bound."""
     credit: Literal["trajectory", "turn"] = "trajectory"
     """With an environment: one advantage for a trajectory, from its whole reward, or for each of its turns, from what
     it was given from that turn on, against the same turn of the group's other trajectories."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
-    """Added to the unbiased standard deviation of grpo, reinforce++_baseline and reinforce++."""
+    """Added to each unbiased standard deviation that an advantage divides by."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
     """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches."""
     mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
@@ -202,22 +209,12 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def needs_every_row(self) -> bool:
         """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
         terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
-        return max(terms) > 0.0 or self.has_late_baseline or self.learns_given
+        return max(terms) > 0.0 or self.advantage_kind.has_late_baseline or self.learns_given
 
     @property
     def learns_given(self) -> bool:
         """Whether completions are given by the data set, and not sampled."""
         return self._loss_kind.learns_given
-
-    @property
-    def has_late_baseline(self) -> bool:
-        """Whether what is taken off the rewards is known only when the whole iteration is in."""
-        return self._advantage_kind.has_late_baseline
-
-    @property
-    def compares_groups(self) -> bool:
-        """Whether a group of one completion has nothing to be compared with."""
-        return self._advantage_kind.compares_groups
 
     @property
     def credits_turns(self) -> bool:
@@ -234,16 +231,16 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return LossKind() if isinstance(self.loss, PluginLoss) else LOSS_KINDS[self.loss]
 
     @property
-    def _advantage_kind(self) -> AdvantageKind:
+    def advantage_kind(self) -> AdvantageKind:
         return ADVANTAGE_KINDS[self.advantage]
 
     def _refusals(self) -> Iterator[str]:
         """Yields field, reason and cure of each combination without a meaning or an effect."""
         if self.learns_given:
             yield from self._given_refusals()
-        scaled = self._advantage_kind.is_scaled_late
+        scaled = self.advantage_kind.is_scaled_late
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
-        if not self._advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4:
+        if not self.advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4:
             yield f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out'
         if self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"):
             yield (
@@ -271,13 +268,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 "entropy_coefficient would be divided by the deviation of the advantages under "
                 f'advantage = "{self.advantage}"; set it to 0'
             )
-        if self.has_late_baseline and self.moves_between_steps:
+        if self.advantage_kind.has_late_baseline and self.moves_between_steps:
             field = "updates_per_iteration" if self.updates_per_iteration > 1 else "mini_batches"
             yield (
                 f"{field} above 1 makes clips act by the sign of the advantage, which under advantage = "
                 '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"'
             )
-        if self.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign:
+        if self.advantage_kind.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign:
             yield (
                 f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which '
                 'under advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"'
@@ -291,7 +288,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield 'truncated_reward has no effect without on_truncated = "penalise"; set that, or leave it out'
         if self.on_truncated == "penalise" and self.advantage == "none":
             yield 'on_truncated = "penalise" has no effect with advantage = "none", which learns from no reward'
-        if self.off_policy_mask_threshold is not UNSET and self.has_late_baseline:
+        if self.on_truncated == "penalise" and self.advantage_kind.normalises_components:
+            yield 'on_truncated = "penalise" gives a whole reward, advantage = "gdpo" compares components; set "mask"'
+        if self.reward_clip is not UNSET and (self.credits_turns or self.advantage == "none"):
+            yield 'reward_clip has no effect with advantage = "none", and none on turns; leave it out'
+        if self.off_policy_mask_threshold is not UNSET and self.advantage_kind.has_late_baseline:
             yield (
                 'off_policy_mask_threshold masks by the sign of the advantage, which under advantage = "reinforce++" '
                 'is known too late; leave it out, or set advantage = "reinforce++_baseline"'
@@ -320,7 +321,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
 
     def _teacher_refusals(self) -> Iterator[str]:
-        if self.distillation_coefficient > 0.0 and self._advantage_kind.is_scaled_late:
+        if self.distillation_coefficient > 0.0 and self.advantage_kind.is_scaled_late:
             yield (
                 "distillation_coefficient would be divided by the deviation of the advantages under "
                 f'advantage = "{self.advantage}"; choose another advantage, or "none"'
@@ -340,7 +341,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield 'kl_placement = "reward" has no effect with advantage = "none"; set kl_placement = "loss"'
 
     def _turn_refusals(self) -> Iterator[str]:
-        if not self._advantage_kind.compares_groups or self._advantage_kind.is_scaled_late:
+        if not self.advantage_kind.compares_groups or self.advantage_kind.is_scaled_late:
             yield (
                 f'credit = "turn" compares the turns of a group, which advantage = "{self.advantage}" does not; '
                 'choose "grpo", "dr_grpo" or "rloo", or credit = "trajectory"'

@@ -21,29 +21,7 @@ import httpx
 
 from contracts.answers import ProblemDetails
 from contracts.encoding.wire import Record, decode, decode_json, encode
-from contracts.environments.service import (
-    MAX_SESSIONS_OF_A_CALL,
-    CanaryRequest,
-    CanaryResponse,
-    CloseRequest,
-    CloseResponse,
-    EnvironmentFacts,
-    EnvironmentNames,
-    EnvironmentTable,
-    Failure,
-    NewSession,
-    OpeningRequest,
-    OpeningResponse,
-    OpenRequest,
-    RenewRequest,
-    RenewResponse,
-    Result,
-    SessionResponse,
-    Step,
-    StepRequest,
-    Task,
-    TaskOpening,
-)
+from contracts.environments import service
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
 from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
@@ -99,59 +77,66 @@ class EnvironmentClient:
 
     async def names(self) -> tuple[str, ...]:
         """What a spec may name."""
-        return (await self._get("/v1/environments", EnvironmentNames)).environments
+        return (await self._get("/v1/environments", service.EnvironmentNames)).environments
 
-    async def facts(self, environment: EnvironmentTable) -> EnvironmentFacts:
+    async def facts(self, environment: service.EnvironmentTable) -> service.EnvironmentFacts:
         """InvalidInput names `environment.name` or `environment.params`."""
-        return await self._post("/v1/environments/check", environment, EnvironmentFacts)
+        return await self._post("/v1/environments/check", environment, service.EnvironmentFacts)
 
-    async def canary(self, environment: EnvironmentTable, tasks: Sequence[Task], *, step_timeout_s: float) -> str:
+    async def canary(
+        self, environment: service.EnvironmentTable, tasks: Sequence[service.Task], *, step_timeout_s: float
+    ) -> str:
         """What differs where it is played twice; "" where nothing does."""
-        request = CanaryRequest(environment=environment, tasks=tuple(tasks), step_timeout_s=step_timeout_s)
-        return (await self._post("/v1/environments/canary", request, CanaryResponse)).problem
+        request = service.CanaryRequest(environment=environment, tasks=tuple(tasks), step_timeout_s=step_timeout_s)
+        return (await self._post("/v1/environments/canary", request, service.CanaryResponse)).problem
 
     async def openings(
-        self, environment: EnvironmentTable, tasks: Sequence[Task], *, step_timeout_s: float, job_id: str = ""
-    ) -> list[TaskOpening | Failure]:
+        self,
+        environment: service.EnvironmentTable,
+        tasks: Sequence[service.Task],
+        *,
+        step_timeout_s: float,
+        job_id: str = "",
+    ) -> list[service.TaskOpening | service.Failure]:
         """How the tasks begin, in their order."""
-        found: list[TaskOpening | Failure] = []
+        found: list[service.TaskOpening | service.Failure] = []
         for part in _parts(tasks, lambda task: len(task.task)):
-            request = OpeningRequest(
+            request = service.OpeningRequest(
                 environment=environment, tasks=tuple(part), step_timeout_s=step_timeout_s, job_id=job_id
             )
-            found += (await self._post("/v1/openings", request, OpeningResponse, number=len(part))).openings
+            found += (await self._post("/v1/openings", request, service.OpeningResponse, number=len(part))).openings
         return found
 
     async def open(
         self,
-        environment: EnvironmentTable,
-        sessions: Sequence[NewSession],
+        environment: service.EnvironmentTable,
+        sessions: Sequence[service.NewSession],
         *,
         step_timeout_s: float,
         idle_s: float,
         job_id: str = "",
-    ) -> list[Result]:
+    ) -> list[service.Result]:
         """Begins sessions, each where its history ends; one that has the id of another ends that one."""
-        found: list[Result] = []
+        found: list[service.Result] = []
         for part in _parts(
             sessions, lambda new: len(new.task.task) + sum(len(one.message.content) + 128 for one in new.history)
         ):
-            request = OpenRequest(
+            request = service.OpenRequest(
                 environment=environment,
                 sessions=tuple(part),
                 step_timeout_s=step_timeout_s,
                 idle_s=idle_s,
                 job_id=job_id,
             )
-            found += (await self._post("/v1/sessions", request, SessionResponse, number=len(part))).results
+            found += (await self._post("/v1/sessions", request, service.SessionResponse, number=len(part))).results
         return found
 
-    async def step(self, steps: Sequence[Step]) -> list[Result]:
+    async def step(self, steps: Sequence[service.Step]) -> list[service.Result]:
         """Replies to the model's messages, in their order."""
-        found: list[Result] = []
+        found: list[service.Result] = []
         for part in _parts(steps, lambda step: len(step.message.content)):
-            request = StepRequest(steps=tuple(part))
-            found += (await self._post("/v1/steps", request, SessionResponse, number=len(part))).results
+            request = service.StepRequest(steps=tuple(part))
+            found += (await self._post("/v1/steps", request, service.SessionResponse, number=len(part))).results
         return found
 
     async def renew(self, session_ids: Sequence[str]) -> int:
@@ -159,7 +144,9 @@ class EnvironmentClient:
         num_open = 0
         for part in _parts(session_ids, len):
             num_open += (
-                await self._post("/v1/sessions/renew", RenewRequest(session_ids=tuple(part)), RenewResponse)
+                await self._post(
+                    "/v1/sessions/renew", service.RenewRequest(session_ids=tuple(part)), service.RenewResponse
+                )
             ).num_open
         return num_open
 
@@ -167,8 +154,8 @@ class EnvironmentClient:
         """Ends those that are open, and says how many there were."""
         num_closed = 0
         for part in _parts(session_ids, len):
-            request = CloseRequest(session_ids=tuple(part))
-            num_closed += (await self._post("/v1/sessions/close", request, CloseResponse)).num_closed
+            request = service.CloseRequest(session_ids=tuple(part))
+            num_closed += (await self._post("/v1/sessions/close", request, service.CloseResponse)).num_closed
         return num_closed
 
     async def _get(self, path: str, kind: type[A]) -> A:
@@ -249,7 +236,7 @@ def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
 
 def _as_many(answer: A, number: int) -> A:
     """Raises EnvironmentUnavailable for an answer with more or fewer results than there are questions."""
-    found = answer.openings if isinstance(answer, OpeningResponse) else getattr(answer, "results", ())
+    found = answer.openings if isinstance(answer, service.OpeningResponse) else getattr(answer, "results", ())
     if len(found) != number:
         problem = f"the reward service answered {len(found)} results for {number} sessions"
         raise in_doubt(EnvironmentUnavailable(problem))
@@ -262,7 +249,7 @@ def _parts(items: Sequence[T], size: Callable[[T], int]) -> list[Sequence[T]]:
     num_bytes = MAX_CALL_BYTES
     for item in items:
         num_bytes += 4 * size(item) + 256
-        if num_bytes > MAX_CALL_BYTES or len(parts[-1]) >= MAX_SESSIONS_OF_A_CALL:
+        if num_bytes > MAX_CALL_BYTES or len(parts[-1]) >= service.MAX_SESSIONS_OF_A_CALL:
             parts.append([])
             num_bytes = 4 * size(item) + 256
         parts[-1].append(item)

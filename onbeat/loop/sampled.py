@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Generic, Self, TypeVar
@@ -200,12 +200,12 @@ def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
     return rewards.max(axis=1) == rewards.min(axis=1)
 
 
-def mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """0.0 of none."""
     return math.fsum(values) / max(1, len(values))
 
 
-def unbiased_std(values: list[float]) -> float:
+def unbiased_std(values: Sequence[float]) -> float:
     """0.0 of fewer than two."""
     if len(values) < 2:
         return 0.0

@@ -6,7 +6,8 @@ export interface AdditionDataset {
 
 export interface AlgorithmSpec {
   loss: (("bnpo" | "cispo" | "dapo" | "dr_grpo" | "grpo" | "gspo" | "sft") | PluginLoss);
-  advantage: ("dr_grpo" | "grpo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
+  advantage: ("dr_grpo" | "gdpo" | "grpo" | "lite_ppo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
+  reward_clip?: number;
   credit: ("trajectory" | "turn");
   advantage_epsilon: number;
   updates_per_iteration: number;

@@ -33,18 +33,8 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import ITEM_BYTES, pack_int32
 from contracts.encoding.wire import MAX_ATTEMPTS
+from contracts.environments import service
 from contracts.environments.messages import messages_digest
-from contracts.environments.service import (
-    RETRYABLE,
-    EnvironmentTable,
-    Failure,
-    NewSession,
-    Result,
-    Step,
-    Turned,
-    is_of_message,
-    table_of,
-)
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rewards import UP_TO_LUCK
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
@@ -79,17 +69,17 @@ class EnvironmentCalls(Protocol):
 
     async def open(
         self,
-        environment: EnvironmentTable,
-        sessions: Sequence[NewSession],
+        environment: service.EnvironmentTable,
+        sessions: Sequence[service.NewSession],
         *,
         step_timeout_s: float,
         idle_s: float,
         job_id: str,
-    ) -> Sequence[Result]:
+    ) -> Sequence[service.Result]:
         """Answers a result for each session, in order."""
         ...
 
-    async def step(self, steps: Sequence[Step]) -> Sequence[Result]:
+    async def step(self, steps: Sequence[service.Step]) -> Sequence[service.Result]:
         """The same."""
         ...
 
@@ -228,11 +218,11 @@ class TurnPlayer:
         waiting = list(sessions)
         while waiting:
             asked = [
-                NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
+                service.NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
                 for one in waiting
             ]
             results = await self.environments.open(
-                table_of(self._environment),
+                service.table_of(self._environment),
                 asked,
                 step_timeout_s=self._environment.step_timeout_s,
                 idle_s=self._idle_s,
@@ -240,7 +230,7 @@ class TurnPlayer:
             )
             failed: list[Session] = []
             for session, result in zip(waiting, results, strict=True):
-                if isinstance(result, Failure):
+                if isinstance(result, service.Failure):
                     self._count(session, result)
                     failed.append(session)
                 else:
@@ -252,13 +242,13 @@ class TurnPlayer:
         waiting = list(sessions)
         while waiting:
             steps = [
-                Step(session_id=one.session_id, turn=one.played.num_turns - 1, message=one.played.message)
+                service.Step(session_id=one.session_id, turn=one.played.num_turns - 1, message=one.played.message)
                 for one in waiting
             ]
             results = await self.environments.step(steps)
             failed: list[Session] = []
             for session, result in zip(waiting, results, strict=True):
-                if isinstance(result, Turned) and result.reply is not UNSET:
+                if isinstance(result, service.Turned) and result.reply is not UNSET:
                     session.played.reply(result.reply)
                 elif not self._ends(session, result):
                     failed.append(session)
@@ -269,10 +259,10 @@ class TurnPlayer:
             waiting = failed
         return []
 
-    def _ends(self, session: Session, result: Result) -> bool:
+    def _ends(self, session: Session, result: service.Result) -> bool:
         """Counts a failed step; True where the trajectory ends with it, with the stated score. Raises BatchFailed."""
         score = self._environment.stated_score
-        if score is None or not isinstance(result, Failure) or not is_of_message(result.reason):
+        if score is None or not isinstance(result, service.Failure) or not service.is_of_message(result.reason):
             self._count(session, result)
             return False
         turn = session.played.num_turns if self.spec.deterministic else 0
@@ -293,22 +283,26 @@ class TurnPlayer:
         attempts = self.spec.rollout.max_attempts if failing.is_luck and self.spec.deterministic else 1
         return min(MAX_ATTEMPTS, self._environment.max_attempts * attempts)
 
-    def _what(self, session: Session, failure: Failure) -> str:
+    def _what(self, session: Session, failure: service.Failure) -> str:
         return (
             f"environment `{self._environment.name}`, {session.prompt.prompt_id}, sample {session.sample}, "
             f"turn {session.played.num_turns}: {failure.reason}: {failure.detail}"
         )
 
-    def _count(self, session: Session, result: Result) -> None:
+    def _count(self, session: Session, result: service.Result) -> None:
         """Counts a failure. Raises BatchFailed for one that another attempt can't mend, and past the attempts."""
-        failure = result if isinstance(result, Failure) else Failure(reason="invalid_reply", detail="there is no reply")
+        failure = (
+            result
+            if isinstance(result, service.Failure)
+            else service.Failure(reason="invalid_reply", detail="there is no reply")
+        )
         if failure.reason == "lost":
             session.num_losses += 1
         else:
             session.num_failures += 1
         num_failures = session.num_failures + session.num_losses // LOSSES_OF_AN_ATTEMPT
         what = self._what(session, failure)
-        if failure.reason not in RETRYABLE or num_failures >= self._environment.max_attempts:
+        if failure.reason not in service.RETRYABLE or num_failures >= self._environment.max_attempts:
             raise BatchFailed(what)
         log.warning("%s; attempt %d of %d", what, num_failures + 1, self._environment.max_attempts)
 
@@ -373,7 +367,7 @@ async def _both(
     return sampled, None
 
 
-def _check_opening(session: Session, result: Turned) -> None:
+def _check_opening(session: Session, result: service.Turned) -> None:
     """Raises BatchFailed for a session that begins otherwise than the prompt says (I2 of what the model reads)."""
     if result.opening is UNSET or session.prompt.environment is UNSET:
         raise BatchFailed(f"{session.prompt.prompt_id} has no opening of an environment")

@@ -36,11 +36,6 @@ class Plugin:
     """Whether it names `completions`: it is called once for whole groups."""
 
 
-def warm_up(component: PluginReward) -> None:
-    """Imports the user's module: however long that takes is not the item's to pay. Raises UnknownEntryPoint."""
-    load(component)
-
-
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
     plugin = load(component)
@@ -73,7 +68,7 @@ def _argument(item: RewardItem, name: str) -> object:
 
 
 def load(component: PluginReward) -> Plugin:
-    """Imports it where that has not been done. Raises UnknownEntryPoint."""
+    """Imports it where that has not been done: a while that is not the item's to pay. Raises UnknownEntryPoint."""
     return _load(component.entry_point, component.file, component.source)
 
 

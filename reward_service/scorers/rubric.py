@@ -21,7 +21,7 @@ class Scorer:
     """One kind of reward component."""
 
     score: Callable[[Any, RewardItem], float]
-    warm_up: Callable[[Any], None] | None = None
+    warm_up: Callable[[Any], object] | None = None
     """Does the slow imports of `score`."""
     rehearsals: tuple[RewardItem, ...] = ()
     """Items of our own, scored once after `warm_up`: what is loaded at the first use is loaded by then."""
@@ -36,7 +36,7 @@ SCORERS: dict[type[rewards.Component], Scorer] = {
     rewards.FormatReward: Scorer(score=texts.whole_format),
     rewards.LengthReward: Scorer(score=texts.length, is_linear=True),
     rewards.OverlongReward: Scorer(score=texts.overlong, is_linear=True),
-    PluginReward: Scorer(score=plugin.score, warm_up=plugin.warm_up),
+    PluginReward: Scorer(score=plugin.score, warm_up=plugin.load),
 }
 """A new kind of component is its function beside this file, its record in contracts/rewards.py, and a line here."""
 

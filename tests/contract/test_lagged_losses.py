@@ -238,7 +238,7 @@ def updates_of(lagged: Lagged, spec: JobSpec) -> Iterator[tuple[dict[str, Tensor
     accumulator = ExactAccumulator(
         policy.trained_parameters(),
         max_micro_batches=len(lagged.batches),
-        with_baseline=spec.algorithm.has_late_baseline,
+        with_baseline=spec.algorithm.advantage_kind.has_late_baseline,
     )
     trained = first_update(lagged.pair, lagged.batches, spec, accumulator)
     stats = trained[0]

@@ -79,7 +79,7 @@ def streamed_gradient(
     """Gradient of the iteration's loss, as the trainer computes it."""
     parameters = policy.trained_parameters()
     accumulator = accumulator or ExactAccumulator(
-        parameters, max_micro_batches=len(batches), with_baseline=spec.algorithm.has_late_baseline
+        parameters, max_micro_batches=len(batches), with_baseline=spec.algorithm.advantage_kind.has_late_baseline
     )
     stats = []
     for batch in batches:

@@ -15,7 +15,7 @@ from torch import Tensor
 from consumer.model.policy import Policy, load_policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.encoding.arrays import unpack_float32, unpack_int32
-from contracts.rollouts import RolloutBatch, RolloutGroup
+from contracts.rollouts import Rollout, RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from tests.builders import job_spec, kept_ids, tiny_model_folder
@@ -25,6 +25,8 @@ from tests.loss_equations import Equation, Response, iteration_loss
 OFF = {"old_policy": "generator", "clip_low": 0.3, "clip_high": 0.4}
 OFF_EQUATION = {"old_is_generator": True, "eps_low": 0.3, "eps_high": 0.4}
 KL_IN_REWARD = {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "reward"}
+KL_IN_REWARD_EQUATION = {"beta": 0.1, "kl": "k1", "kl_in_reward": True}
+WEIGHTS = {"exact": 1.0, "length": -0.5}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({}, {}),
     "grpo, off-policy": (OFF, OFF_EQUATION),
@@ -39,7 +41,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "reinforce++_baseline, KL in the reward": (
         {"advantage": "reinforce++_baseline"} | KL_IN_REWARD,
-        {"advantage": "reinforce++_baseline", "beta": 0.1, "kl": "k1", "kl_in_reward": True},
+        {"advantage": "reinforce++_baseline"} | KL_IN_REWARD_EQUATION,
+    ),
+    "gdpo, KL in the reward": ({"advantage": "gdpo"} | KL_IN_REWARD, {"advantage": "gdpo"} | KL_IN_REWARD_EQUATION),
+    "gdpo, clipped": ({"advantage": "gdpo", "reward_clip": 0.9}, {"advantage": "gdpo", "most": 0.9}),
+    "lite_ppo, clipped, off-policy": (
+        {"advantage": "lite_ppo", "reward_clip": 0.9, "loss": "dapo"} | OFF,
+        {"advantage": "lite_ppo", "most": 0.9, "loss": "dapo"} | OFF_EQUATION,
+    ),
+    "lite_ppo, KL in the reward": (
+        {"advantage": "lite_ppo"} | KL_IN_REWARD,
+        {"advantage": "lite_ppo"} | KL_IN_REWARD_EQUATION,
     ),
     "reinforce++": ({"advantage": "reinforce++", "loss": "dapo"}, {"advantage": "reinforce++", "loss": "dapo"}),
     "reinforce++, off-policy": (
@@ -48,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "reinforce++, KL in the reward and tis": (
         {"advantage": "reinforce++", "correction": "tis"} | KL_IN_REWARD,
-        {"advantage": "reinforce++", "correction": "tis", "w_high": 2.0, "beta": 0.1, "kl": "k1", "kl_in_reward": True},
+        {"advantage": "reinforce++", "correction": "tis", "w_high": 2.0} | KL_IN_REWARD_EQUATION,
     ),
     "KL in the loss and entropy": (
         {"loss": "dapo", "kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02},
@@ -141,6 +153,7 @@ def response_of(
         entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
         reward=group.rollouts[index].reward,
         is_truncated=completion.finish_reason == "length",
+        components=tuple((WEIGHTS[name], score) for name, score in group.rollouts[index].reward_breakdown.items()),
         turns=()
         if completion.trajectory is UNSET
         else tuple((turn.end - turn.start, turn.reward) for turn in completion.trajectory.turns),
@@ -151,8 +164,29 @@ def response_of(
 
 def spec_of(algorithm: dict[str, Any]) -> JobSpec:
     """A job that decoupled PPO needs where it is chosen: one with a lag."""
-    lag = {"schedule": "delayed", "max_policy_lag": 1} if algorithm.get("correction") == "decoupled_ppo" else {}
+    lag: dict[str, Any] = (
+        {"schedule": "delayed", "max_policy_lag": 1} if algorithm.get("correction") == "decoupled_ppo" else {}
+    )
+    if algorithm.get("advantage") == "gdpo":
+        length = {"type": "length", "target_chars": 1, "max_chars": 9, "weight": WEIGHTS["length"]}
+        lag["reward__components"] = [{"type": "exact"}, length]
     return job_spec(algorithm=algorithm, **lag)
+
+
+def batches_of(algorithm: dict[str, Any]) -> list[RolloutBatch]:
+    """An iteration; where components matter, with the second one of `spec_of`, unequal where rewards are equal."""
+    if algorithm.get("advantage") != "gdpo":
+        return iteration_of()
+
+    def scored(one: Rollout) -> Rollout:
+        length = 1.0 / one.completion.num_tokens
+        breakdown = one.reward_breakdown | {"length": length}
+        return replace(one, reward=one.reward + WEIGHTS["length"] * length, reward_breakdown=breakdown)
+
+    def scored_groups(batch: RolloutBatch) -> tuple[RolloutGroup, ...]:
+        return tuple(replace(group, rollouts=tuple(map(scored, group.rollouts))) for group in batch.groups)
+
+    return [replace(batch, groups=scored_groups(batch)) for batch in iteration_of()]
 
 
 def one_group_each(batches: list[RolloutBatch]) -> list[RolloutBatch]:
@@ -166,7 +200,7 @@ def one_group_each(batches: list[RolloutBatch]) -> list[RolloutBatch]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_streamed_gradient_is_that_of_the_equation(tmp_path: Path, case: str) -> None:
     algorithm, equation = CASES[case]
-    pair, batches = models(tmp_path, float64=True), iteration_of()
+    pair, batches = models(tmp_path, float64=True), batches_of(algorithm)
     expected = equation_gradient(pair, batches, Equation(**equation))
     assert relative_error(gradient_of(pair, batches, algorithm), expected) < 1e-8
 
@@ -174,7 +208,7 @@ def test_the_streamed_gradient_is_that_of_the_equation(tmp_path: Path, case: str
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_arrival_orders_give_the_same_bits(tmp_path: Path, case: str) -> None:
     algorithm, _ = CASES[case]
-    pair, batches = models(tmp_path, float64=False), iteration_of()
+    pair, batches = models(tmp_path, float64=False), batches_of(algorithm)
     expected = gradient_of(pair, batches, algorithm)
     assert any(gradient.abs().max() > 0 for gradient in expected.values())
     for seed in range(20):
@@ -187,7 +221,7 @@ def test_twenty_arrival_orders_give_the_same_bits(tmp_path: Path, case: str) -> 
 def test_how_groups_are_cut_into_batches_does_not_matter(tmp_path: Path, case: str) -> None:
     """`bnpo` is left out: a rollout batch is what it normalises by."""
     algorithm, _ = CASES[case]
-    pair, batches = models(tmp_path, float64=True), iteration_of()
+    pair, batches = models(tmp_path, float64=True), batches_of(algorithm)
     whole = gradient_of(pair, batches, algorithm)
     assert relative_error(gradient_of(pair, one_group_each(batches), algorithm), whole) < 1e-8
 

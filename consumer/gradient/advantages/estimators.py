@@ -1,4 +1,13 @@
-"""The advantage that a spec chooses, and what each is made of: what a group knows, what the iteration does."""
+"""The advantage that a spec chooses, and what each is made of: what a group knows, what the iteration does.
+
+GDPO (Liu et al., arXiv 2601.05242) normalises each component n of a reward by itself before they are summed. So none
+drowns the others by its size, and unlike completions don't get the same:
+
+    A_n,i = (r_n,i - mean) / (std + epsilon)                         of its group
+    A_i   = s_i / (std of all s + epsilon),  s_i = sum_n w_n A_n,i   of the iteration: `centred_scale`, late
+
+In a group the s add up to 0. An environment's reward is a component of weight 1.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import UNSET
 
 from consumer.gradient.advantages.group_relative import Rewards, centred_rewards, grpo_advantages, rloo_advantages
-from consumer.gradient.advantages.reinforce_plus_plus import LateScale, centred_scale, mean_and_scale
+from consumer.gradient.advantages.reinforce_plus_plus import LateScale, centred_scale, earned_scale, mean_and_scale
 from consumer.gradient.advantages.turns import TurnAdvantages, turn_advantages
-from contracts.rollouts import RolloutBatch
+from contracts.rewards import named
+from contracts.rollouts import RolloutBatch, RolloutGroup
+from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
-
-
-def no_late_scale(_advantages: Sequence[float], _epsilon: float) -> LateScale:
-    """Returns the scale of an advantage that its group knows altogether."""
-    return LateScale()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +34,8 @@ class Advantage:
     """(rewards, epsilon) → [k, G]; a group of equal rewards gives exactly 0.0 unless the baseline is late."""
     of_penalties: Callable[[Rewards], Rewards] | None = None
     """Penalties [k, G] → what is taken off the advantages, [k, G]; None: they are taken off the rewards."""
-    late: Callable[[Sequence[float], float], LateScale] = no_late_scale
-    """(`of_groups` of all completions of the iteration in any order, epsilon) → what is left to do."""
+    late: Callable[[Sequence[float], Sequence[float], float], LateScale] = lambda *_: LateScale()
+    """(`of_groups` of the iteration's completions in any order, what they earned, epsilon) → what is left to do."""
 
 
 ADVANTAGES = {
@@ -39,6 +46,8 @@ ADVANTAGES = {
     ),
     "dr_grpo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards)),
     "rloo": Advantage(of_groups=lambda rewards, _: rloo_advantages(rewards)),
+    "gdpo": Advantage(of_groups=lambda sums, _: centred_rewards(sums), late=centred_scale),
+    "lite_ppo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=earned_scale),
     "reinforce++_baseline": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=centred_scale),
     "reinforce++": Advantage(of_groups=lambda rewards, _: rewards, late=mean_and_scale),
     "none": Advantage(of_groups=lambda rewards, _: np.zeros_like(rewards)),
@@ -64,3 +73,30 @@ def penalised_advantages(rewards: Rewards, penalties: Rewards, algorithm: Algori
     if of_penalties is None:
         return group_advantages(rewards - penalties, algorithm)
     return group_advantages(rewards, algorithm) - of_penalties(penalties)
+
+
+def compared_rewards(batch: RolloutBatch, rewards: Rewards, spec: JobSpec) -> Rewards:
+    """Returns [k, G]. rewards: as earned, [k, G]."""
+    if not spec.algorithm.advantage_kind.normalises_components:
+        return clipped(rewards, spec.algorithm)
+    weights = {name: component.weight for name, component in named(spec.reward.components)} | spec.stage_reward_weights
+    return np.array([_normalised_sum(group, weights, spec.algorithm) for group in batch.groups])
+
+
+def clipped(rewards: Rewards, algorithm: AlgorithmSpec) -> Rewards:
+    """Returns rewards of any shape, each of them within `reward_clip` of 0 where the spec has one."""
+    most = algorithm.reward_clip
+    return rewards if most is UNSET else np.clip(rewards, -most, most)
+
+
+def _normalised_sum(group: RolloutGroup, weights: dict[str, float], algorithm: AlgorithmSpec) -> Rewards:
+    """Returns [G] sums over the components that score this group; one of a mixture may not."""
+    scores = [one.reward_breakdown for one in group.rollouts]
+    parts = [(weight, [one[name] for one in scores]) for name, weight in weights.items() if name in scores[0]]
+    trajectories = [one.completion.trajectory for one in group.rollouts]
+    parts.append((1.0, [0.0 if one is UNSET else one.reward for one in trajectories]))
+    total = np.zeros(len(group.rollouts))
+    for weight, of_component in parts:
+        values = clipped(np.array([of_component], dtype=np.float64), algorithm)
+        total += weight * grpo_advantages(values, epsilon=algorithm.advantage_epsilon)[0]
+    return total

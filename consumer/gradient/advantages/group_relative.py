@@ -1,9 +1,10 @@
-"""Advantages that compare a reward with those of its group: GRPO, Dr. GRPO and RLOO.
+"""Advantages that compare a reward with those of its group: GRPO, Dr. GRPO and RLOO, and what Lite PPO has of it.
 
     grpo      A_i = (r_i - mean) / (std + epsilon)           Shao et al., arXiv 2402.03300, section 4.1.2
     dr_grpo   A_i = r_i - mean                               Liu et al., arXiv 2503.20783, section 3.2
     rloo      A_i = r_i - 1/(G - 1) sum_{j != i} r_j         Ahmadian et al., arXiv 2402.14740
                   = G/(G - 1) (r_i - mean)
+    lite_ppo  A_i = (r_i - mean) / (std + epsilon), std of the iteration's rewards     Liu et al., arXiv 2508.08221
 
 dr_grpo leaves the deviation out: a prompt that is nearly always solved, or nearly never, weighs no more than another.
 rloo's baseline doesn't contain the reward that it is taken off, so it is unbiased.

@@ -15,6 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onbeat.loop.sampled import unbiased_std
+
 
 @dataclass(frozen=True, kw_only=True)
 class LateScale:
@@ -24,18 +26,22 @@ class LateScale:
     deviation: float = 1.0
 
 
-def centred_scale(centred: Sequence[float], epsilon: float) -> LateScale:
+def centred_scale(centred: Sequence[float], _earned: Sequence[float], epsilon: float) -> LateScale:
     """Divides by std + epsilon, with the unbiased std; centred: every r', in any order. Their mean is 0."""
     return LateScale(deviation=math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) + epsilon)
 
 
-def mean_and_scale(rewards: Sequence[float], epsilon: float) -> LateScale:
-    """Subtracts the mean and divides by std + epsilon, those of the iteration's rewards in any order.
+def earned_scale(_: Sequence[float], earned: Sequence[float], epsilon: float) -> LateScale:
+    """Divides by std + epsilon, the unbiased std of what was earned."""
+    return LateScale(deviation=unbiased_std(earned) + epsilon)
+
+
+def mean_and_scale(rewards: Sequence[float], _earned: Sequence[float], epsilon: float) -> LateScale:
+    """Subtracts the mean and divides by std + epsilon, those of the iteration's rewards, less penalties, in any order.
 
     Equal rewards have an infinite scale: a rounded mean would leave a residue that a division by epsilon magnifies.
     """
     mean = math.fsum(rewards) / len(rewards)
     if min(rewards) == max(rewards):
         return LateScale(baseline=mean, deviation=math.inf)
-    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
-    return LateScale(baseline=mean, deviation=math.sqrt(variance) + epsilon)
+    return LateScale(baseline=mean, deviation=unbiased_std(rewards) + epsilon)

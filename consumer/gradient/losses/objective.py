@@ -123,7 +123,7 @@ def micro_batch_loss(
             token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
         entropy_sum = float(tokens.entropy.detach().double().sum())
     counted = loss_mask
-    if not algorithm.has_late_baseline:
+    if not algorithm.advantage_kind.has_late_baseline:
         # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
         counted = loss_mask & (inputs.gain != 0.0)
     return LossTerms(

@@ -15,14 +15,7 @@ from contracts.encoding.names import inside
 from contracts.errors import ContractViolation, WeightsRejected
 from contracts.run_folder import VERSION, RunFolder, numbered
 from contracts.versions import WeightFile, WeightStep, WeightTransport
-from onbeat.weights.files.tensor_folder import (
-    UNREADABLE,
-    ScratchFolder,
-    files_of,
-    read_folder,
-    remove_folders,
-    remove_scratch,
-)
+from onbeat.weights.files import tensor_folder
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.stores import FileWriter, VersionFile, VersionFiles, VersionStore, version_files
 
@@ -111,23 +104,25 @@ class FolderStore:
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         older = [path for version, path in numbered(self.folder.weights, VERSION) if version < policy_version]
-        remove_folders(path for path in older if self.folder.relative(path) not in in_use)
+        tensor_folder.remove_folders(path for path in older if self.folder.relative(path) not in in_use)
 
     def remove_after(self, policy_version: int) -> None:
         """A generator that still loads a version of that future is told so by its absence."""
-        remove_folders(path for version, path in numbered(self.folder.weights, VERSION) if version > policy_version)
+        tensor_folder.remove_folders(
+            path for version, path in numbered(self.folder.weights, VERSION) if version > policy_version
+        )
 
     def clear_scratch(self) -> None:
         """Removes, in a weight root, also what jobs left that ended while they removed their versions."""
-        remove_scratch(self.folder.weights)
+        tensor_folder.remove_scratch(self.folder.weights)
         if self._is_elsewhere and self.folder.weight_root.is_dir():
             for job in self.folder.weight_root.iterdir():
-                remove_scratch(job)
+                tensor_folder.remove_scratch(job)
 
     def remove_all(self) -> None:
         """Removes versions outside the run folder alone, where they would take a host's memory for ever."""
         if self._is_elsewhere and self.folder.weights.is_dir():
-            remove_folders([self.folder.weights])
+            tensor_folder.remove_folders([self.folder.weights])
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -141,14 +136,14 @@ class FolderWriter:
 
     def __init__(self, plan: PlannedVersion, root: Path) -> None:
         self._root = root
-        self._scratch = ScratchFolder(root / plan.directory)
+        self._scratch = tensor_folder.ScratchFolder(root / plan.directory)
 
     @property
     def holds_whole(self) -> bool:
         return any(self._scratch.target.glob("*.safetensors"))
 
     def stored(self) -> Mapping[str, Tensor]:
-        return read_folder(self._scratch.target)
+        return tensor_folder.read_folder(self._scratch.target)
 
     def reserve(self, num_bytes: int) -> None:
         """Nothing: a disk says at the write that it is full."""
@@ -164,7 +159,7 @@ class FolderWriter:
     def put_in_place(self) -> tuple[WeightFile, ...]:
         if self._scratch.path.exists():
             self._scratch.put_in_place(durable=False)
-        return files_of(self._scratch.target)
+        return tensor_folder.files_of(self._scratch.target)
 
     def discard(self) -> None:
         self._scratch.remove()
@@ -182,5 +177,5 @@ def read_shard(path: Path) -> dict[str, Tensor]:
     """Maps one file's tensors, and copies none. Raises WeightsRejected where it is away or no safetensors file."""
     try:
         return load_file(path)
-    except UNREADABLE as error:
+    except tensor_folder.UNREADABLE as error:
         raise WeightsRejected(f"{path} cannot be read: {error}") from error

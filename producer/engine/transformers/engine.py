@@ -44,15 +44,8 @@ from producer.engine.base import (
     check_vocabulary,
 )
 from producer.engine.ends import Ends
+from producer.engine.transformers import decode_loop
 from producer.engine.transformers.canary import Verdict, judge
-from producer.engine.transformers.decode_loop import (
-    TORCH_ERRORS,
-    DecodeLoop,
-    Decoder,
-    Request,
-    gpu_is_lost,
-    is_of_the_gpu,
-)
 from producer.engine.transformers.decoding import LoneDecoding
 from producer.engine.transformers.kept_rows import KeptRows
 from producer.engine.transformers.row_steps import give_head_whole_inputs
@@ -104,7 +97,7 @@ class TransformersEngine(GenerationEngine):
         self._ends = Ends(end_of_sequence_ids(folder, self._model.config), text_of(folder))
         self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
-        self._loop = DecodeLoop(self._thread.submit)
+        self._loop = decode_loop.DecodeLoop(self._thread.submit)
         self._kept = KeptRows(self._options.turns_cache_mb * 2**20)
         self._verdicts: dict[int, Verdict] = {}
         """Number of threads → how to decode with them."""
@@ -119,7 +112,7 @@ class TransformersEngine(GenerationEngine):
         check_version(self._held, batch)
         check_context(batch, self._context_tokens)
         check_vocabulary(batch, self._vocabulary_tokens)
-        request = Request(batch, turn)
+        request = decode_loop.Request(batch, turn)
         self._loop.put(request)
         # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.
         return await asyncio.wrap_future(request.answer)
@@ -172,9 +165,9 @@ class TransformersEngine(GenerationEngine):
     async def _on_thread(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except TORCH_ERRORS as error:
-            if is_of_the_gpu(error):
-                raise gpu_is_lost(error) from error
+        except decode_loop.TORCH_ERRORS as error:
+            if decode_loop.is_of_the_gpu(error):
+                raise decode_loop.gpu_is_lost(error) from error
             raise
 
     def _load(self, manifest: WeightManifest) -> str:
@@ -216,7 +209,7 @@ class TransformersEngine(GenerationEngine):
         wanted = self._options.shared_sequences
         return min(2 * wanted, MOST_ROWS) if wanted > 1 else 0
 
-    def _decoder(self, verdict: Verdict) -> Decoder:
+    def _decoder(self, verdict: Verdict) -> decode_loop.Decoder:
         if verdict.step is None:
             return LoneDecoding(self._model, self._ends)
         return SharedDecoding(

@@ -40,6 +40,10 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"kl_placement": "reward"}, "kl_coefficient is 0", "set it above 0"),
         (KL | {"kl_estimator": "k1"}, "kl_estimator", 'use "k2" there, or kl_placement = "reward"'),
         (KL | {"advantage": "reinforce++_baseline"}, "kl_placement", 'set kl_placement = "reward"'),
+        (KL | {"advantage": "gdpo"}, "kl_placement", 'set kl_placement = "reward"'),
+        ({"advantage": "gdpo", "on_truncated": "penalise"}, 'on_truncated = "penalise" gives', 'set "mask"'),
+        ({"advantage": "none", "reward_clip": 1.0}, "reward_clip has no effect", "leave it out"),
+        ({"credit": "turn", "reward_clip": 1.0}, "reward_clip has no effect", "leave it out"),
         (
             {"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"},
             "entropy_coefficient would be divided",
@@ -140,6 +144,7 @@ def test_a_group_of_one_needs_an_advantage_without_groups(values: dict[str, Any]
 @pytest.mark.parametrize(
     ("algorithm", "problem"),
     [
+        ({"advantage": "gdpo"}, 'algorithm.advantage = "gdpo" equal rewards have an advantage'),
         ({"advantage": "reinforce++"}, 'algorithm.advantage = "reinforce++" equal rewards have an advantage'),
         (KL | {"kl_placement": "reward"}, 'kl_placement = "reward" the KL makes their rewards differ'),
     ],

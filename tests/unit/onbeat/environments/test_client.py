@@ -128,7 +128,7 @@ def test_a_refusal_is_not_repeated_and_names_the_field_and_the_cure() -> None:
 
 
 def test_large_calls_are_made_in_parts_and_answered_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_SESSIONS_OF_A_CALL", 2)
+    monkeypatch.setattr("contracts.environments.service.MAX_SESSIONS_OF_A_CALL", 2)
     service = Service(lost_for_all)
     assert service.ask(lambda client: client.step(steps(5))) == [LOST] * 5
     assert [len(decode(one.content, StepRequest).steps) for one in service.requests] == [2, 2, 1]
