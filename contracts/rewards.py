@@ -34,8 +34,8 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     weight: Weight = 1.0
     """Factor of this score in the reward; negative for a penalty."""
     on_unscorable: OnUnscorable = "fail"
-    """What a completion gets that this scorer can't score: fail, which fails its batch and in the end the job, or a
-    score, counted and audited; of a time-out or a crash as the last resort only. A resume may change it."""
+    """What a completion gets that it can't score: fail (its batch, in the end the job), or a score, counted and
+    audited; for a time-out or a crash as the last resort. A resume may change it."""
 
     sources: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """Sources of a mixture that it scores; left out: all."""
@@ -337,5 +337,5 @@ class RewardSpec(Record, frozen=True, kw_only=True):
     request_timeout_s: Seconds = 120.0
     """Deadline of one request to the reward service."""
     max_attempts: Attempts = 4
-    """Requests for one batch, with back-off and jitter, before the batch fails: so many without an answer, and so many
-    in which the same completion could not be scored."""
+    """Requests for a batch, with back-off and jitter, before it fails: so many without an answer, and so many in which
+    the same completion couldn't be scored."""

@@ -20,8 +20,8 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Draws from the fewest most likely tokens whose mass reaches this; 1.0 keeps all. Here, with top_k and with min_p,
-    generators of ONBEAT_ENGINE=transformers say which tokens they kept, and all log-probs are normalised over those."""
+    """Draws from the fewest most likely tokens whose mass reaches this. Here, with top_k and with min_p, transformers
+    generators say which tokens they kept, and all log-probs are normalised over those."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
     """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
     min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET

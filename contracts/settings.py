@@ -42,8 +42,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Field `redis_url` is read from ONBEAT_REDIS_URL, and so on."""
 
     name: Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9._-]*$(?![\s\S])")] = ""
-    """What this process is called in its log, on the page and in the ids of what it holds, there with some random
-    characters behind it; "" takes its service, and in ids its host and process number."""
+    """What this process is called in its log, on the page and, with random characters behind it, in ids; "": its
+    service, in ids host and process number."""
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" where a process
@@ -66,8 +66,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     run_root: str = "runs"
     """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
     weight_root: str = ""
-    """Folder of the published versions, e.g. below /dev/shm where one host runs all; shared by trainers and generators.
-    "" takes run_root. Elsewhere, a job's versions are removed when it ends."""
+    """Folder of the published versions, shared by trainers and generators, e.g. below /dev/shm of one host; "": the run
+    root. Elsewhere a job's versions are removed when it ends."""
     objects: str = ""
     """Object store of jobs whose bytes are no folder's of one host: s3://bucket/prefix, gs://, az://, or file:///folder;
     accounts and endpoints by the provider's own variables (docs/operate.md). "": none."""
@@ -82,40 +82,39 @@ class StackSettings(Record, frozen=True, kw_only=True):
     model_root: str = "."
     """Folder where relative model and data paths of a spec start; what a spec names lies below it, links followed."""
     extra_roots: str = ""
-    """More folders below which a spec may name models and data, by absolute paths; separated as in PATH. The run root
-    and the weight root stay closed to specs, and so does what is hidden."""
+    """More folders below which specs may name models and data by absolute paths, separated as in PATH. Run root, weight
+    root and what is hidden stay closed."""
     host: str = "127.0.0.1"
     """Address that an HTTP service listens on."""
     allowed_hosts: str = ""
-    """Names, separated by commas, by which an HTTP service may be asked for, beside localhost, ONBEAT_HOST and numeric
-    addresses; a request whose `Host` is another name is refused (docs/operate.md)."""
+    """Names, separated by commas, that a request's `Host` may have beside localhost, ONBEAT_HOST and numeric addresses;
+    others are refused."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port that an HTTP service listens on; 0 takes the service's default."""
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Compute threads of a process: OMP_NUM_THREADS, set by the launcher before torch is imported."""
     colocated_threads: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Compute threads of a process while it has its turn in a colocated job; 0: all cores that it may use, which the
-    ranks of a trainer share."""
+    """Compute threads of a process in its turn of a colocated job; 0: all its cores, which a trainer's ranks share."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which trainers and the transformers engine of generators compute."""
     held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
-    """Host memory in MiB of a transformers generator for versions that it receives in the background under a lag; less
-    than a version: they are loaded between two batches."""
+    """MiB of a transformers generator's memory for versions that come in the background under a lag; less than a
+    version: they are loaded between two batches."""
     peak_flops: Annotated[float, Meta(ge=0.0, le=1e21)] = 0.0
     """Floating-point operations a second that one trainer rank could do at best, for the metric mfu; 0: unknown."""
     network: str = ""
-    """Interface, or range of addresses such as 10.0.0.0/8 (none that is public), over which the ranks of this host and
-    of others talk: by it a consumer offers its host to jobs with trainer.hosts. "": it leaves such jobs alone."""
+    """Interface or range (10.0.0.0/8; none that is public) over which ranks of several hosts talk; with it a consumer
+    offers its host to jobs with trainer.hosts. "": it leaves such jobs alone."""
     max_ranks: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Most ranks of a trainer here, of a job that asks for more; 0: as many as this process may use cores."""
     max_passes: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Most batches that a trainer of one process trains at the same time, each in a thread (docs/job.md); 0: one,
-    and two once an iteration is sampled, where the trainer may use two cores and a pass has one compute thread."""
+    """Most batches that one trainer process trains at a time, each in a thread; 0: one, and two once an iteration is
+    sampled, where it has two cores and a pass one thread."""
     max_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """How many jobs the gateway keeps; at that number a new one is refused until an ended one is removed."""
     max_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 64
-    """MiB that the specs of all those jobs may take in Redis together, at most 1 MiB each; a job that has no room left
-    is refused until an ended one is removed."""
+    """MiB that all specs may take in Redis, at most 1 MiB each; a job without room is refused until an ended one is
+    removed."""
     keep_keys_days: Age = 30.0
     """Days that Redis keeps a job which has ended, where its spec says nothing else (retention.keys_days)."""
     keep_files_days: Age = 36500.0
@@ -137,11 +136,11 @@ class StackSettings(Record, frozen=True, kw_only=True):
     broker_full_timeout_s: Patience = 3600.0
     """How long a generator holds a finished batch while Redis is at maxmemory, before it ends with an error."""
     trainer_start_s: Start = 180.0
-    """How long a trainer's process may take from its start until it holds its job, most of it imports; a consumer kills
-    it past that, and starts another."""
+    """How long a trainer may take from its start until it holds its job, mostly imports; then its consumer kills it and
+    starts another."""
     scorer_start_s: Start = 120.0
     """How long a scorer's process may take to start, or to import a scorer; then its items are errors. One that loads a
-    model may need more, and then reward.request_timeout_s too."""
+    model may need more, and more reward.request_timeout_s."""
     scorer_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
     """Address space of one scorer's process in MiB, which is more than it uses: torch on a CPU takes 2048, with CUDA it
     takes several times that."""
@@ -184,8 +183,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     trainer_metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """The metrics_port of the trainers that a consumer's worker starts, one at a time."""
     metrics_key: str = ""
-    """Bearer key that opens `/metrics` of every process, and nothing else. Without one, only the key of an HTTP service
-    opens its own, and a process that isn't a service serves its metrics on a loopback address alone."""
+    """Bearer key that opens `/metrics` of every process, and nothing else. Without one, an HTTP service's own key opens
+    its own, and other processes serve metrics on loopback alone."""
     otlp_endpoint: str = ""
     """Base URL of an OpenTelemetry collector (OTLP over HTTP), to which trainers send what became of each batch, e.g.
     http://127.0.0.1:4318; needs the extra `otel`. "": nothing is sent, and nothing imported."""

@@ -43,8 +43,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     path: FilePath
     """Folder with config.json, tokenizer files and safetensors; relative paths start at the stack's model root."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Parameter dtype of trainer and generators. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more. On
-    a CPU without bf16 units float32 is 2-4 times faster."""
+    """Dtype of the parameters. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more; on a CPU without
+    bf16 units float32 is 2-4 times faster."""
     cast_lm_head_to_fp32: bool | UnsetType = UNSET
     """Computes logits of a bfloat16 model in float32, from the same weights, in trainer, stages and generators: the gap
     between them falls (arXiv 2506.13585, 2510.13786). Generators with vLLM leave such a job alone. Left out: false."""
@@ -89,12 +89,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
-    """Which version samples an iteration, and when it is trained. Its own version: periodic trains while batches still
-    come, synchronous after the last one, colocated too, in turns on the same cores or GPU. Older ones: delayed exactly
-    max(0, t - max_policy_lag), bounded the newest that a generator holds of those from there to t."""
+    """Which version samples iteration t, and when it is trained. Version t: periodic trains while batches still come,
+    synchronous after the last, colocated likewise, in turns on the same cores or GPU. Older ones: delayed exactly t -
+    max_policy_lag, bounded the newest since that a generator holds."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
-    """K: how many versions older than iteration t the one that samples it may be; delayed and bounded need 1 or more,
-    the others 0. Redis and checkpoints hold K iterations and versions more."""
+    """K: how many versions older than iteration t its sampling version may be; 1 or more for delayed and bounded, else
+    0. Redis and checkpoints hold K iterations and versions more."""
     deterministic: bool = True
     """Same spec, same seed, same digest (I7); needs exact accumulation and turns on torch's deterministic kernels."""
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
@@ -110,8 +110,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     weights: WeightsSpec = field(default_factory=FileWeights)
     """How each version gets to the generators."""
     stages: Annotated[tuple[StageSpec, ...], Meta(max_length=MAX_STAGES)] = ()
-    """What is made of training rollouts between their publication and their training, by processes that scale by
-    themselves. A batch is trained when its columns are complete; evaluations pass none."""
+    """What is made of training rollouts before they are trained, by processes that scale by themselves. A batch is
+    trained when its columns are complete; evaluations pass none."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET

@@ -100,16 +100,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     reward_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
     """The most that a reward, or with gdpo a component's score, counts, either way; left out: no bound."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """With an environment: one advantage for a trajectory, from its whole reward, or for each of its turns, from what
-    it was given from that turn on, against the same turn of the group's other trajectories."""
+    """With an environment: one advantage for a trajectory, from its whole reward, or one for each turn, from its
+    rewards since, against the same turn of the group's others."""
     advantage_epsilon: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1e-4
     """Added to each unbiased standard deviation that an advantage divides by."""
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
     """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches."""
     mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
-    """Equal parts of an iteration's rollout batches, in the order of their numbers, with an optimizer step each; left
-    out: 1. Advantages and the old policy are those from before the first step. It divides
-    rollout.batches_per_iteration."""
+    """Equal parts of an iteration's batches, by their numbers, with an optimizer step each; left out: 1. Advantages and
+    the old policy are from before the first step. Divides rollout.batches_per_iteration."""
     old_policy: Literal["trainer", "generator"] = "trainer"
     """Whose log-probs the policy ratio is taken against: the trainer's before the iteration's first step, in which no
     clip acts then, or the generator's, of sampling."""
@@ -123,21 +122,21 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Dual clip: the most that the policy ratio counts where the advantage is negative, above 1 + clip_high; left out:
     no bound. Refused where clip_high is."""
     kl_coefficient: Factor = 0.0
-    """Weight of the KL to the frozen initial model; 0 keeps no reference model. It is estimated from sampled tokens:
-    under a lag and in later steps of an older policy, for which use_bias_correction_kl weighs it."""
+    """Weight of the KL to the initial model; 0 keeps no reference model. It is estimated from sampled tokens: under a
+    lag and in later steps an older policy's, see use_bias_correction_kl."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     use_bias_correction_kl: bool | UnsetType = UNSET
-    """Weighs the KL in the loss as the surrogate is weighed, by the policy ratio and the correction: its gradient is
-    then that of the divergence, under a lag and in later steps, too. Left out: false."""
+    """Weighs the KL in the loss by the policy ratio and the correction, as the surrogate is: its gradient is then the
+    divergence's, also under a lag and in later steps. Left out: false."""
     kl_placement: Literal["loss", "reward"] = "loss"
-    """loss: added to each token's loss; reward: its sum over a response is taken off the reward before advantages, with
-    advantage = "grpo" after the division by the deviation, which is that of the rewards alone."""
+    """loss: added to each token's; reward: its sum over a response is taken off the reward before advantages, with
+    advantage = "grpo" after the division by the rewards' own deviation."""
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
     distillation_coefficient: Factor = 0.0
-    """Weight of the reverse KL to a teacher, from the sampled tokens: a stage of type "teacher", or another that makes
-    the column `teacher_logprobs`, has its log-probs of them. 0 has no teacher."""
+    """Weight of the reverse KL to a teacher, whose log-probs of the sampled tokens a stage of type "teacher" makes, or
+    another with the column `teacher_logprobs`."""
     correction: CorrectionName | None = None
     """Weighs the surrogate, and the KL to a teacher, by the probability of the policy before the iteration's first step
     over that of sampling: truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which

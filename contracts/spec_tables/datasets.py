@@ -111,8 +111,8 @@ class RowsTable(DatasetTable, frozen=True, kw_only=True):
     evaluation_path: FilePathOrNone = ""
     """Held-out prompts; "": the last `evaluation.num_prompts` training rows."""
     chat: ChatSpec | None = None
-    """Renders the prompt by the chat template; without it a text is used as it is. Messages are rendered either way; a
-    system message of their own stands in place of chat.system_prompt."""
+    """Renders the prompt by the chat template; without it a text stays as it is. Messages are always rendered; their
+    own system message comes before chat.system_prompt."""
     columns: RowColumns | UnsetType = UNSET
     """Names of columns; no other column is read."""
     metadata_columns: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET
@@ -144,8 +144,8 @@ class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=T
     has_completions: ClassVar[bool] = False
     has_task_entries: ClassVar[bool] = False
     num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
-    """Size of the training pool: tasks 0, 1, … of split "train"; iterations walk through shuffled passes of it. All of
-    them are opened when the job starts."""
+    """Size of the training pool: tasks 0, 1, … of split "train", all opened when the job starts; iterations walk
+    through shuffled passes."""
 
     chat: ClassVar[None] = None
     """The environment says what the messages are, and its renderer what becomes of them."""

@@ -17,8 +17,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     trainer_lease_s: Lease = 10.0
     """A trainer without a heartbeat for this long may be replaced."""
     generation_s: Seconds = 1800.0
-    """Longest that a generator samples one batch (one turn of it, with an environment) or loads one version, and that
-    a stage worker computes one item; past it the process ends, and its work goes to another one."""
+    """Longest that a generator samples a batch (with an environment, a turn of it) or loads a version, or a stage
+    worker computes an item; past it the process ends, and another takes its work."""
     iteration_s: Seconds = 3600.0
     """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
     long."""
@@ -28,13 +28,13 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     no_stage_worker_s: Seconds = 120.0
     """The job fails after this long without any live worker that can serve a stage that has work waiting."""
     dependency_s: Seconds = 600.0
-    """Longest that the job waits for a service that its batches need and that no process of it reaches: the
-    reward service, a judge. It costs no attempt of a batch. Past it the job fails and names the service."""
+    """Longest wait for a service that no process of the job reaches (the reward service, a judge), which costs a batch
+    no attempt. Past it the job fails and names the service."""
     ranks_s: Seconds = 600.0
     """Longest that a rank of the trainer waits for the others in what all do together; then another trainer starts."""
     max_trainer_starts: Attempts = 5
-    """Trainer processes that may start for this job without progress in between: the commit of an iteration that was
-    never committed before. One that is replayed from an older checkpoint doesn't count."""
+    """Trainer processes that may start without progress in between: the commit of an iteration that wasn't committed
+    before."""
 
 
 class LimitSpec(Record, frozen=True, kw_only=True):

@@ -37,8 +37,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8
     """Turns of the model; the trajectory ends with the last one, whatever the environment says to it."""
     max_tokens: Tokens = 4096
-    """Longest trajectory: sampled tokens and the environment's, the prompt not counted. A turn begins where
-    rollout.sampling.max_new_tokens still fit in; where they don't, the trajectory ends with the turn before."""
+    """Longest trajectory: sampled tokens and the environment's, without the prompt. It ends with the turn after which
+    rollout.sampling.max_new_tokens don't fit in."""
     renderer: RendererKind = "chat"
     """How messages become tokens: chat writes them as the model's chat template does; text writes their contents one
     after the other, for models without a template."""
@@ -48,14 +48,14 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     step_timeout_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 30.0
     """Hard deadline of one reset or step of the environment; its process is killed past it."""
     request_timeout_s: Seconds = 300.0
-    """Deadline of one request to the reward service, which has a step of each trajectory of a batch; one that
-    fails is repeated, all in all for twice as long."""
+    """Deadline of one request to the reward service, with a step of each trajectory of a batch; a failed one is
+    repeated, in all for twice as long."""
     max_attempts: Attempts = 3
     """Times that a trajectory is begun before its batch fails, where its environment hangs, dies or raises."""
     on_failure: OnUnscorable = "fail"
-    """What a trajectory gets at whose message the environment fails each time: fail, which fails its batch and in the
-    end the job, or a score as the environment's whole reward, counted and audited; of a time-out or a crash as the last
-    resort only. A resume may change it."""
+    """What a trajectory gets at whose message the environment fails each time: fail (its batch, in the end the job), or
+    a score as the environment's whole reward, counted and audited; for a time-out or a crash as the last resort. A
+    resume may change it."""
 
     @property
     def stated_score(self) -> float | None:

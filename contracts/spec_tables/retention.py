@@ -74,8 +74,8 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
     """What the trainer keeps of the batches that it trained, for the rollout browser and to be sampled again."""
 
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Part of the training batches that is recorded: a function of seed and batch id, so that each run of the job
-    records the same ones. 1.0: all."""
+    """Part of the training batches that is recorded, by seed and batch id: each run of the job records the same
+    ones."""
     evaluations: bool = False
     """Whether the batches of evaluations are recorded, too."""
     keep_iterations: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)] = 20
@@ -84,8 +84,8 @@ class RecordingSpec(Record, frozen=True, kw_only=True):
     """Bytes of all records together: the oldest iterations go first, and a batch that alone is larger is not
     recorded."""
     max_version_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 1024 * 1024 * 1024
-    """Bytes of the versions that stay on disk for recorded batches alone, the newest first: with its version a batch
-    can be sampled again. 0 keeps none; transport "redis" never does."""
+    """Bytes of versions that stay on disk so that recorded batches can be sampled again, the newest first. Transport
+    "redis" keeps none."""
 
     def takes(self, batch_id: str, *, purpose: str, seed: int) -> bool:
         """Whether a batch is recorded. seed: the job's."""

@@ -28,8 +28,8 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     """Leaves longer training prompts out, and with loss = "sft" those whose completion is longer than
     sampling.max_new_tokens; the trainer's log counts them. Left out: false."""
     max_resamples: Annotated[int, Meta(ge=0, le=16)] = 0
-    """DAPO's dynamic sampling: how many times a prompt whose completions all have the same reward gives its place to a
-    fresh one, under the same version; what is equal after the last stays. 0: never."""
+    """DAPO's dynamic sampling: how often a prompt whose completions all have one reward gives its place to a fresh one,
+    under the same version; what is equal after the last stays."""
     max_attempts: Attempts = 3
     """Times that a batch is tried before it is dead-lettered."""
     on_failed_batch: Literal["fail", "abandon"] = "fail"

@@ -83,8 +83,8 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
     weight: Weight = 1.0
     """What a score of 1.0 adds to the reward."""
     on_failure: OnUnscorable = "fail"
-    """What a completion gets that this stage can't judge: fail, which fails its batch and in the end the job, or a
-    score, counted and audited. What the completion isn't the cause of always fails. A resume may change it."""
+    """What a completion gets that it can't judge: fail (its batch, in the end the job), or a score, counted and
+    audited. What the completion didn't cause always fails. A resume may change it."""
     name: ColumnName
     """The name of the stage and of its column."""
 
@@ -121,8 +121,8 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
     model: FilePath
     """Folder of a transformers sequence classifier; relative paths start at the stack's model root."""
     truncate: Truncation = "never"
-    """What is cut of a text that is longer than the model's context, to the longest that fits: prompt_start reads the
-    prompt's end, completion_end the completion's beginning; never: such a text can't be judged."""
+    """What is cut of a text beyond the model's context: prompt_start reads the prompt's end, completion_end the
+    completion's beginning; never: it can't be judged."""
     name: ColumnName = "reward_model"
     """The name of the stage and of its column."""
 

@@ -40,8 +40,8 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     """Ends of the names of the linear layers that get an adapter, such as "q_proj"; "all-linear": all but the head."""
 
     publish: Literal["merged", "adapter"] = "merged"
-    """What a version brings the generators. merged: the whole weights; adapter: A and B, which they merge into the base
-    that they read once. The weights that they hold, and their digest, are the same."""
+    """What a version brings the generators. merged: whole weights; adapter: A and B, which they merge into the base, to
+    the same weights and digest."""
 
     def __post_init__(self) -> None:
         if ALL_LINEAR in self.target_modules and len(self.target_modules) > 1:
@@ -63,8 +63,8 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Factor = 0.0
-    """Decoupled weight decay of matrices: linear layers, the output head, LoRA's A and B. Norms, biases and embeddings
-    are left alone, a head that is tied to the embedding with them."""
+    """Decoupled weight decay of matrices: linear layers, the output head, LoRA's A and B. Norms, biases, embeddings and
+    a head tied to them have none."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
@@ -109,13 +109,13 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """How gradients are accumulated and saved."""
 
     world_size: Annotated[int, Meta(ge=1, le=4096)] = 1
-    """Ranks: processes with a model each, which take an iteration's batches as they are free and step together. With
-    exact accumulation their number doesn't change the weights."""
+    """Ranks: processes that take an iteration's batches as they are free, and step together. With exact accumulation
+    their number doesn't change the weights."""
     hosts: HostsSpec | UnsetType = UNSET
     """Ranks of several hosts are one trainer; left out: one host has all of them, and world_size says how many."""
     sharding: Literal["none", "fsdp"] = "none"
-    """none: each rank has a copy of the model; fsdp: the ranks share parameters, gradients and optimizer state by rows
-    (torch's FSDP2). The weights are the same."""
+    """none: each rank has a copy of the model; fsdp: ranks share parameters, gradients and optimizer state by rows
+    (FSDP2), to the same weights."""
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
     checkpoint_every_iterations: Iterations = 10
@@ -123,11 +123,11 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
     """Newest checkpoints that are kept, and beside them the best of those whose version was evaluated."""
     packing: Literal["shared_prompt", "as_sampled", "padded"] = "shared_prompt"
-    """shared_prompt: a prompt goes through the model once for all of its completions; as_sampled: likewise, with
-    log-probs of the generator's very bits (docs/job.md); padded: once for each, as every architecture takes it."""
+    """shared_prompt: a prompt goes through the model once for all its completions; as_sampled: likewise, with the
+    generator's log-probs bit for bit (docs/job.md); padded: once for each, which every architecture takes."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=1, le=2**24)] = 8192
-    """Input tokens of one forward and backward pass, padding included: bounds the memory of activations. A rollout
-    batch with more goes through in several passes; a prompt with one completion always goes whole."""
+    """Input tokens of one pass, padding included: bounds the memory of activations. A batch with more goes through in
+    several passes; a prompt with one completion always goes whole."""
     measure_entropy: bool = True
     """Measures the entropy of the whole distribution at each token that goes through the model
     (entropy_trained_tokens), also without an entropy bonus. The estimate over all sampled tokens (entropy) is always
@@ -138,15 +138,15 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
     stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET
-    """Rules of the job's health (docs/operate.md) that end it as failed, with a checkpoint, once one is broken; left
-    out: none. What was broken before a resume doesn't end it again."""
+    """Rules of the job's health (docs/operate.md) that end it as failed, with a checkpoint, once broken; left out:
+    none. What broke before a resume doesn't end it again."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     lora: LoraSpec | None = None
     """Trains adapters instead of the model; none: every parameter."""
     external: bool = False
-    """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and the
-    other keys of trainer, algorithm, optimizer and trackers must be left out, for nothing reads them."""
+    """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and other
+    keys of trainer, algorithm, optimizer and trackers, which nothing reads, must be left out."""
 
     @property
     def over_hosts(self) -> HostsSpec | None:
