@@ -151,20 +151,10 @@ def test_a_demo_that_is_interrupted_in_the_middle_stops_every_process(tmp_path: 
     assert not processes_of(run_dir)
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--set", "model.path=absent"], "model.path"),
-        (["--set", "rollout.colour=red"], "rollout.colour"),
-        (["--schedule", "sometimes"], "schedule"),
-    ],
-)
-def test_bad_input_is_one_object_that_names_the_field_and_leaves_no_process(
-    tmp_path: Path, flags: list[str], line: str
-) -> None:
+def test_bad_input_is_one_object_that_names_the_field_and_leaves_no_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
-    code, out, err = finish(start_demo(run_dir, flags))
+    code, out, err = finish(start_demo(run_dir, ["--set", "model.path=absent"]))
     assert code in (1, 2)
-    assert line in out
+    assert "model.path" in out
     assert "Traceback" not in err
     assert not processes_of(run_dir)

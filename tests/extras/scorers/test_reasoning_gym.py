@@ -141,14 +141,13 @@ def test_no_completion_becomes_code(task: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     with compiled_texts() as texts:
         for payload in payloads(str(marker)):
-            for component in (WHOLE, ReasoningGymReward(strict=False)):
-                result = scored(task, payload, json.loads(entry_of(task)), component=component)
-                if task in NOT_SCORED:
-                    assert isinstance(result, Unscorable)
-                    assert (result.reason, task in result.detail) == ("bad_reference", True)
-                else:
-                    assert isinstance(result, Scored), (payload[:80], result)
-                    assert 0.0 <= result.reward < 1.0, payload[:80]
+            result = scored(task, payload, json.loads(entry_of(task)))
+            if task in NOT_SCORED:
+                assert isinstance(result, Unscorable)
+                assert (result.reason, task in result.detail) == ("bad_reference", True)
+            else:
+                assert isinstance(result, Scored), (payload[:80], result)
+                assert 0.0 <= result.reward < 1.0, payload[:80]
     assert not texts
     assert not marker.exists()
 

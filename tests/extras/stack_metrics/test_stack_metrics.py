@@ -30,6 +30,13 @@ from tests.served import asked, services_over
 METRICS_KEY = "a-key-for-scrapes"
 
 
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """Its own: a scrape asks after each job of its server."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
 @pytest.fixture
 def services(settings: StackSettings) -> Iterator[Services]:
     with services_over(replace(settings, metrics_key=METRICS_KEY)) as made:
