@@ -46,8 +46,8 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
     metrics = metrics_of(settings, lambda kinds: kinds.WorkerMetrics(lambda: trainer.is_running))
     reconciler = Reconciler(
-        broker,
-        trainer,
+        broker=broker,
+        trainer=trainer,
         roots=roots,
         worker_id=worker_id,
         trainer_start_s=settings.trainer_start_s,

@@ -13,6 +13,7 @@ writes needs memory: a Redis at `maxmemory` takes it all.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
@@ -37,46 +38,37 @@ LAPSE_GRACE_S = 2.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
 class Reconciler:
     """What one worker sees of the jobs, and does for them."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        trainer: TrainerProcess,
-        *,
-        roots: RunRoots,
-        worker_id: str,
-        trainer_start_s: float,
-        network: str = "",
-        metrics: WorkerMetrics | None = None,
-    ) -> None:
-        """network: over which this host is offered to jobs of several hosts. metrics: of the process, where it serves
-        any."""
-        self._broker = broker
-        self._jobs = JobStore(broker)
-        self._trainer = trainer
-        self._roots = roots
-        self._worker_id = worker_id
-        self._trainer_start_s = trainer_start_s
-        self._metrics = metrics
-        self._network = network
-        self._of_hosts = ""
-        """The job of the trainer here, where that launches ranks of several hosts: it counts its starts itself."""
-        self._left_alone: set[str] = set()
-        """Jobs of several hosts, which this host is not offered to; said once."""
+    broker: Broker
+    trainer: TrainerProcess
+    roots: RunRoots
+    worker_id: str
+    trainer_start_s: float
+    network: str = ""
+    """Over which this host is offered to jobs of several hosts."""
+    metrics: WorkerMetrics | None = None
+    _of_hosts: str = ""
+    """The job of the trainer here, where that launches ranks of several hosts: it counts its starts itself."""
+    _left_alone: set[str] = field(default_factory=set)
+    """Jobs of several hosts, which this host is not offered to; said once."""
+
+    def __post_init__(self) -> None:
+        self._jobs = JobStore(self.broker)
 
     def reconcile(self) -> None:
         """Sees to every active job, oldest first. Raises Unavailable."""
         self._see_to_own()
         for job_id in self._jobs.active_jobs():
             self._see_to_known(job_id)
-        if self._metrics is not None:
-            self._metrics.reconciled.set_to_current_time()
+        if self.metrics is not None:
+            self.metrics.reconciled.set_to_current_time()
 
     def close(self) -> None:
         """Ends the trainer that runs here; its job goes on in another one."""
-        ended = self._trainer.stop()
+        ended = self.trainer.stop()
         if ended is not None:
             self._book(ended)
 
@@ -92,8 +84,8 @@ class Reconciler:
         if state.is_final:
             # It is among the active jobs where the process that ended it died in between.
             self._jobs.leave_active(job_id)
-        elif job_id == self._trainer.job_id or self._is_held(job_id):
-            if not self._trainer.job_id and self._network and self._spans_hosts(job_id):
+        elif job_id == self.trainer.job_id or self._is_held(job_id):
+            if not self.trainer.job_id and self.network and self._spans_hosts(job_id):
                 self._offers(job_id)
         elif state is JobState.CANCELLING:
             try:
@@ -103,7 +95,7 @@ class Reconciler:
         elif self._is_external(job_id):
             # A process of a person's own trains it; this worker only ends it, above, where nothing else can.
             return
-        elif not self._trainer.job_id and self._roots.are_writable() and self._may_start(job_id):
+        elif not self.trainer.job_id and self.roots.are_writable() and self._may_start(job_id):
             self._start(job_id)
 
     def _is_external(self, job_id: str) -> bool:
@@ -125,30 +117,30 @@ class Reconciler:
 
     def _offers(self, job_id: str) -> bool:
         """Whether this host may come among those of the job now; if not it waits for its next generation."""
-        if not self._network:
+        if not self.network:
             if job_id not in self._left_alone:
                 log.warning("job %s asks for several hosts; this one isn't offered: set ONBEAT_NETWORK", job_id)
             self._left_alone.add(job_id)
             return False
-        outcome, _ = HostsSide(self._broker, job_id, host=self._worker_id, ranks=0).look(waits=True)
+        outcome, _ = HostsSide(self.broker, job_id, host=self.worker_id, ranks=0).look(waits=True)
         return outcome != "late"
 
     def _see_to_own(self) -> None:
         """Sees to the trainer that runs here: it has ended, it holds its job, it loads, or it is stuck (I8)."""
-        ended = self._trainer.reap()
-        job_id = self._trainer.job_id
+        ended = self.trainer.reap()
+        job_id = self.trainer.job_id
         if job_id and self._is_held(job_id):
-            self._trainer.answered()
-            self._jobs.release_start(job_id, self._worker_id)
+            self.trainer.answered()
+            self._jobs.release_start(job_id, self.worker_id)
         elif job_id and self._is_needless(job_id):
             log.info("the trainer of %s is ended: the job is, or will be", job_id)
-            ended = self._trainer.stop(grace_s=LOADING_GRACE_S)
+            ended = self.trainer.stop(grace_s=LOADING_GRACE_S)
         elif job_id and not self._is_stuck(job_id):
             self._reserve(job_id)
         elif job_id:
-            log.error("the trainer of %s has not answered for %.1f s, killing it", job_id, self._trainer.silent_s)
-            self._trainer.kill()
-            ended = self._trainer.reap()
+            log.error("the trainer of %s has not answered for %.1f s, killing it", job_id, self.trainer.silent_s)
+            self.trainer.kill()
+            ended = self.trainer.reap()
         if ended is not None:
             self._book(ended)
 
@@ -159,12 +151,12 @@ class Reconciler:
         stopped, or swaps. What gave its lease back, or whose job has ended, is on its way out, and may close a tracker.
         """
         if job_id == self._of_hosts:
-            return self._trainer.silent_s >= self._trainer_start_s
+            return self.trainer.silent_s >= self.trainer_start_s
         fence = self._fence(job_id)
-        is_without = fence is None or not fence.lease_until_s or not self._trainer.has_held
+        is_without = fence is None or not fence.lease_until_s or not self.trainer.has_held
         if fence is None or is_without or self._jobs.state(job_id).is_final:
-            return self._trainer.silent_s >= self._trainer_start_s
-        return self._trainer.lapsed() >= max(LAPSE_GRACE_S, fence.lease_s / 2)
+            return self.trainer.silent_s >= self.trainer_start_s
+        return self.trainer.lapsed() >= max(LAPSE_GRACE_S, fence.lease_s / 2)
 
     def _is_needless(self, job_id: str) -> bool:
         """Whether a trainer that doesn't hold its job can go: the job has ended, or is to end, with nothing to save."""
@@ -175,16 +167,16 @@ class Reconciler:
         except ContractViolation:
             return False
         # A trainer that has held it may be on its way out, after it said how the job ended.
-        return state is JobState.CANCELLING or (state.is_final and not self._trainer.has_held)
+        return state is JobState.CANCELLING or (state.is_final and not self.trainer.has_held)
 
     def _is_held(self, job_id: str) -> bool:
         fence = self._fence(job_id)
-        return fence is not None and fence.is_held(self._broker.now_s())
+        return fence is not None and fence.is_held(self.broker.now_s())
 
     def _fence(self, job_id: str) -> FenceState | None:
         """None of one that is damaged: a trainer that finds it so ends, and after some of them the job."""
         try:
-            return read_fence(self._broker, self._broker.job_keys(job_id))
+            return read_fence(self.broker, self.broker.job_keys(job_id))
         except ContractViolation as error:
             log.warning("%s", error)
             return None
@@ -200,36 +192,36 @@ class Reconciler:
             self._give_up(
                 job_id,
                 f"{limit} trainers ended without committing a new iteration (timeouts.max_trainer_starts); "
-                f"the last one's log ends: {self._trainer.tail(job_id)}",
+                f"the last one's log ends: {self.trainer.tail(job_id)}",
             )
             return
         try:
-            self._trainer.start(job_id)
+            self.trainer.start(job_id)
         except OnbeatError as error:
             self._give_up(job_id, str(error))
         else:
-            if self._metrics is not None:
-                self._metrics.started.inc()
+            if self.metrics is not None:
+                self.metrics.started.inc()
 
     def _give_up(self, job_id: str, reason: str) -> None:
         log.error("job %s fails: %s", job_id, reason)
         self._jobs.fail(job_id, reason)
-        self._jobs.release_start(job_id, self._worker_id)
+        self._jobs.release_start(job_id, self.worker_id)
 
     def _book(self, ended: Ended) -> None:
-        if self._metrics is not None:
-            self._metrics.ended.labels(_outcome(ended)).inc()
+        if self.metrics is not None:
+            self.metrics.ended.labels(_outcome(ended)).inc()
         if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):
             log.info("%s", ended)
         elif not ended.asked:
-            log.warning("%s: %s", ended, self._trainer.tail(ended.job_id))
+            log.warning("%s: %s", ended, self.trainer.tail(ended.job_id))
         if not self._of_hosts and (ended.asked or ended.exit_code == TrainerExit.HELD):
             # A trainer that was asked to end, or that found another one alive, says nothing about the job.
             self._jobs.uncount_trainer_start(ended.job_id)
-        self._jobs.release_start(ended.job_id, self._worker_id)
+        self._jobs.release_start(ended.job_id, self.worker_id)
 
     def _reserve(self, job_id: str) -> bool:
-        return self._jobs.reserve_start(job_id, self._worker_id, life_s=RESERVATION_S)
+        return self._jobs.reserve_start(job_id, self.worker_id, life_s=RESERVATION_S)
 
 
 def _outcome(ended: Ended) -> str:

@@ -14,6 +14,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 Send = Callable[[float], Awaitable[httpx.Response]]
 
 
+@dataclass(kw_only=True)
 class EnvironmentClient:
     """The reward service, for one process: a generator's turns, a trainer's openings, a gateway's check.
 
@@ -47,33 +49,23 @@ class EnvironmentClient:
     deadline, and InvalidInput where the service refuses the request, with the service's own field and cure.
     """
 
-    def __init__(
-        self,
-        http: httpx.AsyncClient,
-        *,
-        key: str,
-        request_timeout_s: float,
-        max_attempts: int = MAX_ATTEMPTS,
-        deadline_s: float | None = None,
-        service: Dependency | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        jitter: Callable[[], float] = random.random,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """http: with the reward service as its base URL. request_timeout_s: for one request.
+    http: httpx.AsyncClient
+    """With the reward service as its base URL."""
+    key: str
+    request_timeout_s: float
+    """For one request."""
+    max_attempts: int = MAX_ATTEMPTS
+    deadline_s: float | None = None
+    """For a call with all its attempts; None leaves it to them."""
+    service: Dependency | None = None
+    """Its absence within deadline_s is outlasted, and what is in doubt is asked for at most `max_attempts` times."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
 
-        deadline_s: for a call with all its attempts; None leaves it to them. With a service, its absence within that
-        time is outlasted, and what is in doubt is asked for at most `max_attempts` times.
-        """
-        self._http = http
-        self._headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {key}"}
-        self._request_timeout_s = request_timeout_s
-        self._max_attempts = max_attempts
-        self._deadline_s = deadline_s
-        self._service = service
-        self._sleep = sleep
-        self._jitter = jitter
-        self._clock = clock
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
 
     async def names(self) -> tuple[str, ...]:
         """What a spec may name."""
@@ -160,7 +152,7 @@ class EnvironmentClient:
 
     async def _get(self, path: str, kind: type[A]) -> A:
         def send(timeout_s: float) -> Awaitable[httpx.Response]:
-            return self._http.get(path, headers=self._headers, timeout=timeout_s)
+            return self.http.get(path, headers=self._headers, timeout=timeout_s)
 
         return await self._tried(path, send, lambda content: decode_json(content, kind))
 
@@ -170,7 +162,7 @@ class EnvironmentClient:
 
         def send(timeout_s: float) -> Awaitable[httpx.Response]:
             headers = self._headers | trace_headers()
-            return self._http.post(path, content=body, headers=headers, timeout=timeout_s)
+            return self.http.post(path, content=body, headers=headers, timeout=timeout_s)
 
         def read(content: bytes) -> A:
             answer = decode(content, kind)
@@ -180,25 +172,25 @@ class EnvironmentClient:
 
     async def _tried(self, path: str, send: Send, read: Callable[[bytes], A]) -> A:
         """One answer, of as many requests as it takes."""
-        ends_s = self._clock() + self._deadline_s if self._deadline_s is not None else float("inf")
-        service = self._service
+        ends_s = self.clock() + self.deadline_s if self.deadline_s is not None else float("inf")
+        service = self.service
 
         async def once() -> A:
-            return await self._once(path, send, read, max(0.001, ends_s - self._clock()))
+            return await self._once(path, send, read, max(0.001, ends_s - self.clock()))
 
         async def ask() -> A:
-            return await (once() if service is None else service.outlast(once, deadline_s=ends_s - self._clock()))
+            return await (once() if service is None else service.outlast(once, deadline_s=ends_s - self.clock()))
 
         def helps(error: Exception, pause_s: float) -> bool:
             may_help = isinstance(error, EnvironmentUnavailable) and (service is None or error.is_doubtful)
-            return may_help and self._clock() + pause_s < ends_s
+            return may_help and self.clock() + pause_s < ends_s
 
-        pauses = islice(backoff(base_s=0.5, cap_s=30.0, jitter=self._jitter), self._max_attempts - 1)
-        return await tried_again(path, ask, pauses=pauses, helps=helps, sleep=self._sleep)
+        pauses = islice(backoff(base_s=0.5, cap_s=30.0, jitter=self.jitter), self.max_attempts - 1)
+        return await tried_again(path, ask, pauses=pauses, helps=helps, sleep=self.sleep)
 
     async def _once(self, path: str, send: Send, read: Callable[[bytes], A], left_s: float) -> A:
         """Makes one request. Raises EnvironmentUnavailable if it may be repeated, InvalidInput if not."""
-        limit_s = min(self._request_timeout_s, left_s)
+        limit_s = min(self.request_timeout_s, left_s)
         try:
             answer = await asyncio.wait_for(send(limit_s), limit_s)
         except (httpx.RequestError, TimeoutError) as error:

@@ -88,7 +88,7 @@ def client_for(
     service: whose absence a call outlasts, up to deadline_s.
     """
     return EnvironmentClient(
-        http,
+        http=http,
         key=settings.reward_key,
         request_timeout_s=environment.request_timeout_s,
         deadline_s=2 * environment.request_timeout_s if deadline_s is None else deadline_s,

@@ -80,7 +80,7 @@ def http(service: Service) -> Iterator[httpx.Client]:
 @asynccontextmanager
 async def client_of(service: Service, **options: Any) -> AsyncIterator[EnvironmentClient]:
     async with httpx.AsyncClient(base_url=service.url) as http:
-        yield EnvironmentClient(http, key=KEY, request_timeout_s=60.0, **options)
+        yield EnvironmentClient(http=http, key=KEY, request_timeout_s=60.0, **options)
 
 
 def post(http: httpx.Client, path: str, body: object, kind: str = "application/json") -> httpx.Response:

@@ -186,7 +186,9 @@ def reconciling(own_settings: StackSettings, broker: Broker, monkeypatch: pytest
     @contextmanager
     def made(trainer_start_s: float = 180.0) -> Iterator[tuple[Reconciler, TrainerProcess]]:
         trainer, roots = TrainerProcess(own_settings.run_root_path, module=TRAINER), RunRoots(own_settings)
-        reconciler = Reconciler(broker, trainer, roots=roots, worker_id="consumer-a", trainer_start_s=trainer_start_s)
+        reconciler = Reconciler(
+            broker=broker, trainer=trainer, roots=roots, worker_id="consumer-a", trainer_start_s=trainer_start_s
+        )
         try:
             yield reconciler, trainer
         finally:

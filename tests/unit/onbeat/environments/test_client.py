@@ -64,7 +64,7 @@ class Service:
             async with httpx.AsyncClient(transport=httpx.MockTransport(self._handle), base_url="http://e") as http:
                 return await call(
                     EnvironmentClient(
-                        http,
+                        http=http,
                         key="environment-key",
                         request_timeout_s=5.0,
                         max_attempts=3,
