@@ -6,20 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, get_args
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Record, Text
 from contracts.errors import ContractViolation
 from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column, ColumnName
 from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
-from contracts.rewards import OnUnscorable, StageReason, stated_score
+from contracts.rewards import OnUnscorable, StageReason, Weight, stated_score
 from contracts.spec_tables.algorithm import AlgorithmSpec
 
 MAX_STAGES = 16
 REFERENCE_LOGPROBS = "reference_logprobs"
 TEACHER_LOGPROBS = "teacher_logprobs"
 """The columns that the loss reads, whichever stage makes them: float32 per token, under the job's temperature."""
-Weight = Annotated[float, Meta(ge=-1000.0, le=1000.0)]
 Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
 FAILURE_SUFFIX = "_failure"
 Truncation = Literal["never", "prompt_start", "completion_end"]
@@ -141,9 +140,15 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     """Name of the model at the server."""
     prompt: Text
     """The question, with {prompt}, {completion} and {reference} in it."""
+    system: Text | UnsetType = UNSET
+    """What the judge is told before it, as the system's message; left out: nothing."""
     answer: Annotated[str, Meta(min_length=1, max_length=200)] = "number"
     """How the number is read. number: the answer's one plain number. json: the key `score` of its JSON object. Any
     other text is a pattern with {number} in it, as "{number}/10", of which the last place counts."""
+    criteria: (
+        Annotated[dict[Line, Annotated[float, Meta(gt=0.0, le=1e3)]], Meta(min_length=1, max_length=32)] | UnsetType
+    ) = UNSET
+    """With answer = "json": the keys of its numbers, and what each weighs in their mean; left out: `score` alone."""
     lowest: Score = 0.0
     """A number below it, or none, can't be taken, and so can't one above the highest (I6)."""
     highest: Score = 10.0
@@ -161,6 +166,8 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
             raise ValueError(
                 f'answer of stage {self.name} is neither "number" nor "json", nor a text with one {NUMBER_PLACE} in it'
             )
+        if self.criteria is not UNSET and self.answer != "json":
+            raise ValueError(f'criteria of stage {self.name} are keys of a JSON object; set answer = "json"')
 
 
 class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):

@@ -23,15 +23,7 @@ from msgspec.structs import replace
 from broker.connection.client import Broker, connect_within
 from broker.connection.deadlines import within
 from broker.job_store import JobStore
-from contracts.errors import (
-    BrokerFull,
-    BrokerUnavailable,
-    ContractViolation,
-    InvalidInput,
-    JobEnded,
-    OnbeatError,
-    Unavailable,
-)
+from contracts import errors
 from contracts.jobs import JobState
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
@@ -59,7 +51,7 @@ def client_settings(
     root = run_root_from(os.environ, Path(run_dir) if run_dir is not None else None)
     found = role_settings(root, role)
     if found is None:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"is not set, and no stack that runs in {root} says it",
             field="ONBEAT_REDIS_URL",
             cure=f"give the address of the Redis user `{role}`, or run_dir= of a running `onbeat up`",
@@ -106,7 +98,7 @@ class JobConnection:
             try:
                 with known_functions():
                     return work()
-            except BrokerFull:
+            except errors.BrokerFull:
                 if time.monotonic() >= ends_s:
                     raise
                 self.check()
@@ -119,7 +111,7 @@ class JobConnection:
         try:
             with within(1.0):
                 leave()
-        except OnbeatError as error:
+        except errors.OnbeatError as error:
             log.debug("left without a word: %s", error)
         self.broker.break_off()
         self.broker.close()
@@ -159,7 +151,7 @@ class Beat(threading.Thread):
         while not self._closing.wait(self._every_s):
             try:
                 self._work()
-            except Unavailable as error:
+            except errors.Unavailable as error:
                 log.warning("the heartbeat found no server: %s", error)
             except Exception as error:
                 log.error("the heartbeat ended: %s", error)
@@ -181,10 +173,10 @@ def known_functions() -> Iterator[None]:
     """Says of a server without the functions of this version that this process and the stack don't fit together."""
     try:
         yield
-    except BrokerUnavailable as error:
+    except errors.BrokerUnavailable as error:
         if "functions of this version" not in error.problem:
             raise
-        raise ContractViolation(
+        raise errors.ContractViolation(
             "the stack has other functions than this process", field="onbeat.client", cure=OTHER_VERSION
         ) from error
 
@@ -195,16 +187,17 @@ def speaking_the_same() -> Iterator[None]:
     try:
         with known_functions():
             yield
-    except ContractViolation as error:
+    except errors.ContractViolation as error:
         if error.cure == OTHER_VERSION:
             raise
-        raise ContractViolation(
+        raise errors.ContractViolation(
             f"a record of the stack can't be read: {error}", field="onbeat.client", cure=OTHER_VERSION
         ) from error
 
 
-def job_ended(job_id: str, state: JobState) -> JobEnded:
+def job_ended(job_id: str, state: JobState) -> errors.JobEnded:
     ends = "is being cancelled" if state is JobState.CANCELLING else f"has {state.value}"
     if state is JobState.CANCELLED:
         ends = "was cancelled"
-    return JobEnded(f"{job_id} {ends}", field="job_id", cure="nothing more of it is needed; `onbeat resume` queues it")
+    cure = "nothing more of it is needed; `onbeat resume` queues it"
+    return errors.JobEnded(f"{job_id} {ends}", field="job_id", cure=cure)

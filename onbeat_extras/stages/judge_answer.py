@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from typing import Annotated, Any
 
@@ -63,7 +64,7 @@ def question(stage: LlmJudgeStage, *, prompt: str, completion: str, reference: s
 
 
 def score_of(body: bytes, stage: LlmJudgeStage) -> float:
-    """The judge's number, moved and scaled to lie between 0 and 1.
+    """The judge's number, or the weighted mean of those of its criteria, moved and scaled to lie between 0 and 1.
 
     Raises CompletionUnjudged where the judge said something else, BatchFailed where the server did.
     """
@@ -76,11 +77,17 @@ def score_of(body: bytes, stage: LlmJudgeStage) -> float:
         raise _unjudged("refused", f"the judge refuses: {shown(choice.message.refusal)}")
     if choice.finish_reason not in (None, "stop"):
         raise _unjudged("no_answer", f"the judge's answer is cut: finish_reason is {shown(choice.finish_reason)}")
-    number = READERS.get(stage.answer, functools.partial(number_at, pattern=stage.answer))(choice.message.content or "")
-    if not stage.lowest <= number <= stage.highest:
-        problem = f"the judge's number {number:g} is not between {stage.lowest:g} and {stage.highest:g}"
-        raise _unjudged("out_of_range", problem)
-    return (number - stage.lowest) / (stage.highest - stage.lowest)
+    said, weights = choice.message.content or "", stage.criteria or {JSON_KEY: 1.0}
+    if stage.answer == "json":
+        numbers = numbers_in_json(said, tuple(weights))
+    else:
+        numbers = [number_in(said) if stage.answer == "number" else number_at(said, pattern=stage.answer)]
+    for number in numbers:
+        if not stage.lowest <= number <= stage.highest:
+            problem = f"the judge's number {number:g} is not between {stage.lowest:g} and {stage.highest:g}"
+            raise _unjudged("out_of_range", problem)
+    span, weighted = stage.highest - stage.lowest, zip(weights.values(), numbers, strict=True)
+    return math.fsum(weight * ((number - stage.lowest) / span) for weight, number in weighted) / sum(weights.values())
 
 
 def number_in(text: str) -> float:
@@ -105,22 +112,23 @@ def number_at(text: str, *, pattern: str) -> float:
     return float(numbers[-1])
 
 
-def number_in_json(text: str) -> float:
-    """The number under JSON_KEY of the last JSON object that has it, of those that no other one holds.
+def numbers_in_json(text: str, keys: tuple[str, ...]) -> list[float]:
+    """The numbers under the keys of the last JSON object that has them all, of those that no other one holds.
 
     Raises CompletionUnjudged.
     """
-    number, behind = None, 0
+    values, behind = [], 0
     for at in [place.start() for place in re.finditer("{", text)][-MOST_BRACES:]:
         if at >= behind:
             found, behind = _object_at(text, at)
-            number = found.get(JSON_KEY, number)
+            values = [found[key] for key in keys] if found.keys() >= set(keys) else values
     try:
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            return float(number)
+        if values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            return list(map(float, values))
     except OverflowError:
         pass
-    raise _unjudged("no_answer", f'the judge\'s answer has no JSON object with a number "{JSON_KEY}": {shown(text)}')
+    names = " and ".join(f'a number "{key}"' for key in keys)
+    raise _unjudged("no_answer", f"the judge's answer has no JSON object with {names}: {shown(text)}")
 
 
 def _object_at(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -129,9 +137,6 @@ def _object_at(text: str, at: int) -> tuple[dict[str, Any], int]:
         return OBJECTS.raw_decode(text, at)
     except (ValueError, RecursionError):
         return {}, at + 1
-
-
-READERS = {"number": number_in, "json": number_in_json}
 
 
 @functools.lru_cache(maxsize=64)

@@ -112,7 +112,9 @@ class JudgeService:
         """The score of a row. Raises CompletionUnjudged where the row may be why there is none, else BatchFailed;
         JudgeUnavailable past timeouts.dependency_s, and InvalidInput where it is this worker's fault."""
         text = question(judge, prompt=prompt, completion=completion, reference=reference)
-        body = {"model": judge.model, "messages": [{"role": "user", "content": text}], "temperature": 0.0}
+        messages = [{"role": "system", "content": judge.system}] if judge.system else []
+        messages.append({"role": "user", "content": text})
+        body = {"model": judge.model, "messages": messages, "temperature": 0.0}
         pauses = islice(backoff(base_s=1.0, cap_s=LONGEST_PAUSE_S), MAX_REQUESTS - 1)
         try:
             post = partial(self._post, msgspec.json.encode(body))

@@ -525,7 +525,9 @@ export interface LlmJudgeStage {
   name: string;
   model: string;
   prompt: string;
+  system?: string;
   answer: string;
+  criteria?: Record<string, number>;
   lowest: number;
   highest: number;
 }

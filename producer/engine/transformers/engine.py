@@ -34,15 +34,7 @@ from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.model_folder import cast_head, empty_model, end_of_sequence_ids, text_of, weight_tensors
 from onbeat.weights.model_path import model_folder
-from producer.engine.base import (
-    EngineSetup,
-    GenerationEngine,
-    Turn,
-    VerifiedWeights,
-    check_context,
-    check_version,
-    check_vocabulary,
-)
+from producer.engine import base
 from producer.engine.ends import Ends
 from producer.engine.transformers import decode_loop
 from producer.engine.transformers.canary import Verdict, judge
@@ -61,13 +53,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class TransformersEngine(GenerationEngine):
+class TransformersEngine(base.GenerationEngine):
     """Torch runs on one thread of its own, so the event loop stays free for heartbeats.
 
     Another thread reads versions of a job with a lag while a batch is sampled; it is started by the first of them.
     """
 
-    def __init__(self, setup: EngineSetup, options: TransformersOptions | None = None) -> None:
+    def __init__(self, setup: base.EngineSetup, options: TransformersOptions | None = None) -> None:
         """Builds the model from its config alone; weights come by `load_weights`. Blocks for a second or more.
 
         Its numbers depend on the setup alone: the options say how much is decoded at a time.
@@ -108,10 +100,10 @@ class TransformersEngine(GenerationEngine):
         is_shared = self._verdict is not None and not self._verdict.problem
         return self._options.shared_sequences if is_shared else 1
 
-    async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
-        check_version(self._held, batch)
-        check_context(batch, self._context_tokens)
-        check_vocabulary(batch, self._vocabulary_tokens)
+    async def generate(self, batch: PromptBatch, turn: base.Turn | None = None) -> list[list[Completion]]:
+        base.check_version(self._held, batch)
+        base.check_context(batch, self._context_tokens)
+        base.check_vocabulary(batch, self._vocabulary_tokens)
         request = decode_loop.Request(batch, turn)
         self._loop.put(request)
         # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.
@@ -123,13 +115,13 @@ class TransformersEngine(GenerationEngine):
             await self._on_thread(partial(self._weights.load_ahead, weights))
             return
         digest = await self._on_thread(partial(self._load, weights))
-        self._held = VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
+        self._held = base.VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
 
     @property
-    def ready_versions(self) -> tuple[VerifiedWeights, ...]:
+    def ready_versions(self) -> tuple[base.VerifiedWeights, ...]:
         if self._closing.is_set():
             return ()
-        return tuple(VerifiedWeights(policy_version=number, weights_digest=of) for number, of in self._weights.held)
+        return tuple(base.VerifiedWeights(policy_version=one, weights_digest=of) for one, of in self._weights.held)
 
     async def receive_weights(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int

@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import BatchFailed, CompletionUnjudged
 from contracts.spec_tables.stages import LlmJudgeStage
-from onbeat_extras.stages.judge_answer import number_at, number_in, number_in_json, question, score_of
+from onbeat_extras.stages.judge_answer import number_at, number_in, numbers_in_json, question, score_of
 from tests.judge_server import says
 
 JUDGE = LlmJudgeStage(model="judge", prompt="Rate {completion}", lowest=-2.0, highest=8.0)
@@ -127,7 +127,7 @@ def test_a_number_that_isnt_where_the_pattern_has_it_is_none(pattern: str, text:
     ],
 )
 def test_a_json_object_has_the_number_under_its_key(text: str, number: float) -> None:
-    assert number_in_json(text) == number
+    assert numbers_in_json(text, ("score",)) == [number]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_json_object_has_the_number_under_its_key(text: str, number: float) ->
 )
 def test_json_without_a_number_there_is_none_and_costs_no_more_than_its_length(text: str) -> None:
     with pytest.raises(CompletionUnjudged, match="no JSON object with a number"):
-        number_in_json(text)
+        numbers_in_json(text, ("score",))
 
 
 @pytest.mark.parametrize("text", ["0" * 2**20, " " * 2**20 + "x", "Score:" * 2**17, "Score: 1" * 2**17 + "/"])
@@ -191,3 +191,15 @@ def test_texts_are_put_in_as_they_are_and_never_read_as_a_template() -> None:
     assert filled == (
         r"{{x}} {completion} {prompt.__class__} | {reference}%s\1{ | }{prompt} | {reference}%s\1{ {other} {0}"
     )
+
+
+def test_criteria_are_keys_of_one_object_and_their_weighted_mean_is_the_score() -> None:
+    judge = LlmJudgeStage(model="m", prompt="{completion}", answer="json", criteria={"right": 3.0, "short": 1.0})
+    sure = '{"right": 1, "short": 1} but no: {"right": 10, "why": "all", "short": 2.0} {"short": 9}'
+    assert score_of(says(sure)[1], judge) == pytest.approx((3 * 1.0 + 1 * 0.2) / 4)
+    with pytest.raises(CompletionUnjudged, match='no JSON object with a number "right" and a number "short"'):
+        score_of(says('{"right": 10} {"short": 2}')[1], judge)
+    with pytest.raises(CompletionUnjudged, match="number 11 is not between 0 and 10"):
+        score_of(says('{"right": 10, "short": 11}')[1], judge)
+    with pytest.raises(ValueError, match=r'criteria of stage llm_judge are keys .* set answer = "json"'):
+        LlmJudgeStage(model="m", prompt="{completion}", criteria={"right": 1.0})

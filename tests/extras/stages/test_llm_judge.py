@@ -31,7 +31,7 @@ JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "m", "prompt": "{prompt}|
 
 
 def served(dependency_s: float = 600.0) -> ServedStage:
-    return served_stage(JUDGE, deterministic=False, timeouts__dependency_s=dependency_s)
+    return served_stage(JUDGE | {"system": "Be strict."}, deterministic=False, timeouts__dependency_s=dependency_s)
 
 
 def item(row: int = 0, completion: str = "c") -> ClaimedItem:
@@ -67,7 +67,8 @@ def test_a_question_names_the_model_and_carries_the_key_and_its_number_is_the_sc
     (question,) = server.questions
     assert question.path == "/v1/chat/completions"
     assert question.headers["authorization"] == f"Bearer {KEY}"
-    assert question.body == {"model": "m", "messages": [{"role": "user", "content": "p|c|r"}], "temperature": 0.0}
+    told = [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p|c|r"}]
+    assert question.body == {"model": "m", "messages": told, "temperature": 0.0}
 
 
 def test_at_most_so_many_questions_are_out_at_a_time() -> None:
