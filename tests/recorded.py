@@ -9,11 +9,13 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
+from contracts.versions import WeightFile
 from gateway.services import Services
 from onbeat_extras.replay.files import INDEX, RecordedFiles, write_record
 from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
 from tests.builders import batch_of, manifest, prompt_batch, rollout
 
+FILE = WeightFile(name="weights.safetensors", num_bytes=4)
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e\x00"
 
 
@@ -29,7 +31,7 @@ def record_of(job_id: str, batch_id: str, *, text: str = "46", **changes: Any) -
         "asked": asked,
         "batch": batch,
         "batch_digest": batch_digest(batch),
-        "manifest": manifest(0, directory=f"{job_id}/weights/v000000"),
+        "manifest": manifest(0, directory=f"{job_id}/weights/v000000", files=(FILE,)),
         "advantages": (0.5, -0.5),
         "trainer_logprobs": (pack_float32([-0.5, -0.25]), None),
         "piece_ids": pack_int32([4, 5]),
@@ -67,5 +69,5 @@ def recorded(services: Services, job_id: str, *records: RecordedBatch, **index: 
         write_record(path.with_name(INDEX), RecordedIteration(iteration=number, batches=listed, versions={}, **index))
     version = folder.weights_of(0)
     version.mkdir(parents=True, exist_ok=True)
-    (version / "weights.safetensors").write_bytes(b"1234")
+    (version / FILE.name).write_bytes(bytes(FILE.num_bytes))
     return files
