@@ -73,16 +73,16 @@ class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_onl
         return True
 
     shared_sequences: Sequences = 32
-    """Batches are claimed while fewer completions than this are being sampled, where batches may share steps of the
-    model and keep their bytes (a line of the log says so); 1: one batch at a time."""
+    """Batches are claimed while fewer completions than this are sampled, where batches may share steps and keep their
+    bytes (the log says so); 1: one at a time."""
     shared_cache_mb: Megabytes = 1024
     """Memory of the key-value cache that several batches share; a batch that needs more is sampled by itself."""
     turns_cache_mb: Megabytes = 1024
-    """Memory of keys and values that are kept of trajectories between their turns; those beyond it go through the model
-    again at the next turn, which changes no byte. 0 keeps none."""
+    """Memory of keys and values that trajectories keep between turns; those beyond it go through the model again, which
+    changes no byte."""
     packed_weights_mb: Megabytes = 1024
-    """Memory of a second copy of layers' weights, in the order in which a step's matrix products read them; layers
-    beyond it are packed at each product, which changes no byte. 0 keeps no copy."""
+    """Memory of a second copy of layers' weights, in the order in which products read them; others are packed at each
+    product, which changes no byte."""
 
 
 class BatchingOptions(EngineOptions, frozen=True, kw_only=True):
@@ -100,11 +100,11 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
     kv_cache_mb: Megabytes = 0
     """Memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
     sleep_mode: bool = False
-    """Whether the trainer of a colocated job has the GPU's memory in its turn, by vLLM's sleep mode, which has an
-    allocator of its own; CUDA only, and not run yet."""
+    """Whether a colocated job's trainer has the GPU's memory in its turn, by vLLM's sleep mode and its own allocator;
+    CUDA only, not run yet."""
     batch_invariant: bool = False
-    """Whether vLLM computes with its batch-invariant kernels (VLLM_BATCH_INVARIANT=1), so that it may serve
-    deterministic jobs: a GPU of compute capability 8.0 or more; slower, and not run yet."""
+    """Whether vLLM computes with batch-invariant kernels (VLLM_BATCH_INVARIANT=1), and may serve deterministic jobs: a
+    GPU of compute capability ≥ 8.0; slower, not run yet."""
 
     @property
     def is_reproducible(self) -> bool:

@@ -49,8 +49,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" where a process
     needs no broker. The user is that of the process's role (docs/operate.md)."""
     redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Replicas that hold what is committed, and what comes before a deletion, before a process goes on; with 0 a
-    failover may lose what the primary had confirmed (docs/operate.md)."""
+    """Replicas that hold a commit, and what comes before a deletion, before a process goes on; with 0 a failover may
+    lose what the primary confirmed."""
     reward_url: str = "http://127.0.0.1:8100"
     """Base URL of the reward service, which scores and plays."""
     reward_key: str = ""
@@ -61,16 +61,15 @@ class StackSettings(Record, frozen=True, kw_only=True):
     api_key: str = ""
     """Bearer key of the gateway, which doesn't start without one."""
     keys_file: str = ""
-    """File of more keys of the gateway, each with a scope, a line each: NAME SCOPE SHA-256 (docs/operate.md). It is
-    read again when it changes. "": none."""
+    """File of more keys of the gateway, a line each: NAME SCOPE SHA-256, read again when it changes. "": none."""
     run_root: str = "runs"
     """Folder of run folders: weights, checkpoints, metrics. Shared by trainers and generators."""
     weight_root: str = ""
     """Folder of the published versions, shared by trainers and generators, e.g. below /dev/shm of one host; "": the run
     root. Elsewhere a job's versions are removed when it ends."""
     objects: str = ""
-    """Object store of jobs whose bytes are no folder's of one host: s3://bucket/prefix, gs://, az://, or file:///folder;
-    accounts and endpoints by the provider's own variables (docs/operate.md). "": none."""
+    """Object store of jobs whose hosts share no folder: s3://bucket/prefix, gs://, az://, or file:///folder; accounts
+    and endpoints by the provider's own variables. "": none."""
     cache: str = ""
     """Folder of this host where its processes keep what they read from the object store, each byte once; "": none."""
     cache_mb: Annotated[int, Meta(ge=1, le=2**30)] = 65536
@@ -142,11 +141,11 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """How long a scorer's process may take to start, or to import a scorer; then its items are errors. One that loads a
     model may need more, and more reward.request_timeout_s."""
     scorer_memory_mb: Annotated[int, Meta(ge=256, le=2**24)] = 4096
-    """Address space of one scorer's process in MiB, which is more than it uses: torch on a CPU takes 2048, with CUDA it
-    takes several times that."""
+    """Address space of a scorer's process in MiB, more than it uses: torch on a CPU takes 2048, with CUDA several times
+    that."""
     scorer_network: Literal["none", "host"] = "none"
-    """none: no scorer can open a connection; host: every scorer can, as a plug-in needs that asks a judge model over
-    HTTP: then a completion that finds a hole in a scorer can, too."""
+    """none: no scorer can open a connection; host: every one can, as a plug-in that asks a judge over HTTP needs: then
+    a completion that finds a hole in a scorer can, too."""
     environment_children: Annotated[int, Meta(ge=0, le=200)] = 0
     """Processes that play the sessions of one environment of one job; 0: as many as the service may use cores."""
     environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
@@ -162,8 +161,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     environment_network: Literal["none", "host"] = "none"
     """none: no environment can open a connection; host: every one can, and what models make it do can, too."""
     mcp_servers: str = ""
-    """Programs whose tools specs may have by their names, for environment `mcp`: JSON {"name": {"command": …, "args":
-    […], "env": {…}}}, or the path of a file that holds it. Only a stack's reward service is told."""
+    """Programs whose tools specs may name, for environment `mcp`: JSON {"name": {"command": …, "args": […], "env":
+    {…}}}, or its file. The reward service alone is told."""
     trl_modules: str = ""
     """Modules, with commas between them, whose classes specs may name as `module:Class` for environment `trl`, beside
     the entry points of group `onbeat.trl_environments`."""
@@ -186,8 +185,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Bearer key that opens `/metrics` of every process, and nothing else. Without one, an HTTP service's own key opens
     its own, and other processes serve metrics on loopback alone."""
     otlp_endpoint: str = ""
-    """Base URL of an OpenTelemetry collector (OTLP over HTTP), to which trainers send what became of each batch, e.g.
-    http://127.0.0.1:4318; needs the extra `otel`. "": nothing is sent, and nothing imported."""
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP), which trainers tell what became of each batch, e.g.
+    http://127.0.0.1:4318; needs the extra `otel`. "": none."""
     crash_at: str = ""
     """Crash point (docs/promises.md) at which a trainer, a generator, a stage worker or the environment
     service kills itself; for tests."""

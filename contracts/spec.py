@@ -90,8 +90,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
     """Which version samples iteration t, and when it is trained. Version t: periodic trains while batches still come,
-    synchronous after the last, colocated likewise, in turns on the same cores or GPU. Older ones: delayed exactly t -
-    max_policy_lag, bounded the newest since that a generator holds."""
+    synchronous after the last, colocated likewise, in turns on the same cores or GPU. Older ones: delayed exactly
+    max(0, t - max_policy_lag), bounded the newest since that a generator holds."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
     """K: how many versions older than iteration t its sampling version may be; 1 or more for delayed and bounded, else
     0. Redis and checkpoints hold K iterations and versions more."""
@@ -117,7 +117,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     recording: RecordingSpec | UnsetType | None = UNSET
     """Which batches stay on disk after they were trained, to be looked at and sampled again; none: no batch does."""
     retention: RetentionSpec | UnsetType = UNSET
-    """What stays of the job after it has ended, and for how long; left out: as the stack says."""
+    """What stays of the job after its end, and how long; left out: as the stack says."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """Deadlines."""
     limits: LimitSpec = field(default_factory=LimitSpec)

@@ -86,7 +86,7 @@ and `onbeat up` set them for the processes that they start, and docker-compose.y
 def configuration_page() -> str:
     """The whole page, ending in one line break."""
     job = _spec_sections("Top level", _struct(JobSpec), path="", seen={})
-    return "\n".join([INTRO, *job, PRODUCTS, PROFILE_HEAD, *_profile_tables(), SETTINGS_HEAD, _settings_table()])
+    return "\n".join([INTRO, *job, PRODUCTS, PROFILE_HEAD, _profile_table(), SETTINGS_HEAD, _settings_table()])
 
 
 def undocumented_fields() -> list[str]:
@@ -162,17 +162,12 @@ def _table(rows: list[str]) -> str:
     return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n" if rows else "No other keys.\n"
 
 
-def _profile_tables() -> list[str]:
-    head = (
-        "### `engine`\n\nA generator's engine and its options, which are those of the [environment](#environment) "
-        f"under other names. A key doesn't belong into a file: `{KEY_VARIABLE}` names the variable of the launcher "
-        "that holds it.\n\n| key | engines | variable |\n| --- | --- | --- |\n"
+def _profile_table() -> str:
+    return _table(_rows(_struct(GeneratorProfile))) + (
+        f"\n`engine` has `type`, {VARIABLE} of the [environment](#environment), and that type's options, each without "
+        f"`{VARIABLE}_` and in small letters. A key doesn't belong into a file: `{KEY_VARIABLE}` names the launcher's "
+        "variable that holds it.\n"
     )
-    rows = [f"| `type` | `{json.dumps(DEFAULT)}` if unset | {VARIABLE} |"]
-    for option in ENGINE_OPTIONS:
-        key = KEY_VARIABLE if option == "api_key" else option
-        rows.append(f"| `{key}` | {', '.join(users_of(option))} | {variable(option)} |")
-    return [_table(_rows(_struct(GeneratorProfile))), head + "\n".join(rows) + "\n"]
 
 
 def _settings_table() -> str:

@@ -110,8 +110,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Equal parts of an iteration's batches, by their numbers, with an optimizer step each; left out: 1. Advantages and
     the old policy are from before the first step. Divides rollout.batches_per_iteration."""
     old_policy: Literal["trainer", "generator"] = "trainer"
-    """Whose log-probs the policy ratio is taken against: the trainer's before the iteration's first step, in which no
-    clip acts then, or the generator's, of sampling."""
+    """Whose log-probs the policy ratio is taken against: the trainer's before the iteration's first step, where no clip
+    acts, or the generator's."""
     clip_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Lower clip of the policy ratio: 1 - clip_low; none: 0.2, gspo 0.0003, cispo 1.0 (no bound). Refused where it
     can't act: with old_policy = "trainer" and one update an iteration the ratio is exactly 1."""
@@ -119,8 +119,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Refused where
     clip_low is."""
     clip_max: Annotated[float, Meta(gt=1.0, le=1e6)] | UnsetType = UNSET
-    """Dual clip: the most that the policy ratio counts where the advantage is negative, above 1 + clip_high; left out:
-    no bound. Refused where clip_high is."""
+    """Dual clip: the most that the policy ratio counts for a negative advantage, above 1 + clip_high; left out: no
+    bound. Refused where clip_high is."""
     kl_coefficient: Factor = 0.0
     """Weight of the KL to the initial model; 0 keeps no reference model. It is estimated from sampled tokens: under a
     lag and in later steps an older policy's, see use_bias_correction_kl."""
@@ -138,9 +138,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Weight of the reverse KL to a teacher, whose log-probs of the sampled tokens a stage of type "teacher" makes, or
     another with the column `teacher_logprobs`."""
     correction: CorrectionName | None = None
-    """Weighs the surrogate, and the KL to a teacher, by the probability of the policy before the iteration's first step
-    over that of sampling: truncated (tis), dropped out of range (icepop), or dropped above a cap (decoupled_ppo, which
-    needs a lag). none: no weight; under a lag it has to be named."""
+    """Weighs surrogate and KL to a teacher by the probability before the iteration's first step over that of sampling:
+    truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a lag). Under a lag none
+    has to be named."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Whether each token has its weight, or a response one: the product over its tokens, or their geometric mean."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -148,12 +148,12 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
     """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0."""
     off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
-    """A response of negative advantage has no surrogate where its mean of log(mu / pi) a token is above this: the
-    policy has left it already. Left out: none is masked."""
+    """A response of negative advantage whose mean log(mu / pi) a token is above this has no surrogate: the policy has
+    left it. Left out: none is masked."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
-    """What a completion teaches that was cut before it had ended, at its longest or by its environment: what its reward
-    says (score, which is meant where it is left out), nothing (mask: it keeps its place in its group and the divisor),
-    or what truncated_reward says (penalise)."""
+    """What a completion teaches that was cut, at its longest or by its environment: what its reward says (score, also
+    where left out), nothing (mask: it keeps its place in group and divisor), or what truncated_reward says
+    (penalise)."""
     truncated_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
     """With on_truncated = "penalise", the reward of such a completion, in place of the one that it earned; left out: 0.
     Those of evaluations keep their own."""

@@ -111,8 +111,8 @@ class RowsTable(DatasetTable, frozen=True, kw_only=True):
     evaluation_path: FilePathOrNone = ""
     """Held-out prompts; "": the last `evaluation.num_prompts` training rows."""
     chat: ChatSpec | None = None
-    """Renders the prompt by the chat template; without it a text stays as it is. Messages are always rendered; their
-    own system message comes before chat.system_prompt."""
+    """Renders the prompt by the chat template; without it a text stays as it is. Messages are always rendered; a system
+    message of theirs replaces chat.system_prompt."""
     columns: RowColumns | UnsetType = UNSET
     """Names of columns; no other column is read."""
     metadata_columns: Annotated[tuple[Line, ...], Meta(max_length=64)] | UnsetType = UNSET

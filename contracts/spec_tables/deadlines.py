@@ -23,8 +23,7 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
     long."""
     no_generator_s: Seconds = 120.0
-    """The job fails after this long without any live generator that can serve it: one that can't load what others can
-    leaves it alone, and says why."""
+    """The job fails after so long without a live generator that can serve it."""
     no_stage_worker_s: Seconds = 120.0
     """The job fails after this long without any live worker that can serve a stage that has work waiting."""
     dependency_s: Seconds = 600.0
@@ -44,5 +43,5 @@ class LimitSpec(Record, frozen=True, kw_only=True):
     """Encoded rollout batch; a larger one is refused as oversize. Redis holds at most the batches of
     max_policy_lag + 1 iterations."""
     max_waiting_rows: Annotated[int, Meta(ge=1, le=2**20)] = 65536
-    """Completions that are published and wait for columns of `stages`: a batch beyond it stays with its generator until
-    stages have caught up. One batch always goes."""
+    """Published completions that wait for columns of `stages`: a batch beyond it stays with its generator until stages
+    catch up. One batch always goes."""

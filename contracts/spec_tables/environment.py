@@ -40,8 +40,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """Longest trajectory: sampled tokens and the environment's, without the prompt. It ends with the turn after which
     rollout.sampling.max_new_tokens don't fit in."""
     renderer: RendererKind = "chat"
-    """How messages become tokens: chat writes them as the model's chat template does; text writes their contents one
-    after the other, for models without a template."""
+    """How messages become tokens: chat by the model's chat template; text writes their contents one after the other,
+    for models without one."""
     chat_format: Annotated[str, Meta(max_length=64, pattern=NO_CONTROL_CHARACTERS)] = ""
     """Name of a chat format in the package `renderers`, as "qwen3"; "" takes the model's own chat template, which must
     leave earlier turns as they are."""

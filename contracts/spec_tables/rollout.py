@@ -25,8 +25,8 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
     max_prompt_tokens: Tokens = 1024
     """A longer prompt fails the job at its start, unless it is filtered."""
     filter_overlong_prompts: bool | UnsetType = UNSET
-    """Leaves longer training prompts out, and with loss = "sft" those whose completion is longer than
-    sampling.max_new_tokens; the trainer's log counts them. Left out: false."""
+    """Leaves out longer training prompts, and with loss = "sft" completions longer than sampling.max_new_tokens; the
+    trainer's log counts them. Left out: false."""
     max_resamples: Annotated[int, Meta(ge=0, le=16)] = 0
     """DAPO's dynamic sampling: how often a prompt whose completions all have one reward gives its place to a fresh one,
     under the same version; what is equal after the last stays."""

@@ -143,8 +143,8 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     system: Text | UnsetType = UNSET
     """What the judge is told before it, as the system's message; left out: nothing."""
     answer: Annotated[str, Meta(min_length=1, max_length=200)] = "number"
-    """How the number is read. number: the answer's one plain number. json: the key `score` of its JSON object. Any
-    other text is a pattern with {number} in it, as "{number}/10", of which the last place counts."""
+    """How the number is read. number: the answer's one plain number. json: `score` of its JSON object. Else a pattern
+    with {number} in it, as "{number}/10", whose last place counts."""
     criteria: (
         Annotated[dict[Line, Annotated[float, Meta(gt=0.0, le=1e3)]], Meta(min_length=1, max_length=32)] | UnsetType
     ) = UNSET

@@ -68,8 +68,8 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Decay of the learning rate over the job's iterations after the warm-up, to min_learning_rate; wsd: warm-up,
-    stable, decay: linear, in the last decay_iterations alone."""
+    """Decay of the learning rate after the warm-up, to min_learning_rate; wsd (warm-up, stable, decay): linear, in the
+    last decay_iterations alone."""
     warmup_iterations: IterationsOrNone = 0
     """Linear warm-up."""
     decay_iterations: Iterations | UnsetType = UNSET
@@ -101,8 +101,8 @@ class HostsSpec(Record, frozen=True, kw_only=True):
     """Longest that a group waits for its least hosts; one that has waited in vain counts as a start without progress
     (timeouts.max_trainer_starts)."""
     regroup_s: Annotated[float, Meta(ge=0.0, le=2592000.0)] = 600.0
-    """A group that has run for so long with fewer hosts than it may begins again, from a checkpoint of its last
-    iteration, if others wait; 0: never."""
+    """A group that has run so long with fewer hosts than it may begins again, from its last iteration, if others wait;
+    0: never."""
 
 
 class TrainerSpec(Record, frozen=True, kw_only=True):
@@ -130,11 +130,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     several passes; a prompt with one completion always goes whole."""
     measure_entropy: bool = True
     """Measures the entropy of the whole distribution at each token that goes through the model
-    (entropy_trained_tokens), also without an entropy bonus. The estimate over all sampled tokens (entropy) is always
-    there."""
+    (entropy_trained_tokens), also without a bonus. The estimate over sampled tokens (entropy) is always there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
-    """Above this mean K3 a token between trainer and generator an iteration is a warning and an event. It counts the
-    batches that the trained version sampled. The default is for answers of some ten tokens (docs/operate.md)."""
+    """Above this mean K3 a token between trainer and generator, over the batches that the trained version sampled, an
+    iteration is a warning and an event. The default is for answers of some ten tokens (docs/operate.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
     stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET
