@@ -159,7 +159,7 @@ def _rows(struct: types.StructType) -> list[str]:
 
 
 def _table(rows: list[str]) -> str:
-    return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n" if rows else "No other keys.\n"
+    return "\n".join(["| key | type | default | effect |", RULE, *rows]) + "\n" if rows else ""
 
 
 def _profile_table() -> str:
