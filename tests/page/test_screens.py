@@ -219,7 +219,7 @@ def test_the_form_marks_what_the_schema_forbids_and_what_only_the_gateway_knows(
         submit = page.get_by_role("button", name="Submit job")
         field(page, "model.path").fill("nowhere")
         expect(field(page, "model.path")).to_have_attribute("aria-invalid", "true")
-        expect(page.locator("#field-model\\.path-help")).to_contain_text("name a Hugging Face model folder")
+        expect(page.locator("#field-model\\.path-help")).to_contain_text("name a Hugging Face causal LM folder")
         field(page, "model.path").fill("qwen3")
         expect(page.get_by_text("The gateway would take it.")).to_be_visible()
         field(page, "iterations").fill("0")
