@@ -31,8 +31,6 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 
     reads_elsewhere: ClassVar[bool] = True
     """Whether it can load a version that isn't in folders (`Transport.elsewhere`)."""
-    casts_head: ClassVar[bool] = False
-    """Whether it computes logits in float32 where `ModelSpec.cast_lm_head_to_fp32` asks for it."""
     says_kept_sets: ClassVar[bool] = False
     """Whether its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), which a job that samples
     so needs."""
@@ -63,7 +61,6 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 class TransformersOptions(EngineOptions, tag="transformers", frozen=True, kw_only=True):
     """Transformers' model and a decoding loop of Onbeat's own, in the generator's process."""
 
-    casts_head: ClassVar[bool] = True
     says_kept_sets: ClassVar[bool] = True
     of_turns: ClassVar[str] = "; turn steps 1"
     """Counts the changes that give later turns other bits; without it each turn was filled anew."""

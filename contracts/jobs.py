@@ -177,37 +177,23 @@ class WindowIteration(Record, frozen=True, kw_only=True):
     batches_dead: int
 
 
-class JobStatus(Record, frozen=True, kw_only=True):
-    """The answer to `GET /v1/jobs/{id}`."""
+class JobCounts(Record, frozen=True, kw_only=True):
+    """What is counted over the whole job, and its window."""
 
-    job_id: str
-    name: str
-    state: JobState
-    reason: str = ""
-    """Why a job failed, what a running one waits for, or what a cancelled one could not save."""
-    schedule: str
     max_policy_lag: int = 0
     """As the spec says: the window is at most one iteration longer."""
-    iterations: int
-    iterations_committed: int = 0
+    window: tuple[WindowIteration, ...] = ()
+    """The open iterations, oldest first."""
     policy_version: int = 0
+    """The newest that a commit made, or the job's first."""
     weights_digest: str = ""
-    created_s: float
-    """Unix time, like the next two."""
-    started_s: float = 0.0
-    """Start of the first trainer; 0.0 before it."""
-    ended_s: float = 0.0
-    """0.0 before a final state."""
-    run_directory: str = ""
-    """Relative to the run root."""
     trainer_epoch: int = 0
+    """0 before the first trainer."""
     batches_expected: int = 0
     """Batches of the oldest open iteration; batches_published of them are."""
     batches_published: int = 0
-    window: tuple[WindowIteration, ...] = ()
-    """The open iterations, oldest first."""
     batches_accepted: int = 0
-    """Published batches over the whole job."""
+    """Publications that the fence accepted, over the whole job."""
     batches_rejected: dict[str, int] = field(default_factory=dict)
     """Refused publications by reason, over the whole job."""
     batches_reclaimed: int = 0
@@ -217,6 +203,28 @@ class JobStatus(Record, frozen=True, kw_only=True):
     hedges_won: int = 0
     """Copies that were published before the original."""
     batches_dead: int = 0
+    """Batches that were given up."""
+
+
+class JobStatus(JobCounts, frozen=True, kw_only=True):
+    """The answer to `GET /v1/jobs/{id}`."""
+
+    job_id: str
+    name: str
+    state: JobState
+    reason: str = ""
+    """Why a job failed, what a running one waits for, or what a cancelled one could not save."""
+    schedule: str
+    iterations: int
+    iterations_committed: int = 0
+    created_s: float
+    """Unix time, like the next two."""
+    started_s: float = 0.0
+    """Start of the first trainer; 0.0 before it."""
+    ended_s: float = 0.0
+    """0.0 before a final state."""
+    run_directory: str = ""
+    """Relative to the run root."""
     live_generators: int = 0
     evaluation_before: EvaluationScore | None = None
     evaluation_latest: EvaluationScore | None = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, UnsetType
 
 from contracts.encoding.wire import Record
-from contracts.jobs import WindowIteration
+from contracts.jobs import JobCounts
 
 
 class StreamState(Record, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class StageWorkerSeen(Record, frozen=True, kw_only=True):
     info: dict[str, str]
 
 
-class StreamReport(Record, frozen=True, kw_only=True):
+class StreamReport(JobCounts, frozen=True, kw_only=True):
     """One moment of a job: its fence, its streams, its leases, and what was counted over the whole job."""
 
     job_id: str
@@ -97,37 +97,12 @@ class StreamReport(Record, frozen=True, kw_only=True):
     """open, closed, or "" before the first iteration."""
     iteration: int
     """The newest open or the last iteration; -1 before the first."""
-    max_policy_lag: int = 0
-    """As the spec says: the window is at most one iteration longer."""
-    window: tuple[WindowIteration, ...] = ()
-    """The open iterations, oldest first."""
-    policy_version: int
-    """The newest that a commit made, or the job's first."""
-    weights_digest: str
-    trainer_epoch: int
-    """0 before the first trainer."""
     trainer_lease_s: float | None = None
     """Until the trainer's lease ends; None while no trainer holds the job."""
-    batches_expected: int
-    """In the oldest open iteration."""
-    batches_published: int
-    """In the oldest open iteration."""
-    batches_accepted: int
-    """Publications that the fence accepted, over the whole job."""
     accepted_bytes: int
-    """Their encoded size, over the whole job."""
-    batches_rejected: dict[str, int] = field(default_factory=dict)
-    """Refused publications by reason, over the whole job."""
-    batches_reclaimed: int = 0
-    """Leases that expired and went to another generator."""
-    batches_hedged: int = 0
-    """Copies of late batches that idle generators took."""
-    hedges_won: int = 0
-    """Such copies that were published before their originals."""
+    """Encoded size of the publications that the fence accepted, over the whole job."""
     batches_failed: int = 0
     """Attempts that a generator gave back with a reason."""
-    batches_dead: int = 0
-    """Batches that were given up."""
     batches_redispatched: int = 0
     """Batches that a restarted server had lost."""
     rewinds: int = 0

@@ -29,7 +29,7 @@ from contracts.spec_tables.stages import (
     stage_plan,
     stage_problems,
 )
-from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, trainer_problem
+from contracts.spec_tables.trainer import OptimizerSpec, TrainerSpec, external_problem, hosts_problem
 from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import FileWeights, WeightsSpec, has_deltas
 
@@ -46,8 +46,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """Dtype of the parameters. Of bfloat16 the optimizer steps float32 masters, 4 bytes each more; on a CPU without
     bf16 units float32 is 2-4 times faster."""
     cast_lm_head_to_fp32: bool | UnsetType = UNSET
-    """Computes logits of a bfloat16 model in float32, from the same weights, in trainer, stages and generators: the gap
-    between them falls (arXiv 2506.13585, 2510.13786). Generators with vLLM leave such a job alone. Left out: false."""
+    """Computes a bfloat16 model's logits in float32, in trainer, stages and generators, whose gap falls (arXiv
+    2506.13585, 2510.13786). Not by vLLM. Left out: false."""
 
     def __post_init__(self) -> None:
         if self.cast_lm_head_to_fp32 and self.dtype == "float32":
@@ -104,7 +104,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     trackers: Annotated[tuple[TrackerName, ...], Meta(max_length=len(get_args(TrackerName)))] = ()
     """Experiment trackers that get each iteration's numbers, beside the run folder; each is an extra of the package."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
-    """AdamW."""
+    """The optimizer."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
     """Accumulation and checkpoints."""
     weights: WeightsSpec = field(default_factory=FileWeights)
@@ -131,11 +131,18 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_sharding()
         self._check_packing()
         lora = self.trainer.lora
+        if self.optimizer.type == "muon" and lora is not None:
+            raise ValueError('optimizer.type = "muon" is for whole matrices, of which trainer.lora trains none')
         if lora is not None and lora.publish == "adapter" and has_deltas(self.weights):
             raise ValueError(
                 'trainer.lora.publish = "adapter" leaves deltas nothing to save, since every element of an adapter '
                 'changes in a step; set weights.transport = "file" or "redis", or weights.snapshot_every_versions = 1'
             )
+        if self.trainer.kl_alarm is not UNSET and self.algorithm.kl_coefficient == 0.0:
+            raise ValueError("trainer.kl_alarm has no effect with algorithm.kl_coefficient = 0; leave it out")
+        if self.algorithm.ref_model_sync_iterations is not UNSET and (lora is not None or not self.loads_reference):
+            what = 'a stage of type "reference"' if lora is None else "trainer.lora"
+            raise ValueError(f"algorithm.ref_model_sync_iterations is not possible with {what}, whose reference stays")
         if self.fork is not UNSET and (self.trainer.external or any(s.kind == "reference" for s in self.stages)):
             what = "trainer.external = true" if self.trainer.external else 'a stage of type "reference"'
             raise ValueError(f"fork is not possible with {what}, which begins with the model as it is; leave one out")
@@ -148,7 +155,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
         plays, lags = self.environment is not None, self.schedule in LAGGING
         is_given = self.algorithm.learns_given
         problem = (
-            trainer_problem(tables, self.trackers, self.schedule, self.weights)
+            (external_problem(tables, self.trackers, self.schedule) if self.trainer.external else "")
+            or hosts_problem(self.trainer, self.weights, self.schedule)
             or environment_problem(
                 self.environment,
                 self.rollout,
@@ -305,18 +313,18 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(f'trainer.packing = "as_sampled" needs {missing}; or set packing = "shared_prompt"')
 
     def _check_sharding(self) -> None:
-        if self.trainer.sharding == "none":
+        trainer, optimizer, whole = self.trainer, self.optimizer.type, 'needs trainer.sharding = "none"'
+        if trainer.sharding == "none":
             return
-        if self.trainer.world_size == 1 and self.trainer.over_hosts is None:
+        if trainer.world_size == 1 and trainer.over_hosts is None:
             raise ValueError('trainer.sharding = "fsdp" needs trainer.world_size above 1, or trainer.hosts')
-        if self.trainer.accumulation != "exact":
+        if trainer.accumulation != "exact":
             raise ValueError('trainer.sharding = "fsdp" needs trainer.accumulation = "exact"')
-        if self.optimizer.type == "adamw_8bit" and self.trainer.lora is None:
-            raise ValueError(
-                'optimizer.type = "adamw_8bit" needs trainer.sharding = "none": its blocks would depend on the ranks'
-            )
+        if optimizer != "adamw" and trainer.lora is None:
+            why = "its blocks would depend on the ranks" if optimizer == "adamw_8bit" else "it steps whole matrices"
+            raise ValueError(f'optimizer.type = "{optimizer}" {whole}: {why}')
         if self.algorithm.advantage_kind.has_late_baseline:
-            raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" needs trainer.sharding = "none"')
+            raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" {whole}')
 
     @property
     def completion_bound(self) -> str:

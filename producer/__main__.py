@@ -38,12 +38,12 @@ async def serve(settings: StackSettings, engine: Engine, broker: Broker, *, gene
     threading.Thread(target=preload, args=(type(engine),), name="preload", daemon=True).start()
     async with reward_http(settings) as http, environment_http(settings) as environments:
         generator = _wired(settings, engine, broker, generator_id, http=http, environments=environments)
-        return await until_signal(generator, what="the active jobs", dies_of_work=dies_of_engine)
-
-
-def dies_of_engine(group: BaseExceptionGroup) -> bool:
-    """Whether a thread of the engine may go on: its generator died of an engine that was not done in time."""
-    return group.subgroup(EngineUnavailable) is not None
+        return await until_signal(
+            generator,
+            what="the active jobs",
+            # A thread of an engine that was not done in time may go on.
+            dies_of_work=lambda group: group.subgroup(EngineUnavailable) is not None,
+        )
 
 
 def _wired(

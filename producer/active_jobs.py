@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
@@ -60,40 +61,30 @@ class FairShare:
         self._served_s = {job_id: at for job_id, at in self._served_s.items() if job_id in active}
 
 
+@dataclass(eq=False)
 class ActiveJobs:
     """The stack's active jobs, but for those that this generator can't serve: by their spec, or for its engine.
 
     One that it can't load is left alone (onbeat/work/left_alone.py), and costs its batches no attempt.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        make_side: Callable[[str, str | None], GeneratorSide],
-        *,
-        calls: BrokerCalls,
-        fingerprint: Callable[[JobSpec], str],
-        not_reproducible: Callable[[], str],
-        no_kept_sets: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """make_side: job id, fingerprint → the generator's side; None for a job that isn't deterministic.
+    store: JobStore
+    make_side: Callable[[str, str | None], GeneratorSide]
+    """(job id, fingerprint) → the generator's side; None for a job that isn't deterministic."""
+    calls: BrokerCalls
+    fingerprint: Callable[[JobSpec], str]
+    """That of the engine that serves a job here; it may block for seconds."""
+    not_reproducible: Callable[[], str]
+    """Why this generator can serve no deterministic job by now, "" while it can."""
+    no_kept_sets: str = ""
+    """The engine's name where it can't say what truncated sampling kept."""
+    clock: Callable[[], float] = time.monotonic
 
-        fingerprint: of the engine that serves a job here; it may block for seconds. not_reproducible: why this
-        generator can serve no deterministic job by now, "" while it can. no_kept_sets: the engine's name where it can't
-        say what truncated sampling kept.
-        """
-        self._store = store
-        self._make_side = make_side
-        self._calls = calls
-        self._fingerprint = fingerprint
-        self._not_reproducible = not_reproducible
-        self._no_kept_sets = no_kept_sets
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._engine = ""
         self._refused: dict[str, tuple[str, float]] = {}
         """Job id → the kind of engine that samples it, and when it was asked last."""
-        self._alone: LeftAlone[str, WeightManifest | None] = LeftAlone(clock)
+        self._alone: LeftAlone[str, WeightManifest | None] = LeftAlone(self.clock)
         """By the job's id; with what could not be loaded, or was to be."""
         self._turns = FairShare()
         self._jobs: dict[str, ActiveJob] = {}
@@ -109,14 +100,14 @@ class ActiveJobs:
 
     async def refresh(self) -> None:
         """Asks the broker which jobs are active, where it hasn't said so just now. Raises BrokerUnavailable."""
-        now_s = self._clock()
+        now_s = self.clock()
         if self._jobs and now_s - self._refreshed_s < FRESH_S:
             return
-        job_ids = await self._calls(self._store.active_jobs)
+        job_ids = await self.calls(self.store.active_jobs)
         self._left_alone = {job_id: why for job_id, why in self._left_alone.items() if job_id in job_ids}
         for job_id in set(job_ids) - self._left_alone.keys():
             try:
-                spec = await self._calls(self._store.spec, job_id)
+                spec = await self.calls(self.store.spec, job_id)
             except NotFound:
                 continue
             except ContractViolation as error:
@@ -130,7 +121,7 @@ class ActiveJobs:
                 continue
             # A resume may have changed it, so soon that the job was never seen to have ended.
             if job_id not in self._jobs or self._jobs[job_id].spec != spec:
-                side = self._make_side(job_id, await self._engine_for(spec))
+                side = self.make_side(job_id, await self._engine_for(spec))
                 self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
         self._refused = {job_id: found for job_id, found in self._refused.items() if job_id in job_ids}
         self._alone.forget_all_but(job_ids)
@@ -140,24 +131,24 @@ class ActiveJobs:
 
     def _never_served(self, spec: JobSpec) -> str:
         """Why the engine can serve no such job; "" where it can."""
-        if spec.deterministic and (reason := self._not_reproducible()):
+        if spec.deterministic and (reason := self.not_reproducible()):
             return f"it is deterministic, {reason} is not"
         truncation = spec.rollout.sampling.truncation
-        if truncation and self._no_kept_sets:
-            return f"{self._no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps"
+        if truncation and self.no_kept_sets:
+            return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps"
         return ""
 
     async def _engine_for(self, spec: JobSpec) -> str | None:
         if not spec.deterministic:
             return None
-        self._engine = await asyncio.to_thread(self._fingerprint, spec)
+        self._engine = await asyncio.to_thread(self.fingerprint, spec)
         return self._engine
 
     def refuse(self, job: ActiveJob, error: WrongEngine) -> None:
         """Leaves the job to generators of the kind of engine that samples it; says so once."""
         if job.job_id not in self._refused:
             log.warning("leaves a job to others: %s", error)
-        self._refused[job.job_id] = (error.kept, self._clock())
+        self._refused[job.job_id] = (error.kept, self.clock())
 
     def leave_alone(self, job: ActiveJob, error: Exception, manifest: WeightManifest | None) -> None:
         """Leaves the job to generators that can serve it, until `serve_again`; says so once. manifest: what was to be
@@ -180,8 +171,8 @@ class ActiveJobs:
     def info(self) -> dict[str, str]:
         """What an operator, and the trainers, see of the jobs that this generator can't serve."""
         return {
-            NOT_REPRODUCIBLE: self._not_reproducible(),
-            NO_KEPT_SETS: self._no_kept_sets,
+            NOT_REPRODUCIBLE: self.not_reproducible(),
+            NO_KEPT_SETS: self.no_kept_sets,
             ENGINE: self._engine,
             WRONG_ENGINE: " ".join(sorted(self._refused)),
             LEAVES_ALONE: "\n".join(
@@ -211,7 +202,7 @@ class ActiveJobs:
         Those that are left alone come last, when it is time to try them again, for that may cost the engine its model;
         and first where work of others has kept them from it for too long.
         """
-        clock_s = self._clock()
+        clock_s = self.clock()
         not_now = {job_id for job_id, (_, at_s) in self._refused.items() if clock_s - at_s < ASK_AGAIN_S}
         not_now |= set(self._alone) - self._alone.due
         models = {job_id: job.spec.model for job_id, job in self._jobs.items() if job_id not in not_now}

@@ -65,7 +65,7 @@ async def _answered(request: Request, kind: type[T], call: Callable[[T], Awaitab
     answer = await while_connected(request, call(asked))
     if answer is None:
         return Response(status_code=CLIENT_GONE)
-    encoded = await run_in_threadpool(encode_response, answer, body_format)
+    encoded = await run_in_threadpool(encode_json if body_format is BodyFormat.JSON else encode, answer)
     return Response(encoded, media_type=body_format.value)
 
 
@@ -103,7 +103,3 @@ def decode_request(body: bytes, body_format: BodyFormat, kind: type[T]) -> T:
             raise Problem(HTTPStatus.BAD_REQUEST, f"not {body_format.value}: {error.__cause__}") from error
         refusal = invalid_input(error.__cause__, kind)
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, refusal.problem, field=refusal.field) from error
-
-
-def encode_response(response: object, body_format: BodyFormat) -> bytes:
-    return encode_json(response) if body_format is BodyFormat.JSON else encode(response)

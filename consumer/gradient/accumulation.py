@@ -13,7 +13,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +43,15 @@ class Piece:
 class GradientAccumulator(ABC):
     """Sums the gradients of one iteration, and apart from them those of their baseline, where there is one."""
 
+    dtype: ClassVar[torch.dtype]
+    """What the sums are kept in."""
+
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         *,
-        dtype: torch.dtype,
-        with_baseline: bool,
-        targets: Mapping[str, nn.Parameter] | None,
+        with_baseline: bool = False,
+        targets: Mapping[str, nn.Parameter] | None = None,
         num_witnesses: int = 0,
     ) -> None:
         """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters.
@@ -57,7 +60,7 @@ class GradientAccumulator(ABC):
         self._targets = dict(targets or parameters)
         sizes = [target.numel() for target in self._targets.values()]
         device = next(iter(self._targets.values())).device
-        self._flat = torch.zeros((1 + with_baseline, sum(sizes) + num_witnesses), dtype=dtype, device=device)
+        self._flat = torch.zeros((1 + with_baseline, sum(sizes) + num_witnesses), dtype=self.dtype, device=device)
         """[1 or 2, N] the parameters one behind the other: row 0 the sums, row 1 the baseline's; then the
         witnesses."""
         self._sums = dict(zip(self._targets, self._flat[:, : sum(sizes)].split(sizes, dim=1), strict=True))
@@ -104,6 +107,8 @@ class ExactAccumulator(GradientAccumulator):
     baseline.
     """
 
+    dtype: ClassVar[torch.dtype] = torch.int64
+
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
@@ -112,9 +117,7 @@ class ExactAccumulator(GradientAccumulator):
         with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        super().__init__(
-            parameters, dtype=torch.int64, with_baseline=with_baseline, targets=targets, num_witnesses=max_micro_batches
-        )
+        super().__init__(parameters, with_baseline=with_baseline, targets=targets, num_witnesses=max_micro_batches)
         self._max_micro_batches = max_micro_batches
         self._limit = 2.0**62 / SCALE / max_micro_batches
         self._chunk_items = min(CHUNK_ITEMS[self._flat.device.type], self._flat.shape[1])
@@ -192,14 +195,7 @@ class ExactAccumulator(GradientAccumulator):
 class FloatAccumulator(GradientAccumulator):
     """Sums in float32: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        *,
-        with_baseline: bool = False,
-        targets: Mapping[str, nn.Parameter] | None = None,
-    ) -> None:
-        super().__init__(parameters, dtype=torch.float32, with_baseline=with_baseline, targets=targets)
+    dtype: ClassVar[torch.dtype] = torch.float32
 
     def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
         gradients = take_gradients(self._parameters)
@@ -209,7 +205,9 @@ class FloatAccumulator(GradientAccumulator):
 
     def total(self, divisor: float, *, baseline: float = 0.0) -> None:
         for name, target in self._targets.items():
-            total = _less_baseline(self._sums[name], baseline) / divisor
+            sums = self._sums[name]
+            # A sum without a baseline is left as it is, bit for bit.
+            total = (sums[0] if len(sums) == 1 else sums[0] - baseline * sums[1]) / divisor
             target.grad = total.to(target.dtype).view(target.shape)
         self._flat.zero_()
 
@@ -218,15 +216,10 @@ def make_accumulator(
     spec: JobSpec, parameters: Mapping[str, nn.Parameter], targets: Mapping[str, nn.Parameter]
 ) -> GradientAccumulator:
     """Makes the sums of parameters that each rank has whole. targets: what the optimizer steps, by the same names."""
-    with_baseline = spec.algorithm.advantage_kind.has_late_baseline
+    make = FloatAccumulator
     if spec.trainer.accumulation == "exact":
-        return ExactAccumulator(
-            parameters,
-            max_micro_batches=spec.rollout.batches_per_iteration,
-            with_baseline=with_baseline,
-            targets=targets,
-        )
-    return FloatAccumulator(parameters, with_baseline=with_baseline, targets=targets)
+        make = partial(ExactAccumulator, max_micro_batches=spec.rollout.batches_per_iteration)
+    return make(parameters, with_baseline=spec.algorithm.advantage_kind.has_late_baseline, targets=targets)
 
 
 def fixed_point(values: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -247,11 +240,6 @@ def largest_magnitude(tensors: Iterable[Tensor]) -> float:
 
 def _joined(gradients: list[Tensor]) -> Tensor:
     return gradients[0] if len(gradients) == 1 else torch.cat(gradients)
-
-
-def _less_baseline(sums: Tensor, baseline: float) -> Tensor:
-    """Subtracts the baseline's sum: [1 or 2, items] → [items]; a sum without one is left as it is, bit for bit."""
-    return sums[0] if len(sums) == 1 else sums[0] - baseline * sums[1]
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

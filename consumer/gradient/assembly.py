@@ -7,6 +7,7 @@ import os
 from typing import cast
 
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -45,7 +46,15 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     else:
         policy, reference = _whole_models(settings, spec, device)
     parameters = policy.trained_parameters()
-    optimizer = PolicyOptimizer(parameters, spec.optimizer, embeddings=policy.embedding_names())
+    syncs = reference is not None and spec.algorithm.ref_model_sync_iterations is not UNSET
+    optimizer = PolicyOptimizer(
+        parameters,
+        spec.optimizer,
+        embeddings=policy.embedding_names(),
+        heads=policy.head_names(),
+        reference=dict(reference.named_parameters()) if syncs else {},
+        mixup_alpha=spec.algorithm.ref_model_mixup_alpha or 1.0,
+    )
     lockstep = None
     if is_shared and policy.adapters is None:
         num_batches = spec.rollout.batches_per_iteration

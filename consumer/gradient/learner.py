@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers.modeling_utils import PreTrainedModel
 
@@ -56,6 +57,8 @@ class OptimizerStep(Record, frozen=True, kw_only=True):
     learning_rate: float
     is_last: bool
     """Whether it is the iteration's last step, after which its batches are let go."""
+    syncs_reference: bool = False
+    """Whether the reference follows the policy then."""
 
 
 def mini_batch_of(batch_id: str, spec: JobSpec) -> int:
@@ -161,6 +164,11 @@ class Learner:
             stream.begin()
             grad_norm = self.optimizer.step(step.learning_rate, on_stepped=stream.stepped)
         self.policy.follow()
+        if step.syncs_reference:
+            self.optimizer.sync_reference()
+            if isinstance(self.reference, FSDPModule):
+                # A pass leaves the outermost parameters whole, and their rows alone have moved.
+                self.reference.reshard()
         if step.is_last:
             self.kept.clear()
         return grad_norm

@@ -56,7 +56,7 @@ class Lockstep:
             self._watch(reference, lambda: Pass.REFERENCE)
 
     def _kind(self) -> Pass:
-        if self._adapters is not None and self._adapters.are_disabled:
+        if self._adapters is not None and any(layer.disable_adapters for layer in self._adapters.layers.values()):
             return Pass.REFERENCE
         return Pass.GRADIENT if torch.is_grad_enabled() else Pass.FORWARD
 

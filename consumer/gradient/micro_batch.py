@@ -118,7 +118,8 @@ def make_micro_batch(
     )
     sampled = responses
     if any(completion.trajectory is not UNSET for completion in completions):
-        places = [_sampled_places(completion) for completion in completions]
+        # [S], ascending: which of a completion's T tokens were sampled.
+        places = [np.concatenate([np.arange(*span) for span in completion.spans]) for completion in completions]
         inputs = of_sampled(inputs, places)
         sampled = [response[of_row] for response, of_row in zip(responses, places, strict=True)]
     lengths = np.array([tokens.size for tokens in sampled])
@@ -153,11 +154,6 @@ def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.i
     """Reads the kept sets of truncated sampling, which all completions of a job have, or none has."""
     packed = [completion.kept_sets for completion in completions if completion.kept_sets is not UNSET]
     return KeptSets.of(packed, sampled) if packed else None
-
-
-def _sampled_places(completion: Completion) -> NDArray[np.int64]:
-    """Returns [S], ascending: which of a completion's T tokens were sampled."""
-    return np.concatenate([np.arange(start, end) for start, end in completion.spans])
 
 
 def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:

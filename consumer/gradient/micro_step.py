@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,13 @@ from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.gradient.advantages.turns import turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import LossTerms, TokenLogprobs, micro_batch_loss, response_divergences
+from consumer.gradient.losses.objective import (
+    LossSums,
+    LossTerms,
+    TokenLogprobs,
+    micro_batch_loss,
+    response_divergences,
+)
 from consumer.gradient.micro_batch import (
     MicroBatch,
     batch_rewards,
@@ -290,19 +296,9 @@ def _add_gradients(
 
 def _summed(stats: BatchStats, terms: list[LossTerms]) -> BatchStats:
     """Returns the batch's numbers, with the sums over its passes."""
-    return replace(
-        stats,
-        loss_sum=sum(one.loss_sum.item() for one in terms),
-        num_clipped_low=sum(one.num_clipped_low for one in terms),
-        num_clipped_high=sum(one.num_clipped_high for one in terms),
-        can_clip=any(one.can_clip for one in terms),
-        num_corrected=sum(one.num_corrected for one in terms),
-        k3_sum=sum(one.k3_sum for one in terms),
-        teacher_k3_sum=sum(one.teacher_k3_sum or 0.0 for one in terms),
-        has_teacher=any(one.teacher_k3_sum is not None for one in terms),
-        entropy_sum=sum(one.entropy_sum for one in terms),
-        num_entropy_tokens=sum(one.num_entropy_tokens for one in terms),
-    )
+    sums = {one.name: sum(getattr(of_pass, one.name) for of_pass in terms) for one in fields(LossSums)}
+    sums |= {name: bool(sums[name]) for name in ("can_clip", "has_teacher")}
+    return replace(stats, loss_sum=sum(one.loss_sum.item() for one in terms), **sums)
 
 
 def _flat(advantages: NDArray[np.float64], batch: RolloutBatch) -> tuple[float, ...]:

@@ -1,16 +1,19 @@
-"""AdamW: global-norm clipping, and a learning rate that is a function of the iteration.
+"""AdamW or Muon: global-norm clipping, and a learning rate that is a function of the iteration.
 
-`optimizer.type` names one of two, and what a checkpoint keeps of its state are tensors:
+`optimizer.type` names one of three, and what a checkpoint keeps of its state are tensors:
 
     adamw        exp_avg, exp_avg_sq: float32, 8 bytes a parameter
     adamw_8bit   state1, state2: a byte each and a float32 for 256 of them (arXiv 2110.02861), by bitsandbytes
                  parameters of fewer than 4,096 items: float32
+    muon         momentum_buffer: float32, 4 bytes a parameter of a hidden matrix; of all else what adamw has
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -56,40 +59,72 @@ def learning_rate_at(iteration: int, spec: OptimizerSpec, iterations: int) -> fl
     return spec.learning_rate
 
 
-def is_decayed(name: str, parameter: nn.Parameter, *, embeddings: Collection[str]) -> bool:
-    """Tells whether weight decay acts on it: on matrices alone, and not on an embedding's.
+def groups_of(
+    parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, *, embeddings: Collection[str]
+) -> dict[str, tuple[float, float]]:
+    """Returns the factor of the learning rate, and the weight decay, of each parameter by its name.
 
-    Norms and biases are no matrices. A norm's scale has a size of its own that isn't 0, and an embedding's row would be
-    decayed in each step, but learns only in those that have its token.
+    Where no group says it, decay acts on matrices alone, and not on an embedding's. Norms and biases are no matrices. A
+    norm's scale has a size of its own that isn't 0, and an embedding's row would be decayed in each step, but learns
+    only in those that have its token. Raises InvalidInput for a group of the spec that has no parameter.
     """
-    return parameter.dim() >= 2 and name not in embeddings
+    groups = () if spec.groups is UNSET else spec.groups
+    without = set(range(len(groups)))
+    settings: dict[str, tuple[float, float]] = {}
+    for name, parameter in parameters.items():
+        factor, decay = 1.0, spec.weight_decay if parameter.dim() >= 2 and name not in embeddings else 0.0
+        for number, group in enumerate(groups):
+            if any(fnmatchcase(name, pattern) for pattern in group.parameters):
+                without.discard(number)
+                factor, decay = (
+                    group.learning_rate_factor,
+                    group.weight_decay if group.weight_decay is not UNSET else decay,
+                )
+                break
+        settings[name] = factor, decay
+    if without:
+        raise InvalidInput(
+            "names no trained parameter, or those of groups before it alone",
+            field=f"optimizer.groups[{min(without)}].parameters",
+            cure=f"names are as {', '.join(list(parameters)[:2])}",
+        )
+    return settings
 
 
 class PolicyOptimizer:
-    """AdamW over named parameters, bitwise repeatable; of sharded ones it steps this rank's rows.
+    """AdamW, or Muon, over named parameters, bitwise repeatable; of sharded ones it steps this rank's rows.
 
     Parameters below float32 are the rounding of float32 masters, which it steps: a step of 1e-6 is less than half of a
     bfloat16's last bit for any weight above 1e-3, and would be lost without them.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], spec: OptimizerSpec, *, embeddings: Collection[str] = ()
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        spec: OptimizerSpec,
+        *,
+        embeddings: Collection[str] = (),
+        heads: Collection[str] = (),
+        reference: Mapping[str, nn.Parameter] | None = None,
+        mixup_alpha: float = 1.0,
     ) -> None:
-        """embeddings: `Policy.embedding_names`. Raises InvalidInput where the optimizer's library isn't installed."""
+        """embeddings: `Policy.embedding_names`; heads: `Policy.head_names`. reference: what `sync_reference` moves, by
+        the same names. Raises InvalidInput where the optimizer's library isn't installed, and what `groups_of` does."""
         self._parameters = dict(parameters)
+        self._reference = {f"reference.{name}": frozen for name, frozen in (reference or {}).items()}
+        self._mixup_alpha = mixup_alpha
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
         """What takes the gradients: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
-        decays = {name: is_decayed(name, parameter, embeddings=embeddings) for name, parameter in parameters.items()}
+        together: defaultdict[tuple[bool, float, float], list[nn.Parameter]] = defaultdict(list)
+        for name, settings in groups_of(parameters, spec, embeddings=embeddings).items():
+            is_hidden = parameters[name].dim() == 2 and name not in embeddings and name not in heads
+            together[is_hidden, *settings].append(self.stepped[name])
         groups = [
-            {"params": [self.stepped[name] for name in decays if decays[name] is decayed], "weight_decay": weight_decay}
-            for decayed, weight_decay in ((True, spec.weight_decay), (False, 0.0))
+            {"params": of_group, "weight_decay": decay, "factor": factor, "is_hidden": is_hidden}
+            for (is_hidden, factor, decay), of_group in together.items()
         ]
-        # Neither library takes an empty group everywhere.
-        groups = [group for group in groups if group["params"]]
-        options: dict[str, Any] = {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}
-        self._moments = Adamw32bit(groups, options) if spec.type == "adamw" else Adamw8bit(groups, options)
-        self._adamw = self._moments.optimizer
+        self._moments = MOMENTS[spec.type](groups, spec)
 
     def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
         """Clips the gradients to max_grad_norm, steps and clears them, and returns the norm before clipping.
@@ -107,16 +142,18 @@ class PolicyOptimizer:
         # torch multiplies by min(1, this) whatever it is; a product with 1 has the bits that it had.
         if self._max_grad_norm / (norm + 1e-6) < 1.0:
             nn.utils.clip_grads_with_norm_(self.stepped.values(), self._max_grad_norm, norm, foreach=False)
-        for decayed_or_not in self._adamw.param_groups:
-            decayed_or_not["lr"] = learning_rate
+        for group in (group for optimizer in self._moments.optimizers for group in optimizer.param_groups):
+            group["lr"] = learning_rate * group["factor"]
         gradients = {name: stepped.grad for name, stepped in self.stepped.items()}
-        self._adamw.zero_grad(set_to_none=True)
+        for stepped in self.stepped.values():
+            stepped.grad = None
         masters = self._masters()
         for group in self._groups():
             for name in group:
                 self.stepped[name].grad = gradients.pop(name)
             # The optimizer passes over parameters that have no gradient: the groups that are not due.
-            self._adamw.step()
+            for optimizer in self._moments.optimizers:
+                optimizer.step()
             for name in group:
                 self.stepped[name].grad = None
                 if name in masters:
@@ -125,14 +162,22 @@ class PolicyOptimizer:
                 on_stepped(name)
         return grad_norm
 
+    @torch.no_grad()
+    def sync_reference(self) -> None:
+        """Mixes the parameters into the reference: alpha policy + (1 - alpha) reference, rounded to its dtype."""
+        for name, parameter in self._parameters.items():
+            local_rows(self._reference[f"reference.{name}"]).lerp_(local_rows(parameter), self._mixup_alpha)
+
     def state_tensors(self) -> dict[str, Tensor]:
-        """Returns `{state}.{parameter}`, and `master.{parameter}` where there is one; {} before the first step."""
+        """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}` and `master.{parameter}`; {}
+        before the first step."""
         tensors = {
             f"{state_name}.{name}": tensor
             for name, parameter in self.stepped.items()
-            if parameter in self._adamw.state
+            if parameter in self._moments.of(parameter).state
             for state_name, tensor in self._moments.state(parameter).items()
         }
+        tensors |= {name: local_rows(frozen) for name, frozen in self._reference.items() if tensors}
         return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -143,7 +188,8 @@ class PolicyOptimizer:
             for state_name in self._moments.shapes(parameter)
         }
         expected |= {f"master.{name}" for name in self._masters()}
-        if differing := sorted(expected ^ tensors.keys()):
+        # A fork may begin, or end, to have a reference that moves.
+        if differing := sorted(expected ^ {name for name in tensors if not name.startswith("reference.")}):
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
         for name, parameter in self.stepped.items():
             shapes = self._moments.shapes(parameter)
@@ -154,6 +200,9 @@ class PolicyOptimizer:
         with torch.no_grad():
             for name, master in self._masters().items():
                 master.copy_(tensors[f"master.{name}"])
+            for name, frozen in self._reference.items():
+                if name in tensors:
+                    local_rows(frozen).copy_(tensors[name])
 
     def _masters(self) -> dict[str, nn.Parameter]:
         return {
@@ -195,8 +244,12 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
 class Adamw32bit:
     """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors."""
 
-    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
-        self.optimizer: Any = torch.optim.AdamW(groups, **options, fused=True)
+    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
+        self.optimizers: list[Any] = [torch.optim.AdamW(groups, **_options(spec), fused=True)]
+
+    def of(self, parameter: Tensor) -> Any:
+        """Returns the one of `optimizers` that steps a parameter."""
+        return self.optimizers[-1]
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each state of a parameter, by name."""
@@ -204,12 +257,12 @@ class Adamw32bit:
 
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a parameter that was stepped."""
-        return {name: self.optimizer.state[parameter][name] for name in self.shapes(parameter)}
+        return {name: self.of(parameter).state[parameter][name] for name in self.shapes(parameter)}
 
     def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
         """Takes what `state` returned."""
         # The fused kernel reads its step, a float32, where the parameter is.
-        self.optimizer.state[parameter] = {
+        self.of(parameter).state[parameter] = {
             name: tensor.to(parameter.device, torch.float32 if name == "step" else parameter.dtype, copy=True)
             for name, tensor in state.items()
         }
@@ -218,14 +271,14 @@ class Adamw32bit:
 class Adamw8bit(Adamw32bit):
     """bitsandbytes' AdamW with blockwise quantised moments, on CUDA and on the CPU; deterministic on both."""
 
-    def __init__(self, groups: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
         try:
             from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise InvalidInput(
                 "bitsandbytes is not installed", field="optimizer.type", cure='pip install "onbeat[adamw8bit]"'
             ) from error
-        self.optimizer = AdamW8bit(groups, **options, min_8bit_size=SMALLEST_8BIT_ITEMS)
+        self.optimizers = [AdamW8bit(groups, **_options(spec), min_8bit_size=SMALLEST_8BIT_ITEMS)]
 
     def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
         shape = tuple(parameter.shape)
@@ -236,7 +289,7 @@ class Adamw8bit(Adamw32bit):
         return shapes
 
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.optimizer.state[parameter]
+        state = self.of(parameter).state[parameter]
         return {name: torch.as_tensor(state[name]) for name in self.shapes(parameter)}
 
     def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
@@ -244,6 +297,35 @@ class Adamw8bit(Adamw32bit):
         loaded["step"] = int(state["step"])
         if "absmax1" in state:
             # The tables of what a byte stands for are the same for all parameters.
-            loaded["qmap1"] = self.optimizer.name2qmap["dynamic"].to(parameter.device)
-            loaded["qmap2"] = self.optimizer.name2qmap["udynamic"].to(parameter.device)
-        self.optimizer.state[parameter] = loaded
+            loaded["qmap1"] = self.of(parameter).name2qmap["dynamic"].to(parameter.device)
+            loaded["qmap2"] = self.of(parameter).name2qmap["udynamic"].to(parameter.device)
+        self.of(parameter).state[parameter] = loaded
+
+
+class MuonAndAdamw(Adamw32bit):
+    """torch's Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") and its AdamW.
+
+    A step of Muon is as large as one of AdamW at the same learning rate: 0.2 times the root of a matrix's longer side,
+    as Liu et al. have it (arXiv 2502.16982, equation 4).
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
+        hidden, others = ([one for one in groups if one["is_hidden"] is kind] for kind in (True, False))
+        self._hidden = {parameter for group in hidden for parameter in group["params"]}
+        super().__init__(others, spec)
+        self.optimizers.insert(0, torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw"))
+
+    def of(self, parameter: Tensor) -> Any:
+        return self.optimizers[0 if parameter in self._hidden else 1]
+
+    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"momentum_buffer": tuple(parameter.shape)} if parameter in self._hidden else super().shapes(parameter)
+
+
+MOMENTS = {"adamw": Adamw32bit, "adamw_8bit": Adamw8bit, "muon": MuonAndAdamw}
+"""`optimizer.type` → what makes it of groups, each with parameters, weight decay, factor of the learning rate."""
+
+
+def _options(spec: OptimizerSpec) -> dict[str, Any]:
+    """What each kind of AdamW is told."""
+    return {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from consumer.gradient.advantages.estimators import ADVANTAGES, clipped
 from consumer.gradient.cost import TrainingCost
-from consumer.gradient.losses.objective import policy_loss
+from consumer.gradient.losses.objective import LossSums, policy_loss
 from contracts.errors import ContractViolation
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import BatchesOf, SampledNumbers, SampledStats, mean, number, numbers_of, unbiased_std
@@ -74,7 +74,7 @@ def joined(mismatches: Iterable[Mismatch]) -> Mismatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchStats(SampledStats):
+class BatchStats(SampledStats, LossSums):
     """What one trained rollout batch adds to the iteration's numbers."""
 
     advantages: tuple[float, ...] = ()
@@ -83,18 +83,9 @@ class BatchStats(SampledStats):
     trained_rows: tuple[int, ...] = ()
     """Rows of the batch that went through the model."""
     loss_sum: float = 0.0
-    """What follows, down to teacher_k3_sum, is as in `LossTerms`, over the rows that went through the model."""
+    """It and what `LossSums` has are of the rows that went through the model."""
     baseline_loss_sum: float = 0.0
     """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
-    num_clipped_low: int = 0
-    num_clipped_high: int = 0
-    can_clip: bool = False
-    num_corrected: int = 0
-    entropy_sum: float = 0.0
-    num_entropy_tokens: int = 0
-    k3_sum: float = 0.0
-    teacher_k3_sum: float = 0.0
-    has_teacher: bool = False
     mismatch: Mismatch = field(default_factory=Mismatch)
     cost: TrainingCost = field(default_factory=TrainingCost)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput
@@ -68,10 +69,6 @@ class Adapters:
         finally:
             for layer in self.layers.values():
                 layer.enable_adapters(True)
-
-    @property
-    def are_disabled(self) -> bool:
-        return any(layer.disable_adapters for layer in self.layers.values())
 
 
 def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Adapters:
@@ -125,7 +122,9 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
     field = f"{FIELD}.target_modules"
     if spec.target_modules == (ALL_LINEAR,):
         head = model.get_output_embeddings()
-        chosen = {name: module for name, module in modules.items() if _is_linear(module) and module is not head}
+        # Conv1D is GPT-2's transposed linear layer.
+        linear = {name: one for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
+        chosen = {name: one for name, one in linear.items() if one is not head}
     else:
         chosen = {}
         for target in spec.target_modules:
@@ -144,11 +143,6 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
                 field=field,
                 cure="leave it out, or use a model whose head has a weight of its own",
             )
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """Whether peft's all-linear takes it: Conv1D is GPT-2's transposed linear layer."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _layer_words(modules: Mapping[str, nn.Module]) -> str:

@@ -126,10 +126,6 @@ class FirstTokens:
     logits_of: Callable[[Tensor], Tensor]
     """Returns logits [k, V] of prompts' last states [k, h], with the prefill's bits."""
 
-    def split(self, size: int) -> list[FirstTokens]:
-        """Cuts after each `size` tokens."""
-        return [replace(self, is_first=part) for part in self.is_first.split(size)]
-
     def put_into(self, logits: Tensor, states: Tensor) -> Tensor:
         """Returns logits [N, V] with those of first tokens; states: [N, h]."""
         logits = logits.detach().clone()
@@ -179,7 +175,9 @@ def chosen_values(
         return values(states, chosen, kept, first)
     chosen_parts = chosen.split(chunk)
     kept_parts = [None] * len(chosen_parts) if kept is None else kept.split(chunk)
-    first_parts = [None] * len(chosen_parts) if first is None else first.split(chunk)
+    first_parts = [None] * len(chosen_parts)
+    if first is not None:
+        first_parts = [replace(first, is_first=part) for part in first.is_first.split(chunk)]
     # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
     parts = [
         checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)

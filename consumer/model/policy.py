@@ -76,6 +76,11 @@ class Policy:
         embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
 
+    def head_names(self) -> frozenset[str]:
+        """The name of the output head's weight where it is trained; a tied one's is its embedding's."""
+        head = self.model.get_output_embeddings()
+        return frozenset(name for name, one in self.trained_parameters().items() if head and one is head.weight)
+
     def weights(self) -> PublishedWeights:
         """All that a generator must load to be this policy: the published set (onbeat/weights/model_folder.py)."""
         return PublishedWeights(self.base_tensors(), trained=self.trained_parameters(), adapters=self.adapters)
@@ -209,8 +214,10 @@ def load_model(
     folder = model_root.find(model.path, field=FIELD)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if gradient_checkpointing:
-            _turn_dropout_off(config)
+        for name, value in config.to_dict().items() if gradient_checkpointing else ():
+            # A layer in training mode would apply its own dropout (`checkpoint_activations`).
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
         network, loading = load(folder, config, getattr(torch, model.dtype))
     except LOADING_ERRORS as error:
         raise InvalidInput(
@@ -245,10 +252,3 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
-
-
-def _turn_dropout_off(config: Any) -> None:
-    """Sets every dropout to 0: a layer in training mode would apply its own (`checkpoint_activations`)."""
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)

@@ -21,7 +21,7 @@ from consumer.ranks import orders
 from consumer.ranks.base import Ranks
 from consumer.ranks.orders import Exchange, idle_patience_s, join
 from consumer.ranks.rank import Rank, told
-from consumer.ranks.threads import has_room_for_gradients, passes_at_once, with_threads
+from consumer.ranks.threads import HANDED_OUT, POKE_S, has_room_for_gradients, passes_at_once, with_threads
 from contracts.errors import DeadlineExceeded, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
@@ -29,9 +29,6 @@ from contracts.spec import JobSpec
 from onbeat.process.waiting import Waiting
 from onbeat.weights.publication import Publication, TensorSink
 
-HANDED_OUT_PER_RANK = 2
-"""A rank trains one batch and takes up the other one next."""
-POKE_S = 1.0
 END_GRACE_S = 5.0
 """The time in which a rank finishes its order when it is asked to end: rank 0 waits no longer for its own thread."""
 
@@ -66,7 +63,7 @@ class RankGroup(Ranks):
         self._world_size = learner.place.world_size
         self._answer_s = answer_s
         self._patience_s = patience_s
-        self.most_handed_out = HANDED_OUT_PER_RANK * self._world_size
+        self.most_handed_out = HANDED_OUT * self._world_size
         self._num_training = 0
         self._trained: list[Trained] = []
         self._arrived: queue.SimpleQueue[orders.AnyAnswer | BaseException] = queue.SimpleQueue()

@@ -34,8 +34,8 @@ from onbeat.process.host_memory import memory_bytes
 from onbeat.process.waiting import Waiting
 from onbeat.weights.publication import Publication
 
-HANDED_OUT_PER_THREAD = 2
-"""A thread trains one batch and takes up the other one next."""
+HANDED_OUT = 2
+"""A thread, or a rank, trains one batch and takes up the other one next."""
 MOST_BY_ITSELF = 2
 """Threads where the operator names no number; more of them were not measured."""
 GRADIENTS_PART = 16
@@ -157,7 +157,7 @@ class ThreadedRank(Ranks):
         self._arrived: queue.SimpleQueue[Trained | BaseException] = queue.SimpleQueue()
         self._num_training = 0
         self._threads = [threading.Thread(target=self._run, args=(one,), daemon=True) for one in (learner, *beside)]
-        self.most_handed_out = HANDED_OUT_PER_THREAD * len(self._threads)
+        self.most_handed_out = HANDED_OUT * len(self._threads)
         for number, thread in enumerate(self._threads):
             thread.name = f"passes {number}"
             thread.start()

@@ -55,27 +55,22 @@ class ServedStage:
         return f"stage {self.stage.name} of {self.job_id}"
 
 
+@dataclass(eq=False)
 class ServedStages:
     """The stages of the stack's active jobs that this worker serves; `kinds` are those that it can."""
 
-    def __init__(
-        self,
-        store: JobStore,
-        make_side: Callable[[str], StageSide],
-        *,
-        kinds: Collection[str],
-        check: Callable[[ServedStage], None] = lambda stage: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """check: raises InvalidInput that names what this host lacks for the stage, and the cure; it reads no model."""
-        self._store = store
-        self._make_side = make_side
-        self.kinds = frozenset(kinds)
-        self._check = check
+    store: JobStore
+    make_side: Callable[[str], StageSide]
+    kinds: Collection[str]
+    check: Callable[[ServedStage], None] = lambda stage: None
+    """Raises InvalidInput that names what this host lacks for the stage, and the cure; it reads no model."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._by_job: dict[str, tuple[ServedStage, ...]] = {}
         self._unreadable: set[str] = set()
         self._lacking: dict[StageKey, str] = {}
-        self._refused: LeftAlone[StageKey, None] = LeftAlone(clock)
+        self._refused: LeftAlone[StageKey, None] = LeftAlone(self.clock)
         self._claimed_s: dict[StageKey, float] = {}
 
     def __len__(self) -> int:
@@ -97,10 +92,13 @@ class ServedStages:
 
     async def refresh(self) -> None:
         """Asks the broker which jobs are active. Raises BrokerUnavailable."""
-        job_ids = await asyncio.to_thread(self._store.active_jobs)
+        job_ids = await asyncio.to_thread(self.store.active_jobs)
         self._unreadable &= set(job_ids)
         for job_id in job_ids:
-            if job_id not in self._unreadable and (job_id not in self._by_job or self._may_change(job_id)):
+            stages = self._by_job.get(job_id)
+            # A resume may have stated scores, so soon that the job was never seen to have ended; nothing else changes.
+            may_change = stages is None or any(isinstance(stage.stage, JudgingStage) for stage in stages)
+            if may_change and job_id not in self._unreadable:
                 await self._add(job_id)
         self._by_job = {job_id: self._by_job[job_id] for job_id in job_ids if job_id in self._by_job}
         keys = {stage.key for stages in self._by_job.values() for stage in stages}
@@ -144,7 +142,7 @@ class ServedStages:
 
     async def _look_for_what_it_needs(self, stage: ServedStage) -> None:
         try:
-            await asyncio.to_thread(self._check, stage)
+            await asyncio.to_thread(self.check, stage)
         except InvalidInput as error:
             if stage.key not in self._lacking:
                 log.warning("leaves %s alone: %s", stage, error)
@@ -153,15 +151,8 @@ class ServedStages:
             if self._lacking.pop(stage.key, None):
                 log.info("serves %s: what it lacked is there", stage)
 
-    def _may_change(self, job_id: str) -> bool:
-        """Whether a resume may have stated scores, so soon that the job was never seen to have ended.
-
-        It changes nothing else of stages and models.
-        """
-        return any(isinstance(stage.stage, JudgingStage) for stage in self._by_job[job_id])
-
     async def _add(self, job_id: str) -> None:
-        side = self._make_side(job_id)
+        side = self.make_side(job_id)
         try:
             spec = await asyncio.to_thread(lambda: side.spec)
         except NotFound:
@@ -187,7 +178,7 @@ class ServedStages:
                 )
                 continue
             planned = plan.stages[plan.index(stage.name)]
-            version_0 = partial(self._store.first_weights_digest, job_id)
+            version_0 = partial(self.store.first_weights_digest, job_id)
             served.append(
                 ServedStage(job_id=job_id, spec=spec, stage=stage, plan=planned, side=side, version_0=version_0)
             )

@@ -24,6 +24,7 @@ from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
+from contracts.spec_tables.trainer import TrainerSpec
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import WorkerMetrics
@@ -85,35 +86,28 @@ class Reconciler:
             # It is among the active jobs where the process that ended it died in between.
             self._jobs.leave_active(job_id)
         elif job_id == self.trainer.job_id or self._is_held(job_id):
-            if not self.trainer.job_id and self.network and self._spans_hosts(job_id):
+            if not self.trainer.job_id and self.network and self._trainer_of(job_id).over_hosts:
                 self._offers(job_id)
         elif state is JobState.CANCELLING:
             try:
                 self._jobs.move(job_id, JobState.CANCELLED)
             except Conflict as error:
                 log.info("job %s ended meanwhile: %s", job_id, error)
-        elif self._is_external(job_id):
+        elif self._trainer_of(job_id).external:
             # A process of a person's own trains it; this worker only ends it, above, where nothing else can.
             return
         elif not self.trainer.job_id and self.roots.are_writable() and self._may_start(job_id):
             self._start(job_id)
 
-    def _is_external(self, job_id: str) -> bool:
-        try:
-            return self._jobs.spec(job_id).trainer.external
-        except ContractViolation:
-            # `_start` says what is wrong with it.
-            return False
-
     def _may_start(self, job_id: str) -> bool:
-        return self._offers(job_id) if self._spans_hosts(job_id) else self._reserve(job_id)
+        return self._offers(job_id) if self._trainer_of(job_id).over_hosts else self._reserve(job_id)
 
-    def _spans_hosts(self, job_id: str) -> bool:
+    def _trainer_of(self, job_id: str) -> TrainerSpec:
+        """What the job says of its trainer; the usual where its spec can't be read, as `_start` says."""
         try:
-            return self._jobs.spec(job_id).trainer.over_hosts is not None
+            return self._jobs.spec(job_id).trainer
         except ContractViolation:
-            # `_start` says what is wrong with it.
-            return False
+            return TrainerSpec()
 
     def _offers(self, job_id: str) -> bool:
         """Whether this host may come among those of the job now; if not it waits for its next generation."""

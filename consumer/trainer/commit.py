@@ -75,8 +75,11 @@ class Commits:
         if reported:
             self._run_log.timeline(reported)
         held.trace((*iteration.spans, *reported))
-        if held.schedule.lags:
-            self._dispatch_evaluation(self.succession.next)
+        # What evaluates the version that was just made. A trainer that dies before it leaves no checkpoint of its
+        # commit: the successor rewinds, and opens the iteration with it.
+        following = self.succession.next if held.schedule.lags else None
+        if following is not None and (batches := held.window.evaluation(following)):
+            held.side.dispatch(following, batches)
         # After the commit, so that no generator waits for it; before a checkpoint, after which nothing is replayed.
         if stepped is None:
             held.recorder.commit(iteration.number)
@@ -97,12 +100,6 @@ class Commits:
         held.run_files.keep(iteration.number, held.side, has_checkpoint=has_checkpoint)
         held.health.check()
         return boundary
-
-    def _dispatch_evaluation(self, iteration: int | None) -> None:
-        """Sends what evaluates the version that was just made. A trainer that dies before it leaves no checkpoint of
-        its commit: the successor rewinds, and opens the iteration with it."""
-        if iteration is not None and (batches := self._held.window.evaluation(iteration)):
-            self._held.side.dispatch(iteration, batches)
 
     def _end_turn(self, made: WeightManifest, opening: IterationOpening | None) -> None:
         """Leaves nothing to do, and no memory that a generator could use, before the generators have their turn."""
@@ -125,21 +122,18 @@ class Commits:
             _write_checkpoint(held, made)
             # The lease comes before the files once more: a checkpoint takes long enough to sleep past it.
             held.side.renew()
-            self._record_checkpoint(iteration, started_s=started_s)
+            # What is done after the lines of its iteration are written.
+            span = TimelineSpan(
+                who=TRAINER, what="checkpoint", iteration=iteration, started_s=started_s, ended_s=time.time()
+            )
+            self._run_log.timeline([span])
+            held.measure([span], None)
+            held.trace([span])
         held.remove_older(iteration)
         if iteration > self._furthest:
             # What is replayed is no progress: a trainer that always dies at the same place would start for ever.
             self._furthest = iteration
             held.jobs.reset_trainer_starts(held.job_id)
-
-    def _record_checkpoint(self, iteration: int, *, started_s: float) -> None:
-        """Books what was done after the lines of its iteration were written."""
-        span = TimelineSpan(
-            who=TRAINER, what="checkpoint", iteration=iteration, started_s=started_s, ended_s=time.time()
-        )
-        self._run_log.timeline([span])
-        self._held.measure([span], None)
-        self._held.trace([span])
 
 
 def save(held: HeldJob) -> None:

@@ -84,7 +84,13 @@ def _update(
         stats = _train_again(held, iteration, parts[part], mini_batch=part) if again or part else parts[part]
         of_part = replace(scaling, count=divided_by(stats, algorithm))
         with iteration.span("step"):
-            one = OptimizerStep(divisor=of_part.divisor, baseline=of_part.baseline, learning_rate=rate, is_last=is_last)
+            one = OptimizerStep(
+                divisor=of_part.divisor,
+                baseline=of_part.baseline,
+                learning_rate=rate,
+                is_last=is_last,
+                syncs_reference=is_last and algorithm.syncs_reference_after(iteration.number),
+            )
             grad_norm = held.ranks.step(one, publication if is_last else None)
         _count_sums(iteration, held.ranks.learner.accumulator.added, stats)
         updates.append(Update(stats=stats, scaling=of_part, grad_norm=grad_norm))

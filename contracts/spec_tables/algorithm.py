@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import fields
 
-from contracts.encoding.wire import Factor, Line, Record
+from contracts.encoding.wire import Factor, Iterations, Line, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Dual clip: the most that the policy ratio counts for a negative advantage, above 1 + clip_high; left out: no
     bound. Refused where clip_high is."""
     kl_coefficient: Factor = 0.0
-    """Weight of the KL to the initial model; 0 keeps no reference model. It is estimated from sampled tokens: under a
-    lag and in later steps an older policy's, see use_bias_correction_kl."""
+    """Weight of the KL to the initial model; 0 keeps no reference model."""
+    ref_model_sync_iterations: Iterations | UnsetType = UNSET
+    """After each so many iterations the model of that KL becomes the policy; left out: it stays the initial one."""
+    ref_model_mixup_alpha: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
+    """Share of the policy in it then, beside what it was (TR-DPO, arXiv 2404.09656); left out: 1."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     use_bias_correction_kl: bool | UnsetType = UNSET
@@ -174,6 +177,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def weighs_kl(self) -> bool:
         """Whether the KL in the loss is weighed like the surrogate."""
         return self.use_bias_correction_kl is True
+
+    def syncs_reference_after(self, iteration: int) -> bool:
+        """Whether the reference moves to the policy that the iteration's last step makes."""
+        every = self.ref_model_sync_iterations
+        return every is not UNSET and (iteration + 1) % every == 0
 
     @property
     def reward_of_truncated(self) -> float | None:
@@ -245,6 +253,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield (
                 "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out"
             )
+        if self.ref_model_sync_iterations is not UNSET and self.kl_coefficient == 0.0:
+            yield "ref_model_sync_iterations has no effect with kl_coefficient = 0, without a reference; leave it out"
+        if self.ref_model_mixup_alpha is not UNSET and self.ref_model_sync_iterations is UNSET:
+            yield "ref_model_mixup_alpha has no effect without ref_model_sync_iterations; set that, or leave it out"
         if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
             yield (
                 'kl_estimator = "k1" in the loss has a gradient of expectation zero; '

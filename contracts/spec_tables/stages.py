@@ -102,11 +102,6 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
         """Its column with the reason why a completion has the stated score, "" where it has its own; only with one."""
         return self.name + FAILURE_SUFFIX
 
-    @staticmethod
-    def reason_in(text: bytes) -> StageReason | None:
-        """Returns the reason that such a column names; None for another text."""
-        return next((reason for reason in STAGE_REASONS if reason.encode() == text), None)
-
     @property
     def outputs(self) -> tuple[Column, ...]:
         score = Column(name=self.name, type="float32")

@@ -15,6 +15,7 @@ HEALTH_RULES = {
     "score_collapsed": "held-out score collapsed",
     "groups_equal": "groups are equal",
     "entropy_gone": "entropy is gone",
+    "kl_high": "KL is high",
     "gradient_dead": "gradient is dead",
     "mismatch_high": "mismatch is high",
     "truncations_rising": "truncations rise",
@@ -48,12 +49,30 @@ class LoraSpec(Record, frozen=True, kw_only=True):
             raise ValueError('target_modules names "all-linear" and others; leave one of the two out')
 
 
-class OptimizerSpec(Record, frozen=True, kw_only=True):
-    """AdamW; the learning rate is a function of the iteration, the same for all of its updates."""
+class ParameterGroup(Record, frozen=True, kw_only=True):
+    """Parameters with a learning rate or a weight decay of their own."""
 
-    type: Literal["adamw", "adamw_8bit"] = "adamw"
+    parameters: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=64)]
+    """Patterns of names, as "*.mlp.*"; the first group that names a parameter has it. One without any fails the job."""
+    learning_rate_factor: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
+    """Times the learning rate; 0: they stay as they are."""
+    weight_decay: Factor | UnsetType = UNSET
+    """Theirs, norms' and embeddings' too; left out: optimizer.weight_decay, on what that acts on."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate_factor == 1.0 and self.weight_decay is UNSET:
+            raise ValueError("groups has one that changes nothing; set learning_rate_factor or weight_decay in it")
+
+
+class OptimizerSpec(Record, frozen=True, kw_only=True):
+    """AdamW or Muon; the learning rate is a function of the iteration, the same for all of its updates."""
+
+    type: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw: moments in float32, 8 bytes a parameter; adamw_8bit: quantised to 2 bytes by blocks of 256 (bitsandbytes,
-    arXiv 2110.02861), which is another step: other weights. It needs the extra `adamw8bit`."""
+    arXiv 2110.02861), by the extra `adamw8bit`; muon: torch's Muon, at AdamW's learning rates (arXiv 2502.16982), for
+    the matrices of hidden layers, and adamw for all else."""
+    groups: Annotated[tuple[ParameterGroup, ...], Meta(min_length=1, max_length=32)] | UnsetType = UNSET
+    """Parameters by their names; left out: all have one learning rate."""
     learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
     """Peak learning rate."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
@@ -136,6 +155,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     iteration is a warning and an event. The default is for answers of some ten tokens (docs/operate.md)."""
     on_mismatch: Literal["warn", "fail"] = "warn"
     """Whether such an iteration is trained all the same, or fails the job before its step."""
+    kl_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
+    """Above this `kl_to_reference`, a mean of ten iterations, health says kl_high; left out: never."""
+    entropy_alarm: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
+    """Below this `entropy` it says entropy_gone; left out: below 0.05 and a tenth of the first iterations'."""
     stop_on: Annotated[tuple[HealthRule, ...], Meta(max_length=16)] | UnsetType = UNSET
     """Rules of the job's health (docs/operate.md) that end it as failed, with a checkpoint, once broken; left out:
     none. What broke before a resume doesn't end it again."""
@@ -146,6 +169,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     external: bool = False
     """A process of one's own trains the job, by `onbeat.client` (docs/extend.md): consumers leave it alone, and other
     keys of trainer, algorithm, optimizer and trackers, which nothing reads, must be left out."""
+
+    def __post_init__(self) -> None:
+        if "kl_high" in self.stops_on and self.kl_alarm is UNSET:
+            raise ValueError('stop_on names "kl_high", which is never said without kl_alarm; set that')
 
     @property
     def over_hosts(self) -> HostsSpec | None:
@@ -160,15 +187,6 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     @property
     def stops_on(self) -> tuple[str, ...]:
         return () if self.stop_on is UNSET else self.stop_on
-
-
-def trainer_problem(tables: Mapping[str, Record], trackers: Sequence[str], schedule: str, weights: Transport) -> str:
-    """What `external_problem` or `hosts_problem` says, by who trains."""
-    trainer = tables["trainer"]
-    assert isinstance(trainer, TrainerSpec)
-    if trainer.external:
-        return external_problem(tables, trackers, schedule)
-    return hosts_problem(trainer, weights, schedule)
 
 
 def hosts_problem(trainer: TrainerSpec, weights: Transport, schedule: str) -> str:

@@ -62,8 +62,10 @@ class CagedProcess:
         code = START.format(module=self.module)
         alone = ["-I"] if self.hash_seed is None else ["-s", "-P"]
         with theirs:
+            # What this process imports from: with an empty environment, and alone, Python wouldn't find it.
+            import_path = json.dumps([os.path.abspath(entry) for entry in sys.path])
             self._process = subprocess.Popen(
-                [sys.executable, *alone, "-c", code, str(theirs.fileno()), encode_json(rules).decode(), _import_path()],
+                [sys.executable, *alone, "-c", code, str(theirs.fileno()), encode_json(rules).decode(), import_path],
                 # From the first instruction on: what a process was started with stays readable in /proc.
                 env={} if self.hash_seed is None else {"PYTHONHASHSEED": str(self.hash_seed)},
                 cwd=rules.folder,
@@ -198,8 +200,3 @@ class CagedProcess:
             known = {one.value: one.name for one in signal.Signals}
             return f"{self.noun}'s process died of {known.get(-code, f'signal {-code}')}"
         return f"{self.noun}'s process ended with exit code {code}"
-
-
-def _import_path() -> str:
-    """What this process imports from: with an empty environment, and alone, Python wouldn't find it."""
-    return json.dumps([os.path.abspath(entry) for entry in sys.path])

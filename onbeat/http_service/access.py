@@ -160,7 +160,9 @@ class Access:
                 cure="use its address, or add the name to ONBEAT_ALLOWED_HOSTS",
             )
         is_page = self._rules.has_page and path == PAGE
-        if not (is_page and _is_followed_link(headers)):
+        # A browser asks for a document to show in a tab; the page itself refuses to be shown inside another.
+        asked = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+        if not (is_page and asked == ("navigate", "document")):
             _refuse_other_origins(headers, host)
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
             return self._require_key(method, path, headers)
@@ -229,11 +231,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_followed_link(headers: Headers) -> bool:
-    """Whether a browser asks for a document to show in a tab; the page itself refuses to be shown inside another."""
-    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 
 def _refuse_other_origins(headers: Headers, host: str) -> None:

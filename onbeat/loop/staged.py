@@ -19,7 +19,7 @@ from contracts.experience.columns import ColumnValues, check_values, row_shapes,
 from contracts.rewards import StatedReason
 from contracts.rollouts import Rollout, RolloutBatch
 from contracts.spec import JobSpec
-from contracts.spec_tables.stages import JudgingStage
+from contracts.spec_tables.stages import STAGE_REASONS, JudgingStage
 
 
 def staged_batch(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> tuple[RolloutBatch, Digest]:
@@ -67,7 +67,7 @@ def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> Rollout
         for row, text in enumerate(values[stage.failure_column]):
             if not text:
                 continue
-            reason = stage.reason_in(text)
+            reason = next((reason for reason in STAGE_REASONS if reason.encode() == text), None)
             if reason is None or values[stage.name][row] != stated:
                 raise ContractViolation(
                     f"column {stage.failure_column}, row {row}: is no reason with the score that the spec states",

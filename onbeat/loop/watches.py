@@ -186,8 +186,8 @@ class StageWatch:
     """How long a judge may be away."""
     clock: Callable[[], float] = time.monotonic
     _looked_s: float = -math.inf
-    _waiting: dict[str, Waiting] = field(default_factory=dict)
-    _missing: dict[str, Waiting] = field(default_factory=dict)
+    _waiting: dict[tuple[str, str], Waiting] = field(default_factory=dict)
+    """By the stage, and the kind of what it awaits."""
 
     def check(self, iteration: int) -> None:
         """Looks every 2 s; does nothing in a job without stages.
@@ -199,30 +199,18 @@ class StageWatch:
             return
         self._looked_s = self.clock()
         with_work = set(self.with_work(iteration))
-        unserved = self.presence.unserved(self.job_id, self.stages)
-        unserved = {name: awaited for name, awaited in unserved.items() if name in with_work}
-        self._waiting = {name: waiting for name, waiting in self._waiting.items() if name in unserved}
-        for stage in self.stages:
+        stages = [stage for stage in self.stages if stage.name in with_work]
+        unserved, missed = (ask(self.job_id, stages) for ask in (self.presence.unserved, self.presence.missed))
+        awaited: dict[tuple[str, str], tuple[str, float, str]] = {}
+        for stage in stages:
             if stage.name in unserved:
-                self._waiting_for(stage, unserved[stage.name]).poke(unserved[stage.name])
-        self._check_judges(with_work)
-
-    def _check_judges(self, with_work: set[str]) -> None:
-        missed = self.presence.missed(self.job_id, [stage for stage in self.stages if stage.name in with_work])
-        self._missing = {name: waiting for name, waiting in self._missing.items() if name in missed}
-        for name, what in missed.items():
-            if name not in self._missing:
-                self._missing[name] = Waiting(
-                    what, deadline_s=self.dependency_s, cure=CURE_OF_SERVICE, clock=self.clock
-                )
-            self._missing[name].poke(f"{what}: stage {name} needs it")
-
-    def _waiting_for(self, stage: StageSpec, awaited: str) -> Waiting:
-        if stage.name not in self._waiting:
-            self._waiting[stage.name] = Waiting(
-                awaited,
-                deadline_s=self.deadline_s,
-                cure=CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE,
-                clock=self.clock,
-            )
-        return self._waiting[stage.name]
+                cure = CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE
+                awaited[stage.name, "worker"] = unserved[stage.name], self.deadline_s, cure
+            if stage.name in missed:
+                what = f"{missed[stage.name]}: stage {stage.name} needs it"
+                awaited[stage.name, "judge"] = what, self.dependency_s, CURE_OF_SERVICE
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in awaited}
+        for key, (what, deadline_s, cure) in awaited.items():
+            if key not in self._waiting:
+                self._waiting[key] = Waiting(what, deadline_s=deadline_s, cure=cure, clock=self.clock)
+            self._waiting[key].poke(what)

@@ -151,12 +151,9 @@ class Dependency:
 
     async def look(self) -> None:
         """Asks after it where it is away, slow, or missed by another process."""
-        if self.is_away or self._is_slow or self.others_miss:
+        is_slow = any(self._clock() - asked_s > SLOW_S for asked_s in self._asked_s.values())
+        if self.is_away or is_slow or self.others_miss:
             await self.is_reached()
-
-    @property
-    def _is_slow(self) -> bool:
-        return any(self._clock() - asked_s > SLOW_S for asked_s in self._asked_s.values())
 
     async def _asked(self, ask: Callable[[], Awaitable[A]]) -> A:
         self._num_asked += 1

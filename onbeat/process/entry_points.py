@@ -58,7 +58,9 @@ def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
             loaded[name] = entry_point.load()
         # Foreign code may raise anything while it is imported, or ask to exit.
         except (Exception, SystemExit) as error:
-            if not _is_removed(entry_point, error):
+            # Its own folder may not be there; what it imports has to be.
+            is_gone = isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
+            if not is_gone:
                 problem = f"{type(error).__name__}: {error}"
                 log.warning("`%s` of %s is left out: %s", name, _package(entry_point), problem)
     return loaded
@@ -78,11 +80,6 @@ def docstring_of(entry_point: EntryPoint) -> str | None:
     source = ast.parse(Path(module.origin).read_bytes()) if module.origin.endswith(".py") else ast.Module([], [])
     functions = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr]
     return (ast.get_docstring(functions[0]) if functions else None) or ""
-
-
-def _is_removed(entry_point: EntryPoint, error: BaseException) -> bool:
-    """Whether its own folder isn't there, and not something that it imports."""
-    return isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
 
 
 def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryPoint:

@@ -67,11 +67,6 @@ def hidden_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.removed")
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is anything of the folder, links and a half-removed one too."""
-    return os.path.lexists(path) or os.path.lexists(hidden_name(path))
-
-
 def remove_tree(path: Path) -> bool:
     """Removes a folder, a file or a link, and what an earlier removal left of it; whether there was anything.
 
@@ -80,7 +75,8 @@ def remove_tree(path: Path) -> bool:
     """
     hidden, found = hidden_name(path), False
     try:
-        while is_there(path):
+        # Links and a half-removed folder are something, too.
+        while os.path.lexists(path) or os.path.lexists(hidden):
             found = True
             _remove(hidden)
             with contextlib.suppress(FileNotFoundError):  # another consumer was faster

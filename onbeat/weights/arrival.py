@@ -50,10 +50,6 @@ class Arrival:
         self.files[shard.name] = shard.num_bytes, list(tensors)
         self.hashing.add(tensors.items())
 
-    def is_shortcut_to(self, manifest: WeightManifest) -> bool:
-        """Whether not all of the version is to be read: where the result is wrong, the whole may still be right."""
-        return bool(self.files) or self.base in {identity(step) for step in manifest.base}
-
 
 class EngineTensors:
     """Memory that versions are put into: the engine's own, or as much beside it. Used by one thread at a time."""

@@ -22,7 +22,7 @@ from contracts.errors import ContractViolation, ObjectsUnavailable, WeightsRejec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from onbeat.weights.adapter.reader import AdapterReader
-from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, Fill, fill_and_check
+from onbeat.weights.arrival import LOADING, Arrival, EngineTensors, Fill, fill_and_check, identity
 from onbeat.weights.delta.codec import DELTA_PREFIX
 from onbeat.weights.delta.reader import fill_delta, take_delta_ahead
 from onbeat.weights.files.store import LocalFile
@@ -52,7 +52,8 @@ class VersionLoader:
         shape or dtype, another digest. Then the tensors hold nothing whole.
         """
         arrival = memory.take(manifest.policy_version)
-        is_shortcut = arrival.is_shortcut_to(manifest)
+        # Not all of the version is to be read then: where the result is wrong, the whole may still be right.
+        is_shortcut = bool(arrival.files) or arrival.base in {identity(step) for step in manifest.base}
         try:
             return self._load(manifest, memory, arrival, crash_point)
         except WeightsRejected as error:

@@ -65,7 +65,8 @@ def copy_run(source: RunFolder, target: Path) -> None:
     for name in NUMBERED:
         if (source.path / name).is_dir():
             _copy_numbered(source.path / name, target / name)
-    rest = [entry for entry in sorted(os.scandir(source.path), key=lambda entry: entry.name) if _is_file(entry)]
+    entries = sorted(os.scandir(source.path), key=lambda entry: entry.name)
+    rest = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
     for entry in sorted(rest, key=lambda entry: entry.name == source.chain.name):
         _copy_file(Path(entry.path), target / entry.name)
 
@@ -106,10 +107,6 @@ def _copy_file(source: Path, target: Path) -> None:
             shutil.copyfileobj(read, written, CHUNK)
             written.flush()
             os.fsync(written.fileno())
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False)
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -60,10 +60,15 @@ def _groups(history: History) -> str:
 
 
 def _entropy(history: History) -> str:
-    now, began = history.mean("entropy"), history.began("entropy")
-    if now >= min(GONE_NATS, GONE_SHARE * began) or history.is_solved:
+    now, began, alarm = history.mean("entropy"), history.began("entropy"), history.spec.trainer.entropy_alarm
+    if now >= (alarm or min(GONE_NATS, GONE_SHARE * began)) or (history.is_solved and not alarm):
         return ""
     return f"{now:.2g} nats a token over {WINDOW} iterations, {began:.2g} at first: samples are nearly the same"
+
+
+def _kl(history: History) -> str:
+    now, alarm = history.mean("kl_to_reference"), history.spec.trainer.kl_alarm or math.inf
+    return f"{now:.3g} a token over {WINDOW} iterations, above trainer.kl_alarm of {alarm:g}" if now > alarm else ""
 
 
 def _gradient(history: History) -> str:
@@ -124,6 +129,7 @@ RULES = (
         "rollout.group_size, or rollout.max_resamples",
     ),
     Rule("entropy_gone", _entropy, "raise algorithm.entropy_coefficient or the sampling temperature, or clip_high"),
+    Rule("kl_high", _kl, "raise algorithm.kl_coefficient, or lower optimizer.learning_rate"),
     Rule("gradient_dead", _gradient, "look at corrected_share, clip_share, on_truncated: what they drop has no loss"),
     Rule(
         "mismatch_high",

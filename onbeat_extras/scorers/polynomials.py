@@ -65,7 +65,9 @@ class Polynomials:
     def _product(self, left: Polynomial, right: Polynomial) -> Polynomial:
         if not self._expands and len(left) > 1 and len(right) > 1:
             raise Malformed("a product of sums is not expanded")
-        if not self._expands and _is_proper(left, right):
+        # A sum times a term that isn't a number: sympy, too, spreads numbers alone over a sum.
+        is_proper = (len(left) > 1 and () not in right) or (len(right) > 1 and () not in left)
+        if not self._expands and is_proper:
             raise Malformed("a product of a sum is not expanded")
         self._spend(len(left) * len(right))
         product: Polynomial = {}
@@ -100,11 +102,6 @@ def derivative(polynomial: Polynomial, name: str) -> Polynomial:
         if exponent:
             _add(result, _times(monomial, ((name, -1),)), coefficient * exponent)
     return result
-
-
-def _is_proper(left: Polynomial, right: Polynomial) -> bool:
-    """A sum times a term that isn't a number: sympy, too, spreads numbers alone over a sum."""
-    return (len(left) > 1 and () not in right) or (len(right) > 1 and () not in left)
 
 
 def _constant(value: Fraction) -> Polynomial:

@@ -17,6 +17,8 @@ export interface AlgorithmSpec {
   clip_high: (number | null);
   clip_max?: number;
   kl_coefficient: number;
+  ref_model_sync_iterations?: number;
+  ref_model_mixup_alpha?: number;
   kl_estimator: ("k1" | "k2" | "k3");
   use_bias_correction_kl?: boolean;
   kl_placement: ("loss" | "reward");
@@ -434,30 +436,30 @@ export interface JobSpec {
 export type JobState = ("cancelled" | "cancelling" | "failed" | "queued" | "running" | "succeeded");
 
 export interface JobStatus {
-  job_id: string;
-  name: string;
-  state: JobState;
-  reason: string;
-  schedule: string;
   max_policy_lag: number;
-  iterations: number;
-  iterations_committed: number;
+  window: WindowIteration[];
   policy_version: number;
   weights_digest: string;
-  created_s: number;
-  started_s: number;
-  ended_s: number;
-  run_directory: string;
   trainer_epoch: number;
   batches_expected: number;
   batches_published: number;
-  window: WindowIteration[];
   batches_accepted: number;
   batches_rejected: Record<string, number>;
   batches_reclaimed: number;
   batches_hedged: number;
   hedges_won: number;
   batches_dead: number;
+  job_id: string;
+  name: string;
+  state: JobState;
+  reason: string;
+  schedule: string;
+  iterations: number;
+  iterations_committed: number;
+  created_s: number;
+  started_s: number;
+  ended_s: number;
+  run_directory: string;
   live_generators: number;
   evaluation_before: (EvaluationScore | null);
   evaluation_latest: (EvaluationScore | null);
@@ -594,7 +596,8 @@ export interface ObjectWeights {
 }
 
 export interface OptimizerSpec {
-  type: ("adamw" | "adamw_8bit");
+  type: ("adamw" | "adamw_8bit" | "muon");
+  groups?: ParameterGroup[];
   learning_rate: number;
   beta1: number;
   beta2: number;
@@ -614,6 +617,12 @@ export interface OverlongReward {
   sources?: string[];
   max_tokens: number;
   buffer_tokens: number;
+}
+
+export interface ParameterGroup {
+  parameters: string[];
+  learning_rate_factor: number;
+  weight_decay?: number;
 }
 
 export interface PassAt {
@@ -865,25 +874,25 @@ export interface StateChanged {
 }
 
 export interface StreamReport {
-  job_id: string;
-  fence_state: string;
-  iteration: number;
   max_policy_lag: number;
   window: WindowIteration[];
   policy_version: number;
   weights_digest: string;
   trainer_epoch: number;
-  trainer_lease_s: (number | null);
   batches_expected: number;
   batches_published: number;
   batches_accepted: number;
-  accepted_bytes: number;
   batches_rejected: Record<string, number>;
   batches_reclaimed: number;
   batches_hedged: number;
   hedges_won: number;
-  batches_failed: number;
   batches_dead: number;
+  job_id: string;
+  fence_state: string;
+  iteration: number;
+  trainer_lease_s: (number | null);
+  accepted_bytes: number;
+  batches_failed: number;
   batches_redispatched: number;
   rewinds: number;
   streams: StreamState[];
@@ -960,7 +969,9 @@ export interface TrainerSpec {
   measure_entropy: boolean;
   mismatch_alarm: number;
   on_mismatch: ("fail" | "warn");
-  stop_on?: ("entropy_gone" | "gradient_dead" | "groups_equal" | "lag_too_large" | "mismatch_high" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
+  kl_alarm?: number;
+  entropy_alarm?: number;
+  stop_on?: ("entropy_gone" | "gradient_dead" | "groups_equal" | "kl_high" | "lag_too_large" | "mismatch_high" | "reward_collapsed" | "score_collapsed" | "truncations_rising")[];
   gradient_checkpointing: boolean;
   lora: (LoraSpec | null);
   external: boolean;

@@ -92,7 +92,7 @@ def make_engine(
             cure="set deterministic = false, or use generators with ONBEAT_ENGINE=transformers, or vLLM's with "
             "ONBEAT_ENGINE_BATCH_INVARIANT=true",
         )
-    if model.cast_lm_head_to_fp32 and not options.casts_head:
+    if model.cast_lm_head_to_fp32 and not isinstance(options, TransformersOptions):
         raise InvalidInput(
             f"{options.name} computes logits in the model's dtype",
             field="model.cast_lm_head_to_fp32",

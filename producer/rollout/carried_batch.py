@@ -96,8 +96,11 @@ class HeldBatches:
 
     @property
     def need_weights(self) -> bool:
-        """Whether a batch is in the engine, or may come back to it."""
-        return any(batch.needs_weights for batch in self._carried.values())
+        """Whether a batch is in the engine, or may come back to it: until then the engine must hold what it holds."""
+        return any(
+            batch.generation is not None or (batch.places.may_go_on and not batch.is_settled)
+            for batch in self._carried.values()
+        )
 
 
 def name_of(claim: Claim) -> str:

@@ -121,11 +121,6 @@ class SampledBatch:
         """Completions that are in the engine."""
         return self.generation.asked.num_completions if self.generation else 0
 
-    @property
-    def needs_weights(self) -> bool:
-        """Whether it is in the engine, or may come back to it: until then the engine must hold what it holds."""
-        return self.generation is not None or (self.places.may_go_on and not self.is_settled)
-
     def sample(self, *, started_s: float) -> None:
         """Hands the next round to the engine."""
         asked = self.places.take_round()

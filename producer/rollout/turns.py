@@ -225,7 +225,8 @@ class TurnPlayer:
                 service.table_of(self._environment),
                 asked,
                 step_timeout_s=self._environment.step_timeout_s,
-                idle_s=self._idle_s,
+                # Sessions end with the lease of their batch: soon after the generator that renews both is gone.
+                idle_s=self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S,
                 job_id=job_id,
             )
             failed: list[Session] = []
@@ -305,11 +306,6 @@ class TurnPlayer:
         if failure.reason not in service.RETRYABLE or num_failures >= self._environment.max_attempts:
             raise BatchFailed(what)
         log.warning("%s; attempt %d of %d", what, num_failures + 1, self._environment.max_attempts)
-
-    @property
-    def _idle_s(self) -> float:
-        """Sessions end with the lease of their batch: soon after the generator that renews both is gone."""
-        return self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S
 
     @contextlib.asynccontextmanager
     async def _living(self, sessions: Sequence[Session]) -> AsyncIterator[None]:

@@ -53,14 +53,11 @@ NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
 """Not the completion's fault: no score may hide it."""
 
 
-def is_lasting(component: RewardComponent, reason: rewards.UnscorableReason) -> bool:
-    """Whether the same completion meets it each time. A plug-in may have asked the network, or the clock."""
-    return reason not in rewards.UP_TO_LUCK and not isinstance(component, PluginReward)
-
-
 def score_in_place(component: RewardComponent, reason: rewards.UnscorableReason, *, settles: bool) -> float | None:
     """The `on_unscorable` score, where it may stand for that reason now."""
-    if reason in NEVER_SCORED or not (settles or is_lasting(component, reason)):
+    # Whether the same completion meets it each time: a plug-in may have asked the network, or the clock.
+    is_lasting = reason not in rewards.UP_TO_LUCK and not isinstance(component, PluginReward)
+    if reason in NEVER_SCORED or not (settles or is_lasting):
         return None
     return component.stated_score
 
@@ -90,11 +87,6 @@ def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:
     """Breakdown name of the component that a lost process was busy with; "" where it may have been one of several."""
     names = [name for name, component in rewards.named(components) if not is_linear(component)]
     return names[0] if len(names) == 1 else ""
-
-
-def keeps_its_process(components: tuple[RewardComponent, ...]) -> bool:
-    """True if one process may score all of a job: plug-ins, whose imports may take minutes, and what parses nothing."""
-    return rewards.imports_plugins(components) or not warm_up_keys(components)
 
 
 def warm_up_keys(components: tuple[RewardComponent, ...]) -> frozenset[str]:

@@ -257,7 +257,9 @@ class Lane(CagedLane[Work, ScorerCage]):
         scorer = self._scorers.get(work.cage_key)
         if scorer is None or scorer.owner != work.owner:
             return False
-        return scorer.num_items < MAX_ITEMS_OF_PROCESS or rubric.keeps_its_process(work.components)
+        # One process scores all of a job: plug-ins, whose imports may take minutes, and what parses nothing.
+        keeps_its_process = rewards.imports_plugins(work.components) or not rubric.warm_up_keys(work.components)
+        return scorer.num_items < MAX_ITEMS_OF_PROCESS or keeps_its_process
 
     def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ChildLate | ChildDied) -> Unscorable:
         """The result of an item whose scorer process was lost; that process is ended, with whatever it started."""

@@ -13,6 +13,7 @@ import pytest
 from contracts.encoding.wire import Record, decode, encode
 from contracts.engines import BatchingOptions, EngineOptions, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.events import Event, JobEvent
+from contracts.jobs import JobCounts
 from contracts.rewards import Component
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
@@ -23,6 +24,7 @@ from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, re
 
 NEVER_SENT = {
     *(Component, DatasetTable, RowsTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
+    JobCounts,
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }
 """The bases, and what a process reads from its own environment."""

@@ -34,6 +34,7 @@ DEADLINE_S = 300.0
 ITERATIONS = 2
 BATCHES = 3
 KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1}
+SYNC: dict[str, Any] = {"algorithm__ref_model_sync_iterations": 1, "algorithm__ref_model_mixup_alpha": 0.6}
 SPLIT: dict[str, Any] = {"trainer__max_tokens_per_micro_batch": 24}
 RECOMPUTED: dict[str, Any] = {"trainer__gradient_checkpointing": True}
 PADDED: dict[str, Any] = {"trainer__packing": "padded"}
@@ -42,7 +43,10 @@ PARTS: dict[str, Any] = {"algorithm__updates_per_iteration": 2, "algorithm__mini
 LORA: dict[str, Any] = {"trainer__lora": {"rank": 4}, "optimizer__learning_rate": 1e-2}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp"}
 FLOAT32_HEAD: dict[str, Any] = {"model__dtype": "bfloat16", "model__cast_lm_head_to_fp32": True}
-DECAY: dict[str, Any] = {"optimizer__weight_decay": 0.1}
+DECAY: dict[str, Any] = {
+    "optimizer__weight_decay": 0.1,
+    "optimizer__groups": [{"parameters": ["*norm*"], "learning_rate_factor": 2.0, "weight_decay": 0.2}],
+}
 LAGGING: dict[str, Any] = {
     "schedule": "delayed",
     "max_policy_lag": 1,
@@ -52,10 +56,10 @@ LAGGING: dict[str, Any] = {
 PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "updates, decoupled PPO": UPDATES | LAGGING,
+    "updates, decoupled PPO, Muon": UPDATES | LAGGING | {"optimizer__type": "muon"} | DECAY,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
     "mini-batches, KL, split": PARTS | KL | SPLIT,
-    "FSDP, mini-batches, KL": FSDP | PARTS | KL,
+    "FSDP, mini-batches, KL to a reference that moves": FSDP | PARTS | KL | SYNC,
     "FSDP, trajectories, split": FSDP | PLAYED | SPLIT,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | FLOAT32_HEAD,
@@ -110,7 +114,13 @@ def digest_after_training(ranks: Ranks) -> str:
                 ranks.train_again(lambda: None, part)
             is_last = (update, part) == steps[-1]
             ranks.step(
-                OptimizerStep(divisor=3.0, baseline=0.0, learning_rate=spec.optimizer.learning_rate, is_last=is_last)
+                OptimizerStep(
+                    divisor=3.0,
+                    baseline=0.0,
+                    learning_rate=spec.optimizer.learning_rate,
+                    is_last=is_last,
+                    syncs_reference=is_last and spec.algorithm.syncs_reference_after(iteration),
+                )
             )
     digest = digest_of(ranks)
     ranks.close()

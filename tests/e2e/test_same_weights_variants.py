@@ -32,6 +32,7 @@ EASY = {
 }
 VARIANTS: dict[str, dict[str, object]] = {
     "updates of a mixture": {
+        "optimizer__type": "muon",
         "algorithm__updates_per_iteration": 3,
         "algorithm__clip_low": 0.01,
         "algorithm__clip_high": 0.01,
@@ -43,8 +44,11 @@ VARIANTS: dict[str, dict[str, object]] = {
         "reward__components": [{"type": "exact"}, {"type": "numeric", "weight": 0.5, "sources": ["easy"]}],
     },
     "mini-batches": {
+        "optimizer__groups": [{"parameters": ["*embed*"], "learning_rate_factor": 0.5, "weight_decay": 0.1}],
         "algorithm__mini_batches": 4,
         "algorithm__kl_coefficient": 0.01,
+        "algorithm__ref_model_sync_iterations": 1,
+        "algorithm__ref_model_mixup_alpha": 0.6,
         "rollout__sampling__max_new_tokens": 3,
         "algorithm__on_truncated": "penalise",
         "algorithm__truncated_reward": -1.0,

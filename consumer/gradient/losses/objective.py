@@ -57,25 +57,32 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossTerms:
-    """The loss of one micro-batch, and what is logged of it."""
+class LossSums:
+    """What is logged of a loss: numbers that add up over passes and batches."""
+
+    num_clipped_low: int = 0
+    """Tokens whose loss the lower clip changed, and the upper one next."""
+    num_clipped_high: int = 0
+    can_clip: bool = False
+    """Whether the ratio is anything but exactly 1, anywhere."""
+    num_corrected: int = 0
+    """Tokens whose weight against the generator was truncated or set to zero, or which the policy has left."""
+    k3_sum: float = 0.0
+    """Sum of k3 over tokens; 0.0 without a reference."""
+    teacher_k3_sum: float = 0.0
+    """Sum of k3 to the teacher over tokens."""
+    has_teacher: bool = False
+    entropy_sum: float = 0.0
+    """Sum of entropies over num_entropy_tokens, in nats; 0.0 where they were not measured."""
+    num_entropy_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms(LossSums):
+    """The loss of one micro-batch."""
 
     loss_sum: Tensor
     """Scalar with gradient, undivided: see `Normaliser`."""
-    num_clipped_low: int
-    """Tokens whose loss the lower clip changed, and the upper one next."""
-    num_clipped_high: int
-    can_clip: bool
-    """Whether the ratio is anything but exactly 1."""
-    num_corrected: int
-    """Tokens whose weight against the generator was truncated or set to zero, or which the policy has left."""
-    k3_sum: float
-    """Sum of k3 over tokens; 0.0 without a reference."""
-    teacher_k3_sum: float | None
-    """Sum of k3 to the teacher over tokens; None without one."""
-    entropy_sum: float
-    """Sum of entropies over num_entropy_tokens, in nats; 0.0 where they were not measured."""
-    num_entropy_tokens: int
 
 
 def micro_batch_loss(
@@ -102,7 +109,7 @@ def micro_batch_loss(
     member = policy_loss(algorithm)
     term = member.surrogate(inputs)
     sampled_loss, is_far = _near_enough(term.token_loss, tokens, inputs, algorithm.off_policy_mask_threshold)
-    divergence, teacher_k3_sum = _divergence(tokens, algorithm), None
+    divergence = _divergence(tokens, algorithm)
     if divergence is not None and algorithm.weighs_kl:
         # E_mu[rho k] has the gradient of the divergence of pi: of k1 and k3, which are unbiased.
         sampled_loss = sampled_loss + algorithm.kl_coefficient * inputs.log_ratio().exp() * divergence
@@ -110,13 +117,14 @@ def micro_batch_loss(
         # It is a mean over what was sampled, like the policy term: what weighs samples weighs both.
         to_teacher = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)
         sampled_loss = sampled_loss + algorithm.distillation_coefficient * to_teacher
-        teacher_k3_sum = float(k3(tokens.policy.detach(), tokens.teacher)[loss_mask].double().sum())
     token_loss, is_bounded = _corrected(sampled_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
     if divergence is not None and not algorithm.weighs_kl:
         token_loss = token_loss + algorithm.kl_coefficient * divergence
-    k3_sum = entropy_sum = 0.0
+    k3_sum = teacher_k3_sum = entropy_sum = 0.0
     if tokens.reference is not None:
         k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
+    if tokens.teacher is not None:
+        teacher_k3_sum = float(k3(tokens.policy.detach(), tokens.teacher)[loss_mask].double().sum())
     if tokens.entropy is not None:
         if algorithm.entropy_coefficient > 0.0:
             # A bonus: more entropy makes the loss smaller.
@@ -134,6 +142,7 @@ def micro_batch_loss(
         num_corrected=int(((is_bounded | is_far) & loss_mask).sum()),
         k3_sum=k3_sum,
         teacher_k3_sum=teacher_k3_sum,
+        has_teacher=tokens.teacher is not None,
         entropy_sum=entropy_sum,
         num_entropy_tokens=0 if tokens.entropy is None else int(loss_mask.sum()),
     )

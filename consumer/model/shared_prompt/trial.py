@@ -64,11 +64,6 @@ def check_as_sampled(model: PreTrainedModel, device: torch.device) -> None:
         raise InvalidInput(f"{type(causal_lm).__name__} {problem}", field=FIELD, cure=cure)
 
 
-def packed_arguments(tokens: Tensor, layout: SharedPromptLayout) -> dict[str, Any]:
-    """Arguments of a model's forward for one packed sequence of tokens int64 [L]."""
-    return {"input_ids": tokens[None], "position_ids": layout.position[None], **attention_arguments(layout)}
-
-
 def _check_parts(causal_lm: PreTrainedModel) -> None:
     layer_types = getattr(causal_lm.config.get_text_config(), "layer_types", None) or ()
     if others := sorted(set(layer_types) - KNOWN_LAYERS):
@@ -84,7 +79,8 @@ def _try(model: PreTrainedModel, expected: list[Tensor]) -> None:
     layout = SharedPromptLayout(groups=groups, device=model.device)
     tokens = TRIAL_PROMPT + [token for response in TRIAL_RESPONSES for token in response]
     try:
-        packed = last_states(model, **packed_arguments(_tokens(model, tokens), layout))[0]
+        arguments = {"position_ids": layout.position[None], **attention_arguments(layout)}
+        packed = last_states(model, input_ids=_tokens(model, tokens)[None], **arguments)[0]
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refusal(causal_lm, f"does not take a packed sequence: {error}") from error
     config = causal_lm.config.get_text_config()

@@ -116,7 +116,9 @@ class Conversation:
             if request is None:
                 raise AssertionError("no request waits for an answer")
             if self._context is None:
-                self._said.append(_as_said(message))
+                # What an agent is told of the model's message, and has to repeat.
+                said = Message(role="assistant", content=message.content, tool_calls=message.tool_calls)
+                self._said.append(said)
             elif message.sampled is not UNSET:
                 self._context += unpack_int32(message.sampled.token_ids)
             else:
@@ -202,11 +204,6 @@ def first_difference(said: Sequence[Message], asked: Sequence[Message]) -> str:
             was, found = _shown(before), _shown(asked[place])
             return f"message {place} is another one than before: it was {was}, and is {found}"
     return ""
-
-
-def _as_said(message: Message) -> Message:
-    """What an agent is told of the model's message, and has to repeat."""
-    return Message(role="assistant", content=message.content, tool_calls=message.tool_calls)
 
 
 def _shown(message: Message) -> str:

@@ -79,14 +79,11 @@ class LeanStep:
     def __init__(self, model: Any, packing: Packing, *, num_layers: int | None = None) -> None:
         """num_layers: so many of the model's first layers, all of them by default; the canary asks for few."""
         self._decoder = model.model
+        self.is_on_gpu: bool = model.device.type == "cuda"
         self._head = Product((model.lm_head,), packing)
         self._layers = [LeanLayer(layer, packing) for layer in self._decoder.layers[:num_layers]]
         self._norm = Norm.of(self._decoder.norm)
         self._rotary = RotaryTable(cos=torch.empty(0), signed_sin=torch.empty(0))
-
-    @property
-    def is_on_gpu(self) -> bool:
-        return self._decoder.embed_tokens.weight.is_cuda
 
     def refresh(self) -> None:
         """Takes what is made of the weights from those that the model has now."""

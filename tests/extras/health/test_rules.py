@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.spec import JobSpec
@@ -133,6 +134,7 @@ def test_a_lag_that_spoils_the_weights_is_told() -> None:
     [
         ("groups_equal", {"zero_advantage_share": lambda row: 1.0}),
         ("entropy_gone", {"entropy": lambda row: 0.4 / (1 + row.iteration) ** 2}),
+        ("kl_high", {"kl_to_reference": lambda row: 0.01 * row.iteration}),
         ("gradient_dead", {"grad_norm": lambda row: 0.0}),
         ("mismatch_high", {"mismatch_k3": lambda row: 0.02}),
         ("truncations_rising", {"truncated_share": lambda row: row.iteration / 150}),
@@ -141,8 +143,24 @@ def test_a_lag_that_spoils_the_weights_is_told() -> None:
 def test_one_number_that_goes_wrong_is_told_alone(
     rule: str, changes: dict[str, Callable[[IterationMetrics], float]]
 ) -> None:
-    _, found = Run.of("healthy").changed(**changes).told()
+    _, found = Run.of("healthy").changed(**changes).told(trainer__kl_alarm=0.5, algorithm__kl_coefficient=0.1)
     assert [problem.rule for problem in found] == [rule]
+
+
+def test_alarms_of_ones_own_say_when_the_kl_is_high_and_the_entropy_gone() -> None:
+    run = Run.of("healthy").changed(kl_to_reference=lambda row: 0.2 + 0.01 * row.iteration, entropy=lambda row: 0.3)
+    spec = {"algorithm__kl_coefficient": 0.1, "trainer__kl_alarm": 0.5, "trainer__entropy_alarm": 0.31}
+    first, found = run.told(**spec)
+    # The mean of ten iterations first is above 0.5 where they are those from 26 to 35.
+    assert first == {"entropy_gone": WINDOW - 1, "kl_high": 35}
+    assert found[1].problem == "0.505 a token over 10 iterations, above trainer.kl_alarm of 0.5"
+    assert run.told() == ({}, ())
+    for options, problem in (
+        ({"trainer__kl_alarm": 0.5}, "trainer.kl_alarm has no effect"),
+        ({"trainer__stop_on": ["kl_high"]}, "never said without kl_alarm"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            job_spec(**options)
 
 
 def test_the_lag_of_long_responses_is_judged_by_their_length_where_weights_are_of_responses() -> None:

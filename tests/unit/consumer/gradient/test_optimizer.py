@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from consumer.gradient.optimizer import (
     Adamw32bit,
     PolicyOptimizer,
     horizon_at,
-    is_decayed,
     learning_rate_at,
 )
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
@@ -256,13 +256,12 @@ def test_a_model_of_one_kind_of_parameter_is_stepped_too(spec: OptimizerSpec) ->
         optimizer = PolicyOptimizer(named, spec, embeddings=embeddings)
         optimizer.stepped[name].grad = torch.ones_like(named[name])
         optimizer.step(0.5)
-        assert is_decayed(name, named[name], embeddings=embeddings) == (name == "matrix")
         assert named[name].max() < 2.0
 
 
 def test_a_loaded_state_lies_where_its_parameter_does_the_step_as_well() -> None:
     """The fused kernel of a GPU takes a step from nowhere else; the device without memory stands in for one."""
-    adamw = Adamw32bit([{"params": [nn.Parameter(torch.zeros(2, 2))]}], {"lr": 0.1})
+    adamw = Adamw32bit([{"params": [nn.Parameter(torch.zeros(2, 2))]}], OptimizerSpec())
     parameter = nn.Parameter(torch.zeros(2, 2, device="meta", dtype=torch.float64))
     saved = {"exp_avg": torch.ones(2, 2), "exp_avg_sq": torch.ones(2, 2), "step": torch.tensor(3.0)}
     adamw.load(parameter, saved)
@@ -272,6 +271,116 @@ def test_a_loaded_state_lies_where_its_parameter_does_the_step_as_well() -> None
         "exp_avg_sq": ("meta", torch.float64),
         "step": ("meta", torch.float32),
     }
+
+
+def test_groups_have_a_learning_rate_and_a_decay_of_their_own_and_the_first_that_names_a_parameter_counts() -> None:
+    """The float64 transcription of a first step: AdamW's update is the sign of the gradient."""
+    groups = [
+        {"parameters": ["nor?", "bias"], "weight_decay": 0.2},
+        {"parameters": ["*"], "learning_rate_factor": 0.5},
+    ]
+    spec = job_spec(optimizer__weight_decay=0.1, optimizer__groups=groups, optimizer__max_grad_norm=1e6).optimizer
+    named = a_matrix_a_norm_and_an_embedding()
+    optimizer = PolicyOptimizer(named, spec, embeddings={"embedding"})
+    for parameter in named.values():
+        parameter.grad = torch.full_like(parameter, -0.3)
+    optimizer.step(0.25)
+    rates_and_decays = {"norm": (0.25, 0.2), "bias": (0.25, 0.2), "matrix": (0.125, 0.1), "embedding": (0.125, 0.0)}
+    for name, (rate, decay) in rates_and_decays.items():
+        assert named[name].tolist() == pytest.approx((2.0 * (1.0 - rate * decay) + rate) * np.ones(named[name].shape))
+    with pytest.raises(InvalidInput, match=r"optimizer.groups\[1\].parameters.*names are as norm, matrix"):
+        PolicyOptimizer(named, job_spec(optimizer__groups=[groups[1], groups[0]]).optimizer)
+    with pytest.raises(InvalidInput, match="changes nothing"):
+        job_spec(optimizer__groups=[{"parameters": ["*"]}])
+
+
+def test_muon_steps_hidden_matrices_by_its_equation_and_all_else_as_adamw_does() -> None:
+    """Momentum, Nesterov's look ahead, five steps of Newton and Schulz, 0.2 √max(rows, columns), decoupled decay: in
+    float64, from which torch's bfloat16 is some percent away."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"embedding": (9, 4), "wide": (4, 6), "tall": (8, 3), "norm": (4,), "head": (9, 4)}
+    named = {name: nn.Parameter(torch.randn(shape, generator=draw)) for name, shape in shapes.items()}
+    plain = {name: nn.Parameter(one.detach().clone()) for name, one in named.items() if name not in ("wide", "tall")}
+    options = {"optimizer__weight_decay": 0.1, "optimizer__max_grad_norm": 1e6}
+    optimizer, again = (
+        PolicyOptimizer(
+            {name: nn.Parameter(one.detach().clone()) for name, one in named.items()},
+            job_spec(optimizer__type="muon", **options).optimizer,
+            embeddings={"embedding"},
+            heads={"head"},
+        )
+        for _ in range(2)
+    )
+    adamw = PolicyOptimizer(plain, job_spec(**options).optimizer, embeddings={"embedding"})
+    exact = {name: (named[name].detach().double(), torch.zeros(shapes[name]).double()) for name in ("wide", "tall")}
+    for number in range(3):
+        gradients = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+        if number == 2:
+            again.load_state_tensors(optimizer.state_tensors())
+            for name, one in again.stepped.items():
+                one.data.copy_(optimizer.stepped[name])
+        for name, gradient in gradients.items():
+            for one in (optimizer, again, adamw):
+                if name in one.stepped:
+                    one.stepped[name].grad = gradient.clone()
+        for one in (optimizer, again, adamw):
+            one.step(0.02)
+        for name, (weight, momentum) in exact.items():
+            gradient = gradients[name].double()
+            momentum = 0.95 * momentum + 0.05 * gradient
+            spread = 0.05 * gradient + 0.95 * momentum
+            spread = spread / spread.norm()
+            for _ in range(5):
+                gram = spread @ spread.T
+                spread = 3.4445 * spread + (-4.7750 * gram + 2.0315 * gram @ gram) @ spread
+            exact[name] = weight * (1.0 - 0.02 * 0.1) - 0.02 * 0.2 * max(shapes[name]) ** 0.5 * spread, momentum
+    for name in named:
+        found, start = optimizer.stepped[name].detach(), named[name].detach()
+        assert torch.equal(found, again.stepped[name])
+        expected = exact[name][0].float() if name in exact else plain[name].detach()
+        assert (found - expected).norm() <= (0.03 if name in exact else 0.0) * (expected - start).norm()
+    assert {name for name in optimizer.state_tensors() if "wide" in name} == {"momentum_buffer.wide"}
+
+
+@pytest.mark.parametrize(("dtype", "alpha"), [(torch.float32, 0.6), (torch.bfloat16, 0.6), (torch.bfloat16, 1.0)])
+def test_a_reference_follows_the_parameters_by_its_share_and_goes_on_from_a_saved_state(
+    dtype: torch.dtype, alpha: float
+) -> None:
+    def made() -> tuple[PolicyOptimizer, nn.Parameter]:
+        frozen = nn.Parameter(torch.tensor([[1.0, -2.0]], dtype=dtype), requires_grad=False)
+        named = {"weight": nn.Parameter(torch.tensor([[1.0, -2.0]], dtype=dtype))}
+        return PolicyOptimizer(named, OptimizerSpec(), reference={"weight": frozen}, mixup_alpha=alpha), frozen
+
+    (optimizer, frozen), (again, other) = made(), made()
+    assert optimizer.state_tensors() == {}
+    expected = frozen.double()
+    for number in range(3):
+        give(optimizer, [0.3, -0.1 * number])
+        optimizer.step(0.1)
+        optimizer.sync_reference()
+        expected = alpha * optimizer._parameters["weight"].double() + (1.0 - alpha) * expected
+        assert torch.allclose(frozen.double(), expected, rtol=2**-7 if dtype is torch.bfloat16 else 1e-6)
+        expected = frozen.double()
+    assert alpha < 1.0 or torch.equal(frozen, optimizer._parameters["weight"])
+    again.load_state_tensors(optimizer.state_tensors())
+    assert torch.equal(other, frozen)
+    # A fork may go on without one.
+    plain = PolicyOptimizer({"weight": nn.Parameter(torch.zeros(1, 2, dtype=dtype))}, OptimizerSpec())
+    plain.load_state_tensors(optimizer.state_tensors())
+    assert "reference.weight" not in plain.state_tensors()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"algorithm__kl_coefficient": 0.0}, "without a reference"),
+        ({"trainer__lora": {"rank": 2}}, "not possible with trainer.lora"),
+        ({"stages": [{"type": "reference"}]}, 'not possible with a stage of type "reference"'),
+    ],
+)
+def test_a_reference_that_cannot_move_is_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        job_spec(**({"algorithm__kl_coefficient": 0.1, "algorithm__ref_model_sync_iterations": 2} | options))
 
 
 def test_a_loaded_state_is_its_own_and_goes_on() -> None:

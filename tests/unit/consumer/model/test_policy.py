@@ -13,11 +13,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.micro_batch import make_micro_batch
-from consumer.gradient.optimizer import is_decayed
+from consumer.gradient.optimizer import groups_of
 from consumer.model.language_head import has_plain_head
 from consumer.model.policy import Policy, load_policy
 from contracts.errors import InvalidInput
-from contracts.spec import ModelSpec
+from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.spec_tables.root import SpecRoot
 from tests.builders import batch_of, rollout, rollout_batch, tiny_model_folder
 
@@ -61,11 +61,11 @@ def test_the_token_embedding_is_one_also_where_it_is_the_head_and_a_head_of_its_
 ) -> None:
     policy = load(tiny_model_folder(tmp_path, tied=tied))
     assert policy.embedding_names() == {"model.embed_tokens.weight"}
-    decayed = {
-        name
-        for name, parameter in policy.trained_parameters().items()
-        if is_decayed(name, parameter, embeddings=policy.embedding_names())
-    }
+    assert policy.head_names() == {"model.embed_tokens.weight" if tied else "lm_head.weight"}
+    settings = groups_of(
+        policy.trained_parameters(), OptimizerSpec(weight_decay=0.1), embeddings=policy.embedding_names()
+    )
+    decayed = {name for name, (_, decay) in settings.items() if decay}
     assert ("lm_head.weight" in decayed) == (not tied)
     assert {name.rpartition("layers.")[2] for name in policy.weights().keys() - decayed} == {
         "model.embed_tokens.weight",
