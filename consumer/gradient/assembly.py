@@ -46,13 +46,13 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     else:
         policy, reference = _whole_models(settings, spec, device)
     parameters = policy.trained_parameters()
-    syncs = reference is not None and spec.algorithm.ref_model_sync_iterations is not UNSET
+    moved = reference if spec.algorithm.ref_model_sync_iterations is not UNSET else None
     optimizer = PolicyOptimizer(
         parameters,
         spec.optimizer,
         embeddings=policy.embedding_names(),
         heads=policy.head_names(),
-        reference=dict(reference.named_parameters()) if syncs else {},
+        reference={} if moved is None else dict(moved.named_parameters()),
         mixup_alpha=spec.algorithm.ref_model_mixup_alpha or 1.0,
     )
     lockstep = None

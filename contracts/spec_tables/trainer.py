@@ -53,9 +53,9 @@ class ParameterGroup(Record, frozen=True, kw_only=True):
     """Parameters with a learning rate or a weight decay of their own."""
 
     parameters: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=64)]
-    """Patterns of names, as "*.mlp.*"; the first group that names a parameter has it. One without any fails the job."""
+    """Patterns of names, as "*.mlp.*"; the first group that names a parameter has it."""
     learning_rate_factor: Annotated[float, Meta(ge=0.0, le=1000.0)] = 1.0
-    """Times the learning rate; 0: they stay as they are."""
+    """Times the learning rate."""
     weight_decay: Factor | UnsetType = UNSET
     """Theirs, norms' and embeddings' too; left out: optimizer.weight_decay, on what that acts on."""
 
@@ -72,7 +72,7 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     arXiv 2110.02861), by the extra `adamw8bit`; muon: torch's Muon, at AdamW's learning rates (arXiv 2502.16982), for
     the matrices of hidden layers, and adamw for all else."""
     groups: Annotated[tuple[ParameterGroup, ...], Meta(min_length=1, max_length=32)] | UnsetType = UNSET
-    """Parameters by their names; left out: all have one learning rate."""
+    """Parameters by their names."""
     learning_rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-6
     """Peak learning rate."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
@@ -82,8 +82,7 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Factor = 0.0
-    """Decoupled weight decay of matrices: linear layers, the output head, LoRA's A and B. Norms, biases, embeddings and
-    a head tied to them have none."""
+    """Decoupled weight decay of matrices: linear layers, an untied head, LoRA's A and B."""
     max_grad_norm: Annotated[float, Meta(gt=0.0, le=1e12)] = 1.0
     """Global gradient norm is clipped to this."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from broker.trainer_side import Arrived
 from contracts.errors import BatchFailed, FenceViolation
@@ -35,24 +36,17 @@ STAGE_REASON = "stage "
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Gathering:
     """Used by one thread: `take` while something comes, `look` and `wait` where nothing did."""
 
-    def __init__(
-        self,
-        job: TrainedJob,
-        iteration: ExpectedIteration,
-        *,
-        train: Callable[[Arrived, RolloutBatch], None],
-        mend: Callable[[frozenset[str]], None],
-    ) -> None:
-        """train: takes each training batch once, as it came and as it is trained. mend: looks at the versions that
-        generators refuse, by their folders; it raises where one can't be mended."""
-        self._job = job
-        self._iteration = iteration
-        self._train = train
-        self._mend = mend
-        self._reconciled_s = time.monotonic()
+    job: TrainedJob
+    iteration: ExpectedIteration
+    train: Callable[[Arrived, RolloutBatch], None]
+    """Takes each training batch once, as it came and as it is trained."""
+    mend: Callable[[frozenset[str]], None]
+    """Looks at the versions that generators refuse, by their folders; it raises where one can't be mended."""
+    _reconciled_s: float = field(default_factory=time.monotonic)
 
     def take(self) -> int:
         """Claims what is published, and settles what is dead; answers how many batches came.
@@ -60,8 +54,8 @@ class Gathering:
         Raises BatchFailed where the spec says that a dead batch fails the job, FenceViolation for what wasn't asked for
         and where columns are gone, ContractViolation where they are not those of the job's stages.
         """
-        arrived, num_dead = self._job.side.claim_rollouts(self._iteration.number, max_batches=CLAIMED_AT_ONCE)
-        if num_dead > len(self._iteration.abandoned):
+        arrived, num_dead = self.job.side.claim_rollouts(self.iteration.number, max_batches=CLAIMED_AT_ONCE)
+        if num_dead > len(self.iteration.abandoned):
             self._settle_dead()
         for item in arrived:
             batch = item.batch
@@ -74,45 +68,45 @@ class Gathering:
 
         Raises what `mend` does, DeadlineExceeded, and FenceViolation where a commit or an opening is gone.
         """
-        refused = self._job.generators.check()
-        for change in self._job.generators.take_changes():
-            self._job.tell(change)
+        refused = self.job.generators.check()
+        for change in self.job.generators.take_changes():
+            self.job.tell(change)
         if refused:
-            self._mend(refused)
-        self._job.stages.check(self._iteration.number)
+            self.mend(refused)
+        self.job.stages.check(self.iteration.number)
         if time.monotonic() - self._reconciled_s >= RECONCILE_EVERY_S:
             self._reconciled_s = time.monotonic()
             self._reconcile()
 
     def wait(self) -> None:
-        self._job.side.wait_for_rollouts(self._iteration.number, WAIT_S)
+        self.job.side.wait_for_rollouts(self.iteration.number, WAIT_S)
 
     def _take_one(self, item: Arrived) -> None:
-        if not self._iteration.take(item):
+        if not self.iteration.take(item):
             log.info("a second copy of batch %s is ignored", item.batch.batch_id)
         elif item.batch.purpose == "train":
             batch = self._as_trained(item.batch)
             self._record(item, batch)
-            self._train(item, batch)
+            self.train(item, batch)
         else:
             self._record(item, item.batch)
-            self._job.recorder.write(item.batch.batch_id)
+            self.job.recorder.write(item.batch.batch_id)
 
     def _as_trained(self, batch: RolloutBatch) -> RolloutBatch:
         """Returns the batch with what stages have made of it; in a job without stages, as it came."""
-        if not self._job.spec.stages:
+        if not self.job.spec.stages:
             return batch
-        as_trained, digest = staged_batch(batch, self._job.side.columns(batch), self._job.spec)
-        self._iteration.put_columns(as_trained, digest)
+        as_trained, digest = staged_batch(batch, self.job.side.columns(batch), self.job.spec)
+        self.iteration.put_columns(as_trained, digest)
         return as_trained
 
     def _record(self, item: Arrived, as_trained: RolloutBatch) -> None:
         """Takes a batch into the job's records, where they are to have it; the trainer writes those that it trains."""
-        job = self._job
+        job = self.job
         if job.recorder.takes(as_trained):
             job.recorder.take(
                 item.batch,
-                asked=self._iteration.expected[as_trained.batch_id],
+                asked=self.iteration.expected[as_trained.batch_id],
                 digest=item.digest,
                 manifests=job.window.manifests,
                 engine=lambda: job.side.fence().engine,
@@ -120,8 +114,8 @@ class Gathering:
             )
 
     def _settle_dead(self) -> None:
-        job = self._job
-        for batch_id, reason in self._iteration.abandon(job.side.dead_batches(self._iteration.number)).items():
+        job = self.job
+        for batch_id, reason in self.iteration.abandon(job.side.dead_batches(self.iteration.number)).items():
             job.tell(BatchDead(at_s=time.time(), batch_id=batch_id, reason=reason))
             if job.spec.rollout.on_failed_batch == "fail":
                 attempts = f" after {job.spec.rollout.max_attempts} attempts"
@@ -132,7 +126,7 @@ class Gathering:
 
     def _reconcile(self) -> None:
         """Dispatches again what a restarted server has lost of any open iteration."""
-        side, current = self._job.side, self._iteration.number
+        side, current = self.job.side, self.iteration.number
         committed = side.fence().committed
         if committed != current - 1:
             raise FenceViolation(
@@ -140,6 +134,6 @@ class Gathering:
                 f"{committed}",
                 cure="start the trainer again: it goes on from what the server has",
             )
-        for number, batches in ((current, self._iteration.missing), *self._job.window.ahead_of(current)):
+        for number, batches in ((current, self.iteration.missing), *self.job.window.ahead_of(current)):
             if again := side.reconcile(number, batches):
                 log.warning("%d batches of iteration %d were lost and go out again", again, number)
