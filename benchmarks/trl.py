@@ -57,9 +57,9 @@ EXPECTED = (
     "prompts): the demo 2.2-2.6x TRL's completions/s, its reward of 0.72 in 25 s against 56 s; 8m-8 0.85-1.1x, 8m-16 "
     "1.0-1.2x; core seconds of an iteration 0.8x TRL's; held-out accuracy equal within 0.03; memory 1.5-2.5x TRL's, "
     "for six to eight processes against one; start-up of both 4-8 s. tools, before the first quiet run: 2.5-4x TRL's "
-    "trajectories/s, a reward of 0.45 in less than half of its seconds, and the same last rewards within 0.03. Before the "
-    "first quiet run in which a job of 8 M has two generators by itself, and claims are no news for the board: the demo "
-    "2.6-2.9x, 8m-8 and 8m-16 1.25-1.35x."
+    "trajectories/s, a reward of 0.45 in less than half of its seconds, and the same last rewards within 0.03. Before "
+    "the first quiet run in which a job of 8 M has two generators by itself, and claims are no news for the board: "
+    "the demo 2.6-2.9x, 8m-8 and 8m-16 1.25-1.35x."
 )
 AIMS = {"demo": 3.0, "135m": 3.0, "8m-8": 1.25, "8m-16": 1.25, "tools": 2.0}
 """Case → our completions a second over TRL's."""

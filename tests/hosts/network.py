@@ -24,6 +24,8 @@ from tests.forked import NSENTER
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 """As linux/if_tun.h has them."""
+NO_MACHINE = "02:00:00:00:00:01"
+"""An address of the link layer."""
 
 
 class Network:
@@ -69,6 +71,15 @@ class Network:
     def heal(self, host: str) -> None:
         self._ip("-n", self._switch, "link", "set", self._port(host), "up")
 
+    def part(self, host: str, other: str) -> None:
+        """Frames between two hosts go to an address that is no machine's: none arrives, and no connection is told."""
+        for one, peer in ((host, other), (other, host)):
+            self._neighbour("replace", one, peer, "lladdr", NO_MACHINE, "nud", "permanent")
+
+    def join(self, host: str, other: str) -> None:
+        for one, peer in ((host, other), (other, host)):
+            self._neighbour("del", one, peer)
+
     def slow_down(self, host: str, *, delay_s: float, loss: float) -> SlowCable:
         """Takes the host's cable away and leads another one there, each way with this delay and this share of frames
         lost. A context manager, for as long as it is used."""
@@ -93,7 +104,7 @@ class Network:
 
     def _join(self, address: str, *, namespace: tuple[str, ...], into: str) -> None:
         """Leads a cable from the bridge to where the address is to be."""
-        near, far = f"{self._name}n{address.rpartition('.')[2]}", self._port(address)
+        near, far = self._near(address), self._port(address)
         self._ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", self._switch)
         if into:
             self._ip("link", "set", near, "netns", into)
@@ -101,6 +112,12 @@ class Network:
         self._ip(*namespace, "link", "set", near, "up")
         self._ip("-n", self._switch, "link", "set", far, "master", "bridge")
         self._ip("-n", self._switch, "link", "set", far, "up")
+
+    def _neighbour(self, what: str, host: str, peer: str, *words: str) -> None:
+        self._ip("-n", self._namespace(host), "neigh", what, peer, "dev", self._near(host), *words)
+
+    def _near(self, address: str) -> str:
+        return f"{self._name}n{address.rpartition('.')[2]}"
 
     @property
     def _switch(self) -> str:

@@ -65,7 +65,7 @@ def test_a_host_that_is_cut_off_from_redis_alone_ends_its_ranks_and_comes_back(
     cut_off(machines, "second", "services")
     until(lambda: "could not renew its lease" in launchers["second"].tail(400), "the end of the ranks there")
     until(lambda: "lost second" in launchers["first"].tail(400), "the end of the group")
-    heal(machines, "second")
+    heal(machines, "second", "services")
     if wait_for_either(launchers["second"], "hosts of the ranks: 2", times=2) is False:
         launchers["second"] = comes_in(machines, "second", job_id)
     ends_well(machines, job_id, *launchers.values())

@@ -130,7 +130,7 @@ def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_
     until(lambda: "have ended: cannot reach" in launchers["second"].tail(400), "the end of the ranks there")
     refused = "it cannot reach the first host"
     until(lambda: refused in job_status(machines.broker, job_id).reason, "one that waits for the other")
-    heal(machines, "second")
+    heal(machines, "second", "first")
     ends_well(machines, job_id, *launchers.values())
     finished(machines, job_id, spec, tmp_path / "oracle")
 
