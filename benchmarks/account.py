@@ -131,7 +131,9 @@ def account(case: Case, scratch: Path, py_spy: str) -> dict[str, Any]:
         "busy_share": round(1 - idle_s / (cores * wall_s), 3),
         "waits_s": waits(done, from_s, to_s, number),
         "limit_s": {place: round(least, 5) for place, least in limits.items()},
-        "largest_unknown": [f"{count} {stack[-200:]}" for stack, count in unknown.most_common(4)],
+        "largest_unknown": [
+            f"{count} {stack.replace(f'{REPOSITORY}/', '')[-200:]}" for stack, count in unknown.most_common(4)
+        ],
     }
 
 

@@ -36,14 +36,9 @@ START_DEADLINE_S = 30.0
 STOP_GRACE_S = 10.0
 START_ATTEMPTS = 5
 POLL_S = 0.02
-MALLOC = {
-    "MALLOC_TRIM_THRESHOLD_": str(2**26),
-    "MALLOC_TOP_PAD_": str(2**26),
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),
-}
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(2**26), "MALLOC_TOP_PAD_": str(2**26), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """The wheel's server has the allocator of glibc, which gives the memory of each large payload back to the system: the
-next one finds it page by page again, up to half of the server's time at 16 MB. It keeps 128 MB at most, and at least 64
-MB when it gives back."""
+next one finds it page by page again, up to half of the server's time at 16 MB. It keeps 64 to 128 MB of them."""
 MACHINE_NAMES = {"amd64": "x86_64"}
 
 CONFIGURATION = """\
