@@ -67,7 +67,7 @@ def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> Rollout
         for row, text in enumerate(values[stage.failure_column]):
             if not text:
                 continue
-            reason = next((reason for reason in STAGE_REASONS if reason.encode() == text), None)
+            reason: StatedReason | None = next((one for one in STAGE_REASONS if one.encode() == text), None)
             if reason is None or values[stage.name][row] != stated:
                 raise ContractViolation(
                     f"column {stage.failure_column}, row {row}: is no reason with the score that the spec states",
