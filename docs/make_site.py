@@ -115,10 +115,12 @@ def metrics() -> Iterator[Metric]:
     RewardMetrics(of_rewards)
     EnvironmentMetrics(of_rewards)
     made = (GatewayMetrics(), GeneratorMetrics(), TrainerMetrics(), StageMetrics(), WorkerMetrics(lambda: True))
+    told: set[str] = set()
     for registry in (of_rewards, *(one.registry for one in made)):
         for collector in list(registry._collector_to_names):
             kind, name = getattr(collector, "_type", ""), getattr(collector, "_name", "")
-            if name.startswith("onbeat_"):
+            if name.startswith("onbeat_") and name not in told:
+                told.add(name)  # each process has some
                 full = name + "_total" * (kind == "counter")
                 yield Metric(full, kind, tuple(collector._labelnames), collector._documentation)  # type: ignore[attr-defined]
 

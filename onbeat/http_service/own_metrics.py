@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from contracts.settings import StackSettings
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
     from onbeat.telemetry.metrics import ProcessMetrics
 
 M = TypeVar("M", bound="ProcessMetrics")
+
+WRONG_READS = Counter({"cache": 0, "host": 0, "store": 0})
+"""Layer → reads of objects, since the process began, that brought other bytes than their digest names."""
 
 
 def metrics_of(settings: StackSettings, make: Callable[[Any], M]) -> M | None:
@@ -24,5 +29,7 @@ def metrics_of(settings: StackSettings, make: Callable[[Any], M]) -> M | None:
     from onbeat.telemetry import metrics as kinds
 
     metrics = make(kinds)
+    for layer in WRONG_READS:
+        metrics.wrong_reads.labels(layer).set_function(partial(WRONG_READS.__getitem__, layer))
     serve_metrics(settings, metrics.exposition)
     return metrics

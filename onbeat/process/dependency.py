@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from contracts.errors import Unavailable
@@ -39,36 +40,30 @@ Probe = Callable[[], Awaitable[object]]
 """Makes the cheapest request that shows whether this process is served. Raises Unavailable where it isn't."""
 
 
+@dataclass
 class Dependency:
     """One service as one process meets it. The event loop's thread alone touches it."""
 
-    def __init__(
-        self,
-        name: str,
-        where: str,
-        *,
-        probe: Probe,
-        jitter: Callable[[], float] = random.random,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """name: the same in every process. where: its address as this process has it, for people."""
-        self.name = name
-        self._where = where
-        self._probe = probe
-        self._jitter = jitter
-        self._clock = clock
-        self._problem: Unavailable | None = None
-        self._away_since_s = 0.0
-        self._answered_s: float | None = None
-        self._asked_s: dict[int, float] = {}
-        """When each request in the air was sent."""
-        self._num_asked = 0
-        self._moved = asyncio.Event()
-        """Set when it answers, and when it is known that others reach it; cleared by who waits."""
-        self.others_reach = False
-        """Whether another process reached it since this one does not."""
-        self.others_miss = False
-        """Whether another process waits for it."""
+    name: str
+    """The same in every process."""
+    where: str
+    """Its address as this process has it, for people."""
+    _: KW_ONLY
+    probe: Probe
+    jitter: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
+    others_reach: bool = False
+    """Whether another process reached it since this one does not."""
+    others_miss: bool = False
+    """Whether another process waits for it."""
+    _problem: Unavailable | None = None
+    _away_since_s: float = 0.0
+    _answered_s: float | None = None
+    _asked_s: dict[int, float] = field(default_factory=dict)
+    """When each request in the air was sent."""
+    _num_asked: int = 0
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it answers, and when it is known that others reach it; cleared by who waits."""
 
     @property
     def is_away(self) -> bool:
@@ -77,30 +72,30 @@ class Dependency:
     @property
     def away_s(self) -> float:
         """How long it has been away; 0.0 while it isn't."""
-        return self._clock() - self._away_since_s if self.is_away else 0.0
+        return self.clock() - self._away_since_s if self.is_away else 0.0
 
     @property
     def answered_s(self) -> float | None:
         """How long ago it answered last; None where it never did, or is away now."""
-        return None if self._answered_s is None or self.is_away else self._clock() - self._answered_s
+        return None if self._answered_s is None or self.is_away else self.clock() - self._answered_s
 
     @property
     def why(self) -> str:
         """Where it is, and what is wrong with it; "" while nothing is."""
-        return f"at {self._where}: {' '.join(str(self._problem).split())[:300]}" if self._problem else ""
+        return f"at {self.where}: {' '.join(str(self._problem).split())[:300]}" if self._problem else ""
 
     def answered(self) -> None:
         """Takes note of an answer: a request that waits is made again."""
         if self.is_away:
             log.info("the %s is back after %.0f s", self.name, self.away_s)
         self._problem, self.others_reach = None, False
-        self._answered_s = self._clock()
+        self._answered_s = self.clock()
         self._moved.set()
 
     def missed(self, problem: Unavailable) -> None:
         """Takes note of a request without an answer."""
         if not self.is_away:
-            self._away_since_s = self._clock()
+            self._away_since_s = self.clock()
             log.warning("waits for the %s: %s", self.name, problem)
         self._problem = problem
 
@@ -114,7 +109,7 @@ class Dependency:
     async def is_reached(self) -> bool:
         """Whether a probe reaches it now."""
         try:
-            await self._probe()
+            await self.probe()
         except Unavailable as problem:
             self.missed(problem)
             return False
@@ -129,8 +124,8 @@ class Dependency:
         Raises its Unavailable after deadline_s, or once the answer isn't needed here: others reach the service, or
         `is_needed` says so. Raises one that is in doubt at once where the service answers a probe.
         """
-        ends_s = self._clock() + deadline_s
-        pauses = backoff(base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, jitter=self._jitter)
+        ends_s = self.clock() + deadline_s
+        pauses = backoff(base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S, jitter=self.jitter)
         while True:
             self._moved.clear()
             try:
@@ -141,7 +136,7 @@ class Dependency:
                 if problem.is_doubtful:
                     problem.is_doubtful = False  # it is away for everything
                 self.missed(problem)
-                left_s = ends_s - self._clock()
+                left_s = ends_s - self.clock()
                 if left_s <= 0.0 or self.others_reach or not is_needed():
                     raise
                 await self._until_moved(min(left_s, next(pauses)))
@@ -151,14 +146,14 @@ class Dependency:
 
     async def look(self) -> None:
         """Asks after it where it is away, slow, or missed by another process."""
-        is_slow = any(self._clock() - asked_s > SLOW_S for asked_s in self._asked_s.values())
+        is_slow = any(self.clock() - asked_s > SLOW_S for asked_s in self._asked_s.values())
         if self.is_away or is_slow or self.others_miss:
             await self.is_reached()
 
     async def _asked(self, ask: Callable[[], Awaitable[A]]) -> A:
         self._num_asked += 1
         number = self._num_asked
-        self._asked_s[number] = self._clock()
+        self._asked_s[number] = self.clock()
         try:
             return await ask()
         finally:

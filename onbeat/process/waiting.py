@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,32 +30,27 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 
+@dataclass
 class Waiting:
     """Poked by a loop; logs once after `log_after_s`, raises DeadlineExceeded after `deadline_s`.
 
     `with Waiting(...) as waiting:` also logs the end of a wait that was logged as long.
     """
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        deadline_s: float,
-        cure: str | None = None,
-        log_after_s: float = LOG_AFTER_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.what = what
-        self.deadline_s = deadline_s
-        self._cure = cure
-        self._log_after_s = log_after_s
-        self._clock = clock
-        self._started_s = clock()
-        self._logged = False
+    what: str
+    _: KW_ONLY
+    deadline_s: float
+    cure: str | None = None
+    log_after_s: float = LOG_AFTER_S
+    clock: Callable[[], float] = time.monotonic
+    _logged: bool = False
+
+    def __post_init__(self) -> None:
+        self._started_s = self.clock()
 
     @property
     def waited_s(self) -> float:
-        return self._clock() - self._started_s
+        return self.clock() - self._started_s
 
     @property
     def left_s(self) -> float:
@@ -67,14 +63,14 @@ class Waiting:
             self.what = what
         waited_s = self.waited_s
         if waited_s >= self.deadline_s:
-            raise DeadlineExceeded(f"waited {waited_s:.0f} s for {self.what}", cure=self._cure)
-        if waited_s >= self._log_after_s and not self._logged:
+            raise DeadlineExceeded(f"waited {waited_s:.0f} s for {self.what}", cure=self.cure)
+        if waited_s >= self.log_after_s and not self._logged:
             self._logged = True
             log.info("waiting for %s, %.0f s so far, giving up after %.0f s", self.what, waited_s, self.deadline_s)
 
     def progress(self) -> None:
         """Something moved: the deadline and the log line start again."""
-        self._started_s = self._clock()
+        self._started_s = self.clock()
         self._logged = False
 
     def __enter__(self) -> Waiting:

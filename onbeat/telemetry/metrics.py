@@ -15,12 +15,14 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class ProcessMetrics:
-    """A registry with what each process has: memory, processor time, open files."""
+    """A registry with what each process has: memory, processor time, open files, bytes that came wrong."""
 
     def __init__(self, seconds: Sequence[tuple[str, str, str]]) -> None:
         """seconds: (what, name, meaning) of each histogram of durations."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        meaning = "Reads of objects with other bytes than their digest names: of the cache, another host, the store."
+        self.wrong_reads = Gauge("onbeat_wrong_reads", meaning, ["layer"], registry=self.registry)
         self._seconds = {
             what: Histogram(name, meaning, buckets=SECONDS, registry=self.registry) for what, name, meaning in seconds
         }

@@ -30,6 +30,7 @@ from contracts.encoding.digests import content_digest
 from contracts.encoding.names import SEGMENT, check_job_id
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
+from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat.process.folders import sync
 from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
 from onbeat_extras.objects.cache import HostCache, open_cache, private
@@ -191,11 +192,13 @@ class Blobs:
             with contextlib.suppress(NotFound):
                 if came(host) == digest:
                     return
+                WRONG_READS["host"] += 1
         wrong: set[str] = set()
         for _ in range(MOST_READS):
             found = came(self.bucket)
             if found == digest:
                 return
+            WRONG_READS["store"] += 1
             log.warning("%s came from the object store as %s", self._key(digest), found or "more bytes")
             if not found:
                 break

@@ -29,6 +29,7 @@ from blake3 import blake3
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
+from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat.process.folders import make_private
 
 SETTING = "ONBEAT_CACHE"
@@ -76,6 +77,7 @@ class HostCache:
             if hasher.hexdigest() == digest:
                 os.utime(path)
                 return True
+            WRONG_READS["cache"] += 1
             log.warning("%s in the cache has other bytes than its name says, and is deleted", path)
             path.unlink()
         except FileNotFoundError:
@@ -189,10 +191,8 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
             raise InvalidInput(f"{folder} is held by a process that doesn't say whose it is", field=SETTING, cure=CURE)
         here, owner = own(), _owner_in(path)
         if owner is not None and owner.boot_id != here.boot_id and not (is_alone and owner.host == here.host):
-            cure = f"{CURE}; remove {path} if that host is no more"
-            raise InvalidInput(
-                f"{folder} is the cache of host {owner.host}, this is {here.host}", field=SETTING, cure=cure
-            )
+            problem = f"{folder} is the cache of host {owner.host}, this is {here.host}"
+            raise InvalidInput(problem, field=SETTING, cure=f"{CURE}; remove {path} if that host is no more")
         if owner != here and is_alone:
             # Blanks cover the rest of a longer one.
             os.pwrite(descriptor, encode_json(here).ljust(os.fstat(descriptor).st_size), 0)

@@ -26,8 +26,7 @@ from onbeat_extras.runs.progress_line import HIDDEN, Shown
 from onbeat_extras.runs.run import Run
 
 WORTH_A_SECOND = 5e10
-"""Bytes of the weights times tokens of an iteration, at most: below it the start of a second generator takes longer
-than it saves."""
+"""Bytes of the weights times most tokens of an iteration: below it a second generator's start takes what it saves."""
 MODEL_PART = 16
 """A model is sampled by two processes only where its weights take at most this part of the memory."""
 
@@ -80,12 +79,11 @@ def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
     """
     if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
         return False
-    rollout = spec.rollout
-    num_tokens = rollout.prompts_per_iteration * rollout.group_size * rollout.sampling.max_new_tokens
+    num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.rollout.sampling.max_new_tokens
     num_bytes = sum(path.stat().st_size for path in (plan.model_root / spec.model.path).glob("*.safetensors"))
-    is_worth_it = rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
-    has_room = usable_cores() in (2, 3) and plan.threads in (None, 1) and MODEL_PART * num_bytes <= memory_bytes()
-    return is_worth_it and has_room
+    saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
+    has_cores = usable_cores() in (2, 3) and plan.threads in (None, 1)
+    return saves_time and has_cores and MODEL_PART * num_bytes <= memory_bytes()
 
 
 def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:

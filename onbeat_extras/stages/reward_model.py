@@ -46,8 +46,7 @@ class RewardModel:
         self._column = stage.plan.outputs[0].name
         self._field = field_of(stage, "model")
         self._truncate = stage.stage.truncate if isinstance(stage.stage, RewardModelStage) else "never"
-        config = model.config.get_text_config()
-        self._context_tokens = context_tokens(config)
+        self._context_tokens = context_tokens(model.config.get_text_config())
         self._vocabulary_size = model.get_input_embeddings().num_embeddings
         self._special = special_tokens_pattern(tokenizer)
 

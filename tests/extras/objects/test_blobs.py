@@ -12,6 +12,7 @@ import pytest
 from contracts.encoding.digests import content_digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, ObjectsUnavailable
 from contracts.settings import StackSettings
+from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat_extras.objects import blobs as blobs_module
 from onbeat_extras.objects import bucket as bucket_module
 from onbeat_extras.objects.blobs import Blobs, open_blobs
@@ -174,8 +175,8 @@ def test_bytes_that_were_spoilt_on_their_way_are_read_again_and_the_object_stays
     assert has(blobs, [digest]) == {digest}
 
 
-def test_a_damaged_object_is_deleted_and_can_be_put_again(open_area: OpenBlobs, tmp_path: Path) -> None:
-    blobs = open_area()
+def test_a_damaged_object_is_deleted_counted_and_can_be_put_again(open_area: OpenBlobs, tmp_path: Path) -> None:
+    blobs, before = open_area(), WRONG_READS["store"]
     digest = blobs.put(b"some bytes")
     key = f"job-1/weights/{digest}"
     for read in (
@@ -188,6 +189,7 @@ def test_a_damaged_object_is_deleted_and_can_be_put_again(open_area: OpenBlobs, 
         assert has(blobs, [digest]) == set()
         assert blobs.put(b"some bytes") == digest
     assert not (tmp_path / "target").exists()
+    assert WRONG_READS["store"] == before + 4, "each is read twice before it is deleted"
 
 
 def test_an_object_that_is_larger_than_it_may_be_is_neither_read_nor_deleted(open_area: OpenBlobs) -> None:

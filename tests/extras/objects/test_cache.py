@@ -14,6 +14,7 @@ import pytest
 from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat_extras.objects import cache as cache_module
 from onbeat_extras.objects.blobs import Blobs
 from onbeat_extras.objects.cache import HostCache, Owner, open_cache
@@ -89,8 +90,8 @@ def test_those_who_miss_the_same_bytes_at_once_fetch_them_once(
     assert proxy.num_of("GET") == before + 1
 
 
-def test_a_damaged_file_is_deleted_and_comes_from_the_store(blobs: Blobs, tmp_path: Path) -> None:
-    digest, cache = blobs.put(b"some bytes"), blobs.cache
+def test_a_damaged_file_is_deleted_counted_and_comes_from_the_store(blobs: Blobs, tmp_path: Path) -> None:
+    digest, cache, before = blobs.put(b"some bytes"), blobs.cache, WRONG_READS["cache"]
     assert cache is not None
     for spoilt in (b"some bytez", b"some", b""):
         file_of(cache, digest).write_bytes(spoilt)
@@ -99,6 +100,7 @@ def test_a_damaged_file_is_deleted_and_comes_from_the_store(blobs: Blobs, tmp_pa
     blobs.fetch(digest, tmp_path / "fetched", num_bytes=10)
     assert (tmp_path / "fetched").read_bytes() == b"some bytes"
     assert file_of(cache, digest).read_bytes() == b"some bytes"
+    assert WRONG_READS["cache"] == before + 4
 
 
 def test_a_cache_that_takes_nothing_is_passed_over(blobs: Blobs, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from contracts.encoding.digests import content_digest
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.http_service.outgoing import make_client
+from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat.process.child_process import ChildProcess
 from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
@@ -98,11 +99,12 @@ def test_bytes_that_a_host_has_wrong_or_too_many_of_are_not_believed(reader: Rea
     with FaultyProxy(int(host.cache_hosts.rpartition(":")[2])) as between:
         blobs = reader(cache_hosts=f"http://127.0.0.1:{between.port}")
         blobs.put(DATA)
-        before = blobs.bucket.traffic.num_requests
+        before, wrong_before = blobs.bucket.traffic.num_requests, WRONG_READS["host"]
         for wrong in (b"other bytes", DATA + b"more"):
             between.spoil = lambda method, path, body, wrong=wrong: wrong
             assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
         assert (len(between.requests), blobs.bucket.traffic.num_requests) == (2, before + 2)
+        assert WRONG_READS["host"] == wrong_before + 2
         between.spoil = lambda method, path, body: None
         assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
         asked = len(between.requests)

@@ -10,6 +10,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.http_service.access import AccessRules
 from onbeat.http_service.metrics_server import serve_metrics
+from onbeat.http_service.own_metrics import WRONG_READS, metrics_of
 from onbeat.stack.ports import free_port
 from onbeat.telemetry.metrics import GeneratorMetrics, TrainerMetrics
 
@@ -37,6 +38,14 @@ def test_a_scrape_with_the_key_reads_them_and_nothing_else_is_there() -> None:
         httpx.post(f"{url}/metrics", headers=KEY).status_code,
     ]
     assert statuses == [401, 401, 404, 405]
+
+
+def test_what_came_wrong_is_counted_whether_it_is_served_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WRONG_READS, "host", 2)
+    metrics = metrics_of(replace(StackSettings(), metrics_port=free_port()), lambda kinds: kinds.TrainerMetrics())
+    WRONG_READS["host"] += 1
+    assert metrics is not None
+    assert 'onbeat_wrong_reads{layer="host"} 3.0' in metrics.exposition().decode()
 
 
 def test_without_a_key_loopback_alone_is_served_and_no_web_page_reads_it() -> None:
