@@ -180,6 +180,7 @@ class WindowIteration(Record, frozen=True, kw_only=True):
 class JobCounts(Record, frozen=True, kw_only=True):
     """What is counted over the whole job, and its window."""
 
+    job_id: str
     max_policy_lag: int = 0
     """As the spec says: the window is at most one iteration longer."""
     window: tuple[WindowIteration, ...] = ()
@@ -209,7 +210,6 @@ class JobCounts(Record, frozen=True, kw_only=True):
 class JobStatus(JobCounts, frozen=True, kw_only=True):
     """The answer to `GET /v1/jobs/{id}`."""
 
-    job_id: str
     name: str
     state: JobState
     reason: str = ""

@@ -92,7 +92,6 @@ class StageWorkerSeen(Record, frozen=True, kw_only=True):
 class StreamReport(JobCounts, frozen=True, kw_only=True):
     """One moment of a job: its fence, its streams, its leases, and what was counted over the whole job."""
 
-    job_id: str
     fence_state: str
     """open, closed, or "" before the first iteration."""
     iteration: int

@@ -436,6 +436,7 @@ export interface JobSpec {
 export type JobState = ("cancelled" | "cancelling" | "failed" | "queued" | "running" | "succeeded");
 
 export interface JobStatus {
+  job_id: string;
   max_policy_lag: number;
   window: WindowIteration[];
   policy_version: number;
@@ -449,7 +450,6 @@ export interface JobStatus {
   batches_hedged: number;
   hedges_won: number;
   batches_dead: number;
-  job_id: string;
   name: string;
   state: JobState;
   reason: string;
@@ -874,6 +874,7 @@ export interface StateChanged {
 }
 
 export interface StreamReport {
+  job_id: string;
   max_policy_lag: number;
   window: WindowIteration[];
   policy_version: number;
@@ -887,7 +888,6 @@ export interface StreamReport {
   batches_hedged: number;
   hedges_won: number;
   batches_dead: number;
-  job_id: string;
   fence_state: string;
   iteration: number;
   trainer_lease_s: (number | null);

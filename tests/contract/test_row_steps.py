@@ -324,7 +324,7 @@ def test_a_prompt_that_cannot_be_sampled_from_is_refused_and_the_held_rows_go_on
     with torch.inference_mode():
         decoding.join(growing)
         monkeypatch.setattr(
-            "producer.engine.transformers.shared_decoding.to_draw_from", lambda logits: np.full(logits.shape, np.nan)
+            "producer.engine.transformers.row_steps.to_draw_from", lambda logits: np.full(logits.shape, np.nan)
         )
         with pytest.raises(BatchFailed, match="not finite"):
             decoding.join(GrowingBatch(batch=second))

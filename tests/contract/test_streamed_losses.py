@@ -146,6 +146,8 @@ def response_of(
     of_policy = distribution(pair[0])
     with torch.no_grad():
         of_reference = chosen(distribution(pair[1]))
+    played = () if completion.trajectory is UNSET else completion.trajectory.turns
+    turns = tuple((turn.end - turn.start, turn.reward) for turn in played)
     return Response(
         logprobs=chosen(of_policy),
         generator_logprobs=torch.tensor(unpack_float32(completion.generator_logprobs), dtype=torch.float64),
@@ -153,10 +155,11 @@ def response_of(
         entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
         reward=group.rollouts[index].reward,
         is_truncated=completion.finish_reason == "length",
-        components=tuple((WEIGHTS[name], score) for name, score in group.rollouts[index].reward_breakdown.items()),
-        turns=()
-        if completion.trajectory is UNSET
-        else tuple((turn.end - turn.start, turn.reward) for turn in completion.trajectory.turns),
+        components=(
+            *((WEIGHTS[name], score) for name, score in group.rollouts[index].reward_breakdown.items()),
+            (1.0, sum(given for _, given in turns)),
+        ),
+        turns=turns,
         group=group_number,
         batch=batch_number,
     )

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(?:console|sh|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"^## Commands\n(.*?)^## ", re.MULTILINE | re.DOTALL)
-CODE = re.compile(r"`(onbeat [^`]+)`")
+CODE = re.compile(r"`([^`]+)`")
 DEADLINE_S = 400.0
 MARK = re.compile(r"^=== (\d+) ended with (\d+) ===$", re.MULTILINE)
 
@@ -54,7 +54,6 @@ NOT_HERE = {
 """How commands begin that this machine can't run, or not in the time of a test → the reason."""
 ELSEWHERE = {
     "onbeat demo": ("tests/extras/runs/test_demo_process.py", "--iterations"),
-    "onbeat up --generators 2": ("tests/extras/runs/test_demo_process.py", '"--generators", "2"'),
     "onbeat up --generators 2 --stage-workers 1": ("tests/e2e/test_embedded_stack.py", "stage_workers"),
     "onbeat up --stage-workers 2": ("tests/e2e/test_stage_workers.py", "stage"),
     "onbeat up --metrics --generators 2": ("tests/e2e/test_prometheus.py", "generators=2, threads=1, metrics=True"),
@@ -76,17 +75,15 @@ ELSEWHERE = {
 TYPED = {
     "onbeat up": "onbeat up --detach",
     "onbeat submit my-job.toml --wait": "onbeat submit my-job.toml --wait; FIRST=$(newest); JOB=$FIRST",
-    "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 3",
+    "onbeat resume JOB --iterations 300": "onbeat resume $JOB --iterations 3 --wait",
     "onbeat cancel JOB": (
         "onbeat submit my-job.toml && JOB=$(newest) && onbeat cancel $JOB && onbeat watch $FIRST && "
         "(onbeat watch $JOB || [ $? = 1 ])"
     ),
     "onbeat verify JOB": "onbeat verify $FIRST",
-    "onbeat delete JOB": "onbeat delete $JOB --yes; JOB=$FIRST",
     "onbeat export JOB my-model --run-dir runs/demo-<time>": "onbeat export $JOB my-model --run-dir runs",
     "onbeat export JOB my-model": "onbeat export $JOB my-model --run-dir runs",
     "onbeat restore DIR": "onbeat restore DIR --run-dir restored",
-    "onbeat key NAME --scope read": "ONBEAT_KEYS_FILE=keys onbeat key NAME --scope read",
     "onbeat backup /backups/monday": "onbeat backup monday",
     "onbeat restore /backups/monday --run-dir runs && onbeat up": (
         "mv runs lost && onbeat restore monday --run-dir runs && onbeat export $JOB restored-model"
@@ -122,7 +119,10 @@ def commands_of(text: str) -> Iterator[str]:
             yield re.sub(r" +# .*$", "", line.replace("\\\n", ""), flags=re.MULTILINE).strip()
     for table in TABLE.findall(text):
         for row in table.splitlines():
-            yield from CODE.findall(row.partition(" | ")[0])
+            cell, bar, _ = row.partition(" | ")
+            # A row says "onbeat" once.
+            for command in CODE.findall(cell) if bar and cell.startswith("`onbeat ") else ():
+                yield f"onbeat {command.removeprefix('onbeat ')}"
 
 
 def sections(page: Path) -> Iterator[tuple[str, str]]:

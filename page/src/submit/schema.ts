@@ -12,6 +12,7 @@ export interface Schema {
   required?: string[];
   additionalProperties?: boolean | Schema;
   propertyNames?: Schema;
+  minProperties?: number;
   maxProperties?: number;
   items?: Schema;
   minItems?: number;
@@ -35,7 +36,7 @@ export type Schemas = Record<string, Schema>;
 
 export const KEYWORDS = [
   "$ref", "type", "title", "description", "properties", "required", "additionalProperties", "propertyNames",
-  "maxProperties", "items", "minItems", "maxItems", "anyOf", "discriminator", "enum", "minimum", "maximum",
+  "minProperties", "maxProperties", "items", "minItems", "maxItems", "anyOf", "discriminator", "enum", "minimum", "maximum",
   "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern", "default",
 ]; // prettier-ignore
 
@@ -150,7 +151,9 @@ function ofTable(schema: Schema, value: Table, schemas: Schemas, path: string): 
     }
   }
   const most = schema.maxProperties;
-  if (most !== undefined && Object.keys(value).length > most) found.push({ path, text: `may have at most ${most} keys` });
+  const number = Object.keys(value).length;
+  if (most !== undefined && number > most) found.push({ path, text: `may have at most ${most} keys` });
+  if (number < (schema.minProperties ?? 0)) found.push({ path, text: `must have at least ${schema.minProperties} keys` });
   return found;
 }
 

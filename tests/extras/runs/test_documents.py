@@ -144,6 +144,8 @@ def test_start_loads_the_exported_model_and_it_answers(
 def test_the_plug_ins_of_extend_are_taken_as_they_stand() -> None:
     brevity = run_block(blocks("extend.md", "python", "def brevity"))["brevity"]
     assert (brevity("short"), brevity("long " * 20)) == (1.0, 0.0)
+    shortest = run_block(blocks("extend.md", "python", "def shortest"))["shortest"]
+    assert shortest(completions=["aa", "b", "ccc", "cc"], group_size=2) == [0.0, 1.0, 0.0, 1.0]
     assert isinstance(run_block(blocks("extend.md", "python", "def reinforce"))["MINE"], PolicyLoss)
     train, held_out = run_block(blocks("extend.md", "python", "def riddles"))["riddles"](
         params={"count": 5}, num_evaluation=2, seed=0
@@ -154,7 +156,7 @@ def test_the_plug_ins_of_extend_are_taken_as_they_stand() -> None:
 
 RUN = {
     "environments.md": ("class GuessTheNumber", "class Capitals"),
-    "extend.md": ("def brevity", "def reinforce", "def riddles"),
+    "extend.md": ("def brevity", "def shortest", "def reinforce", "def riddles"),
     "from-trl.md": ("# Onbeat\nrun =", "def right(completions"),
     "start.md": ("from_pretrained", "reward=brief", "tools=[look_up"),
 }

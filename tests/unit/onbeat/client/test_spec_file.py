@@ -64,7 +64,7 @@ def test_a_later_setting_wins() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.pth=x", r"^model\.pth: unknown key \(did you mean path\? One of path, dtype\)$"),
+        ("model.pth=x", r"^model\.pth: unknown key \(did you mean path\? One of path, dtype, cast_lm_head_to_fp32\)$"),
         ("colour=red", r"^colour: unknown key"),
         ("dataset.colour=red", r"^dataset\.colour: unknown key"),
         ("dataset.task=chess", r'^dataset\.task: unknown key \(only with type = "reasoning_gym"\)$'),
