@@ -101,7 +101,6 @@ class MoodyRewards:
             refused = Scored(
                 reward=sum(stated.values()), breakdown=stated, unscorable=dict.fromkeys(stated, self.reason)
             )
-        spoilt = tuple(
-            refused if self.unscorable(item) else result for item, result in zip(request.items, results, strict=True)
-        )
+        asked = (request.items[place] for place in request.places)
+        spoilt = tuple(refused if self.unscorable(item) else one for item, one in zip(asked, results, strict=True))
         return 200, encode(RewardResponse(results=spoilt))
