@@ -197,7 +197,7 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 
     components: Annotated[tuple[RewardComponent, ...], Meta(min_length=1, max_length=32)]
     items: Annotated[tuple[RewardItem, ...], Meta(min_length=1, max_length=4096)]
-    asked: tuple[int, ...] | UnsetType = UNSET
+    asked: Annotated[tuple[int, ...], Meta(max_length=4096)] | UnsetType = UNSET
     """Places of the items to score; left out: all. The others are what a plug-in sees of the groups around them."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 1
     """So many items side by side have one prompt."""
@@ -213,8 +213,9 @@ class RewardRequest(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.items) % self.group_size:
             raise ValueError(f"{len(self.items)} items are no whole groups of {self.group_size}")
-        if self.asked is not UNSET and not set(self.asked) <= set(range(len(self.items))):
-            raise ValueError("`asked` names a place that no item has")
+        places = set(self.places)
+        if len(places) < len(self.places) or not places <= set(range(len(self.items))):
+            raise ValueError("`asked` names a place twice, or one that no item has")
 
     @property
     def places(self) -> tuple[int, ...]:
