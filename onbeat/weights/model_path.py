@@ -10,6 +10,8 @@ from contracts.spec_tables.datasets import no_chat_template
 from contracts.spec_tables.root import SpecRoot
 
 FIELD = "model.path"
+MOST_CONFIG_BYTES = 16 * 2**20
+"""A larger one isn't looked into: the trainer finds what it lacks."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -27,7 +29,8 @@ def check_files(model: ModelSpec, model_root: SpecRoot, *, is_chat: bool) -> Non
         cure = "it needs config.json, tokenizer files and model.safetensors"
         raise InvalidInput(f"`{folder}` has no weights", field=FIELD, cure=cure)
     config = folder / "tokenizer_config.json"
-    is_in_config = config.is_file() and b'"chat_template"' in config.read_bytes()
+    is_large = config.is_file() and config.stat().st_size > MOST_CONFIG_BYTES
+    is_in_config = is_large or (config.is_file() and b'"chat_template"' in config.read_bytes())
     if is_chat and not is_in_config and not any(folder.glob("*chat_template*")):
         raise no_chat_template()
 

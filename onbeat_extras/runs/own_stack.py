@@ -80,10 +80,10 @@ def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
     if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
         return False
     num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.rollout.sampling.max_new_tokens
-    num_bytes = sum(path.stat().st_size for path in (plan.model_root / spec.model.path).glob("*.safetensors"))
+    files = (plan.model_root / spec.model.path).glob("*.safetensors")
+    num_bytes = sum(file.stat().st_size for file in files if file.is_file())
     saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
-    has_cores = usable_cores() in (2, 3) and plan.threads in (None, 1)
-    return saves_time and has_cores and MODEL_PART * num_bytes <= memory_bytes()
+    return saves_time and (plan.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
 
 
 def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:

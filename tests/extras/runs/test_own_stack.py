@@ -11,10 +11,8 @@ from onbeat_extras.runs import own_stack
 from onbeat_extras.runs.own_stack import MODEL_PART, WORTH_A_SECOND, plan_of_job
 from tests.pipeline import REPOSITORY
 
-TOKENS = 8 * 16 * 8 * 5
-"""The most that an iteration of the demo samples."""
-ENOUGH = int(WORTH_A_SECOND / TOKENS) + 1
-"""Bytes of a model that make a second generator worth its start."""
+ENOUGH = int(WORTH_A_SECOND / (8 * 16 * 8 * 5)) + 1
+"""Bytes of a model that make a second generator worth its start, with the demo's tokens an iteration."""
 
 
 @pytest.mark.parametrize(
@@ -40,12 +38,13 @@ def test_two_generators_are_planned_where_each_has_a_core_and_enough_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(num_bytes))
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     monkeypatch.setattr(own_stack, "usable_cores", lambda: cores)
     spec = load_spec(REPOSITORY / "configs" / "demo.toml", [f"model.path={tmp_path}", *settings])
-    plan = plan_of_job(spec, run_root=tmp_path / "run", model_root=tmp_path, threads=threads)
-    assert plan.generators == planned
-    given = plan_of_job(spec, run_root=tmp_path / "run", model_root=tmp_path, threads=threads, generators=3)
-    assert given.generators == 3
+
+    def generators(**given: int) -> int:
+        return plan_of_job(spec, run_root=tmp_path, model_root=tmp_path, threads=threads, **given).generators
+
+    assert (generators(), generators(generators=3)) == (planned, 3)
     monkeypatch.setattr(own_stack, "memory_bytes", lambda: MODEL_PART * num_bytes - 1)
-    small = plan_of_job(spec, run_root=tmp_path / "run", model_root=tmp_path, threads=threads)
-    assert small.generators == 1, "a second copy of the model has no room"
+    assert generators() == 1, "a second copy of the model has no room"
