@@ -245,36 +245,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         """Yields field, reason and cure of each combination without a meaning or an effect."""
         if self.learns_given:
             yield from self._given_refusals()
-        scaled = self.advantage_kind.is_scaled_late
-        kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
         if not self.advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4:
             yield f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out'
-        if self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"):
-            yield (
-                "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out"
-            )
-        if self.ref_model_sync_iterations is not UNSET and self.kl_coefficient == 0.0:
-            yield "ref_model_sync_iterations has no effect with kl_coefficient = 0, without a reference; leave it out"
-        if self.ref_model_mixup_alpha is not UNSET and self.ref_model_sync_iterations is UNSET:
-            yield "ref_model_mixup_alpha has no effect without ref_model_sync_iterations; set that, or leave it out"
-        if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
-            yield (
-                'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
-                'use "k2" there, or kl_placement = "reward"'
-            )
-        if self.weighs_kl and not kl_in_loss:
-            yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
-        if self.weighs_kl and self.kl_estimator == "k2":
-            yield (
-                'kl_estimator = "k2" is a biased estimate, which no weight makes right; '
-                'with use_bias_correction_kl use "k3" or "k1"'
-            )
-        if kl_in_loss and scaled:
-            yield (
-                'kl_placement = "loss" would be divided by the deviation of the advantages under '
-                f'advantage = "{self.advantage}"; set kl_placement = "reward"'
-            )
-        if self.entropy_coefficient > 0.0 and scaled:
+        yield from self._kl_refusals()
+        if self.entropy_coefficient > 0.0 and self.advantage_kind.is_scaled_late:
             yield (
                 "entropy_coefficient would be divided by the deviation of the advantages under "
                 f'advantage = "{self.advantage}"; set it to 0'
@@ -313,6 +287,34 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         yield from self._correction_refusals()
         if self.credits_turns:
             yield from self._turn_refusals()
+
+    def _kl_refusals(self) -> Iterator[str]:
+        kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
+        if self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"):
+            yield (
+                "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out"
+            )
+        if self.ref_model_sync_iterations is not UNSET and self.kl_coefficient == 0.0:
+            yield "ref_model_sync_iterations has no effect with kl_coefficient = 0, without a reference; leave it out"
+        if self.ref_model_mixup_alpha is not UNSET and self.ref_model_sync_iterations is UNSET:
+            yield "ref_model_mixup_alpha has no effect without ref_model_sync_iterations; set that, or leave it out"
+        if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
+            yield (
+                'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
+                'use "k2" there, or kl_placement = "reward"'
+            )
+        if self.weighs_kl and not kl_in_loss:
+            yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
+        if self.weighs_kl and self.kl_estimator == "k2":
+            yield (
+                'kl_estimator = "k2" is a biased estimate, which no weight makes right; '
+                'with use_bias_correction_kl use "k3" or "k1"'
+            )
+        if kl_in_loss and self.advantage_kind.is_scaled_late:
+            yield (
+                'kl_placement = "loss" would be divided by the deviation of the advantages under '
+                f'advantage = "{self.advantage}"; set kl_placement = "reward"'
+            )
 
     def _given_refusals(self) -> Iterator[str]:
         """Yields what is about rewards, or about the policy that sampled: completions that are given have neither."""

@@ -22,7 +22,7 @@ import httpx
 
 from contracts.answers import ProblemDetails
 from contracts.encoding.wire import Record, decode, decode_json, encode
-from contracts.environments import service
+from contracts.environments import service as wire
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
 from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
@@ -69,66 +69,61 @@ class EnvironmentClient:
 
     async def names(self) -> tuple[str, ...]:
         """What a spec may name."""
-        return (await self._get("/v1/environments", service.EnvironmentNames)).environments
+        return (await self._get("/v1/environments", wire.EnvironmentNames)).environments
 
-    async def facts(self, environment: service.EnvironmentTable) -> service.EnvironmentFacts:
+    async def facts(self, environment: wire.EnvironmentTable) -> wire.EnvironmentFacts:
         """InvalidInput names `environment.name` or `environment.params`."""
-        return await self._post("/v1/environments/check", environment, service.EnvironmentFacts)
+        return await self._post("/v1/environments/check", environment, wire.EnvironmentFacts)
 
     async def canary(
-        self, environment: service.EnvironmentTable, tasks: Sequence[service.Task], *, step_timeout_s: float
+        self, environment: wire.EnvironmentTable, tasks: Sequence[wire.Task], *, step_timeout_s: float
     ) -> str:
         """What differs where it is played twice; "" where nothing does."""
-        request = service.CanaryRequest(environment=environment, tasks=tuple(tasks), step_timeout_s=step_timeout_s)
-        return (await self._post("/v1/environments/canary", request, service.CanaryResponse)).problem
+        request = wire.CanaryRequest(environment=environment, tasks=tuple(tasks), step_timeout_s=step_timeout_s)
+        return (await self._post("/v1/environments/canary", request, wire.CanaryResponse)).problem
 
     async def openings(
-        self,
-        environment: service.EnvironmentTable,
-        tasks: Sequence[service.Task],
-        *,
-        step_timeout_s: float,
-        job_id: str = "",
-    ) -> list[service.TaskOpening | service.Failure]:
+        self, environment: wire.EnvironmentTable, tasks: Sequence[wire.Task], *, step_timeout_s: float, job_id: str = ""
+    ) -> list[wire.TaskOpening | wire.Failure]:
         """How the tasks begin, in their order."""
-        found: list[service.TaskOpening | service.Failure] = []
+        found: list[wire.TaskOpening | wire.Failure] = []
         for part in _parts(tasks, lambda task: len(task.task)):
-            request = service.OpeningRequest(
+            request = wire.OpeningRequest(
                 environment=environment, tasks=tuple(part), step_timeout_s=step_timeout_s, job_id=job_id
             )
-            found += (await self._post("/v1/openings", request, service.OpeningResponse, number=len(part))).openings
+            found += (await self._post("/v1/openings", request, wire.OpeningResponse, number=len(part))).openings
         return found
 
     async def open(
         self,
-        environment: service.EnvironmentTable,
-        sessions: Sequence[service.NewSession],
+        environment: wire.EnvironmentTable,
+        sessions: Sequence[wire.NewSession],
         *,
         step_timeout_s: float,
         idle_s: float,
         job_id: str = "",
-    ) -> list[service.Result]:
+    ) -> list[wire.Result]:
         """Begins sessions, each where its history ends; one that has the id of another ends that one."""
-        found: list[service.Result] = []
+        found: list[wire.Result] = []
         for part in _parts(
             sessions, lambda new: len(new.task.task) + sum(len(one.message.content) + 128 for one in new.history)
         ):
-            request = service.OpenRequest(
+            request = wire.OpenRequest(
                 environment=environment,
                 sessions=tuple(part),
                 step_timeout_s=step_timeout_s,
                 idle_s=idle_s,
                 job_id=job_id,
             )
-            found += (await self._post("/v1/sessions", request, service.SessionResponse, number=len(part))).results
+            found += (await self._post("/v1/sessions", request, wire.SessionResponse, number=len(part))).results
         return found
 
-    async def step(self, steps: Sequence[service.Step]) -> list[service.Result]:
+    async def step(self, steps: Sequence[wire.Step]) -> list[wire.Result]:
         """Replies to the model's messages, in their order."""
-        found: list[service.Result] = []
+        found: list[wire.Result] = []
         for part in _parts(steps, lambda step: len(step.message.content)):
-            request = service.StepRequest(steps=tuple(part))
-            found += (await self._post("/v1/steps", request, service.SessionResponse, number=len(part))).results
+            request = wire.StepRequest(steps=tuple(part))
+            found += (await self._post("/v1/steps", request, wire.SessionResponse, number=len(part))).results
         return found
 
     async def renew(self, session_ids: Sequence[str]) -> int:
@@ -136,9 +131,7 @@ class EnvironmentClient:
         num_open = 0
         for part in _parts(session_ids, len):
             num_open += (
-                await self._post(
-                    "/v1/sessions/renew", service.RenewRequest(session_ids=tuple(part)), service.RenewResponse
-                )
+                await self._post("/v1/sessions/renew", wire.RenewRequest(session_ids=tuple(part)), wire.RenewResponse)
             ).num_open
         return num_open
 
@@ -146,8 +139,8 @@ class EnvironmentClient:
         """Ends those that are open, and says how many there were."""
         num_closed = 0
         for part in _parts(session_ids, len):
-            request = service.CloseRequest(session_ids=tuple(part))
-            num_closed += (await self._post("/v1/sessions/close", request, service.CloseResponse)).num_closed
+            request = wire.CloseRequest(session_ids=tuple(part))
+            num_closed += (await self._post("/v1/sessions/close", request, wire.CloseResponse)).num_closed
         return num_closed
 
     async def _get(self, path: str, kind: type[A]) -> A:
@@ -228,7 +221,7 @@ def _refusal(path: str, answer: httpx.Response) -> InvalidInput:
 
 def _as_many(answer: A, number: int) -> A:
     """Raises EnvironmentUnavailable for an answer with more or fewer results than there are questions."""
-    found = answer.openings if isinstance(answer, service.OpeningResponse) else getattr(answer, "results", ())
+    found = answer.openings if isinstance(answer, wire.OpeningResponse) else getattr(answer, "results", ())
     if len(found) != number:
         problem = f"the reward service answered {len(found)} results for {number} sessions"
         raise in_doubt(EnvironmentUnavailable(problem))
@@ -241,7 +234,7 @@ def _parts(items: Sequence[T], size: Callable[[T], int]) -> list[Sequence[T]]:
     num_bytes = MAX_CALL_BYTES
     for item in items:
         num_bytes += 4 * size(item) + 256
-        if num_bytes > MAX_CALL_BYTES or len(parts[-1]) >= service.MAX_SESSIONS_OF_A_CALL:
+        if num_bytes > MAX_CALL_BYTES or len(parts[-1]) >= wire.MAX_SESSIONS_OF_A_CALL:
             parts.append([])
             num_bytes = 4 * size(item) + 256
         parts[-1].append(item)
