@@ -44,7 +44,6 @@ def test_what_came_wrong_is_counted_whether_it_is_served_or_not(monkeypatch: pyt
     monkeypatch.setitem(WRONG_READS, "host", 2)
     metrics = metrics_of(replace(StackSettings(), metrics_port=free_port()), lambda kinds: kinds.TrainerMetrics())
     WRONG_READS["host"] += 1
-    assert metrics is not None
     assert 'onbeat_wrong_reads{layer="host"} 3.0' in metrics.exposition().decode()
 
 
