@@ -25,7 +25,6 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 """As linux/if_tun.h has them."""
 NO_MACHINE = "02:00:00:00:00:01"
-"""An address of the link layer."""
 
 
 class Network:
@@ -104,7 +103,7 @@ class Network:
 
     def _join(self, address: str, *, namespace: tuple[str, ...], into: str) -> None:
         """Leads a cable from the bridge to where the address is to be."""
-        near, far = self._near(address), self._port(address)
+        near, far = self._port(address, "n"), self._port(address)
         self._ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", self._switch)
         if into:
             self._ip("link", "set", near, "netns", into)
@@ -114,10 +113,7 @@ class Network:
         self._ip("-n", self._switch, "link", "set", far, "up")
 
     def _neighbour(self, what: str, host: str, peer: str, *words: str) -> None:
-        self._ip("-n", self._namespace(host), "neigh", what, peer, "dev", self._near(host), *words)
-
-    def _near(self, address: str) -> str:
-        return f"{self._name}n{address.rpartition('.')[2]}"
+        self._ip("-n", self._namespace(host), "neigh", what, peer, "dev", self._port(host, "n"), *words)
 
     @property
     def _switch(self) -> str:
@@ -126,8 +122,8 @@ class Network:
     def _namespace(self, host: str) -> str:
         return f"{self._name}-{host.rpartition('.')[2]}"
 
-    def _port(self, address: str) -> str:
-        return f"{self._name}p{address.rpartition('.')[2]}"
+    def _port(self, address: str, end: str = "p") -> str:
+        return f"{self._name}{end}{address.rpartition('.')[2]}"
 
     @staticmethod
     def _ip(*words: str) -> str:

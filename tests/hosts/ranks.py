@@ -88,7 +88,3 @@ def comes_in(machines: Machines, where: str, job_id: str, *, num_hosts: int = 2)
 def cut_off(machines: Machines, where: str, other: str) -> None:
     """No packet goes between two hosts any more, and no connection is told; each reaches all others."""
     machines.network.part(machines.hosts[where].address, machines.hosts[other].address)
-
-
-def heal(machines: Machines, where: str, other: str) -> None:
-    machines.network.join(machines.hosts[where].address, machines.hosts[other].address)

@@ -12,7 +12,7 @@ from onbeat.process.child_process import ChildProcess
 from tests.chaos.short_job import assert_undisturbed, committed, long_variant, sequential_digest, until
 from tests.hosts.machines import Machines
 from tests.hosts.network import Network
-from tests.hosts.ranks import HOSTS, both_training, comes_in, cut_off, ends_well, finished, heal, job, offer
+from tests.hosts.ranks import HOSTS, both_training, comes_in, cut_off, ends_well, finished, job, offer
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.redundant_redis import RedundantRedis
 
@@ -65,7 +65,7 @@ def test_a_host_that_is_cut_off_from_redis_alone_ends_its_ranks_and_comes_back(
     cut_off(machines, "second", "services")
     until(lambda: "could not renew its lease" in launchers["second"].tail(400), "the end of the ranks there")
     until(lambda: "lost second" in launchers["first"].tail(400), "the end of the group")
-    heal(machines, "second", "services")
+    machines.network.join(machines.hosts["second"].address, machines.hosts["services"].address)
     if wait_for_either(launchers["second"], "hosts of the ranks: 2", times=2) is False:
         launchers["second"] = comes_in(machines, "second", job_id)
     ends_well(machines, job_id, *launchers.values())

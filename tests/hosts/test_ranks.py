@@ -13,7 +13,7 @@ from broker.monitor import job_status
 from contracts.jobs import JobState, TrainerExit
 from tests.chaos.short_job import LAG, committed, long_variant, until
 from tests.hosts.machines import Machines
-from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, ends_well, finished, heal, job, offer
+from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, ends_well, finished, job, offer
 from tests.pipeline import wait_for_exit
 
 LORA = {"rank": 4}
@@ -130,7 +130,7 @@ def test_hosts_that_are_cut_off_from_each_other_alone_wait_and_train_again_once_
     until(lambda: "have ended: cannot reach" in launchers["second"].tail(400), "the end of the ranks there")
     refused = "it cannot reach the first host"
     until(lambda: refused in job_status(machines.broker, job_id).reason, "one that waits for the other")
-    heal(machines, "second", "first")
+    machines.network.join(machines.hosts["second"].address, machines.hosts["first"].address)
     ends_well(machines, job_id, *launchers.values())
     finished(machines, job_id, spec, tmp_path / "oracle")
 

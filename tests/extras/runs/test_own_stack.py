@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,11 @@ ENOUGH = int(WORTH_A_SECOND / (8 * 16 * 8 * 5)) + 1
 """Bytes of a model that make a second generator worth its start, with the demo's tokens an iteration."""
 
 
+ONE_BATCH = ["rollout.batches_per_iteration=1", "rollout.prompts_per_batch=128"]
+
+
 @pytest.mark.parametrize(
-    ("cores", "num_bytes", "settings", "threads", "planned"),
+    "case",
     [
         (2, ENOUGH, [], None, 2),
         (3, ENOUGH, [], 1, 2),
@@ -25,18 +29,11 @@ ENOUGH = int(WORTH_A_SECOND / (8 * 16 * 8 * 5)) + 1
         (4, ENOUGH, [], None, 1),
         (2, ENOUGH, [], 2, 1),
         (2, ENOUGH, ["schedule=colocated"], None, 1),
-        (2, ENOUGH, ["rollout.batches_per_iteration=1", "rollout.prompts_per_batch=128"], None, 1),
+        (2, ENOUGH, ONE_BATCH, None, 1),
     ],
 )
-def test_two_generators_are_planned_where_each_has_a_core_and_enough_to_do(
-    cores: int,
-    num_bytes: int,
-    settings: list[str],
-    threads: int | None,
-    planned: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_generators_suit_where_each_has_a_core_and_work(case: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    cores, num_bytes, settings, threads, planned = case
     (tmp_path / "model.safetensors").write_bytes(bytes(num_bytes))
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     monkeypatch.setattr(own_stack, "usable_cores", lambda: cores)

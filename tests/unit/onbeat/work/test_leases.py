@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from broker.leases import Renewal
 from contracts.errors import BrokerUnavailable
-from onbeat.work.heartbeat import PRESENCE_S, Leases
+from onbeat.work.heartbeat import PRESENCE_S, Heartbeat, Leases
 
 
 class Side:
@@ -41,6 +43,16 @@ def test_leases_are_renewed_by_job_and_what_lapsed_is_held_until_it_is_ended() -
     assert (one.renewed, other.renewed) == ([[first, second], [second]], [[third]])
     leases.end(second)
     assert leases.pause_s == PRESENCE_S
+
+
+def test_a_lease_that_ends_before_the_next_beat_brings_it_forward() -> None:
+    unused: Any = dict.fromkeys(("worker_id", "calls", "board", "info", "let_go", "copies", "services"))
+    heartbeat: Heartbeat[str] = Heartbeat(leases=Leases(), **unused)
+    heartbeat._due_s = time.monotonic() + PRESENCE_S
+    for lease_s, is_early in ((60.0, False), (0.3, True)):
+        heartbeat.leases.hold(Side(), "claim", lease_s=lease_s, name="a")
+        heartbeat.held()
+        assert heartbeat.changed.is_set() is is_early
 
 
 def test_a_renewal_that_a_server_does_not_answer_forgets_nothing_that_another_job_was_told() -> None:
