@@ -25,9 +25,12 @@ LOADING, RECEIVING = "producer.loading_weights", "producer.receiving_weights"
 """Only generators of a job with a lag get there."""
 TURN_POINTS = ["producer.after_turn", "producer.after_step"]
 """Only generators of a job with an environment get there: tests/e2e/test_turns.py."""
+SHARING = "producer.sharing_steps"
 GENERATOR_POINTS = [
-    name for name in CRASH_POINTS if name.startswith("producer.") and name not in (RECEIVING, *TURN_POINTS)
+    SHARING,
+    *(name for name in CRASH_POINTS if name.startswith("producer.") and name not in (SHARING, RECEIVING, *TURN_POINTS)),
 ]
+"""The dead count as alive for a while, and among several a generator takes one batch at a time: none shares then."""
 
 
 JOB = short_job(iterations=20, evaluation__every_iterations=5, recording={})
@@ -94,7 +97,7 @@ def test_a_generator_that_dies_among_batches_that_share_steps_is_copied_and_repl
 ) -> None:
     """Another generator lives beside it: it copies what the dead one held, before the leases expire."""
     job_id, _ = pipeline.jobs.create(JOB)
-    doomed = [pipeline.start(f"producer-shared-{nth}", crash_at=f"producer.sharing_steps:{nth}") for nth in (2, 6)]
+    doomed = [pipeline.start(f"producer-shared-{nth}", crash_at=f"{SHARING}:{nth}") for nth in (2, 6)]
     with running(pipeline, "producer-beside"):
         trainer = pipeline.start(f"consumer-{job_id}", job_id)
         for generator in doomed:

@@ -507,6 +507,7 @@ def test_a_change_of_a_job_makes_a_consumer_look_at_once(
     reconciling: Reconciling,
 ) -> None:
     monkeypatch.setattr(look_out, "LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(look_out, "LISTEN_S", 0.2)
     with reconciling() as (reconciler, trainer):
         looks = LookOut(reconciler, Sweeper(broker, own_settings), jobs)
         looking = threading.Thread(target=looks.run)
@@ -520,6 +521,7 @@ def test_a_change_of_a_job_makes_a_consumer_look_at_once(
         until(lambda: not folder.path.exists(), "the end of its files")
         looks.stop()
         looking.join()
+        until(lambda: "changes" not in {thread.name for thread in threading.enumerate()}, "the listener's end")
 
 
 def test_a_redis_at_maxmemory_takes_the_successor_of_a_dead_trainer_and_a_cancel(
