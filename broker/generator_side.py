@@ -117,7 +117,7 @@ class GeneratorSide(LeasedSide[Claim]):
         )
 
     def _ask(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None, oldest_only: bool) -> list[Any]:
-        """The answer of claim_prompt.lua, which is heard of from now on."""
+        """The answer of `claim_prompt`, which is heard of from now on."""
         spec = self._job.spec
         version, digest = held or (-1, "")
         answer = self._run(

@@ -47,7 +47,7 @@ class PutOutcome(str, Enum):
 
 
 class _Found(Record, frozen=True, kw_only=True):
-    """Items of a batch as claim_rows.lua packs them."""
+    """Items of a batch as `claim_rows` packs them."""
 
     iteration: int
     batch_id: str
@@ -197,7 +197,7 @@ class StageSide(LeasedSide[ClaimedItem]):
         made: Sequence[tuple[ClaimedItem, ColumnValues]],
         payloads: list[bytes],
     ) -> dict[str, Any]:
-        """Items of a stage and a batch as put_rows.lua is told of them. payloads: gets their columns."""
+        """Items of a stage and a batch as `put_rows` is told of them. payloads: gets their columns."""
         first, is_read = made[0][0], self.plan.is_read(number - 1)
         shapes = row_shapes(first.batch)
         for item, values in made:

@@ -60,7 +60,7 @@ class Broker:
     def run(
         self, function: str, *payloads: str | int | bytes, job: str = "", num_slots: int | None = None, **told: Any
     ) -> list[Any]:
-        """Runs scripts/{function}.lua; its head names what it is told, and its payloads in their order.
+        """Runs a function of scripts/*.lua; its head names what it is told, and its payloads in their order.
 
         job: whose keys it works on; num_slots: how many iterations of it may be open at once, None where the job's
         fence says so. told: small things only. A text has to be `str`, for Lua's MessagePack knows no bytes; a number

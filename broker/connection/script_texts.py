@@ -23,6 +23,8 @@ BRING_PAYLOADS = frozenset({"create_job", "publish_batch", "put_chunk"})
 """At maxmemory these are refused, unless what they bring frees more; what keeps a run alive or frees memory goes on."""
 WHEN_FULL = "_when_full"
 """Behind the name of one of these: the same function for a server at maxmemory, which says why else it refuses."""
+HEAD = re.compile(r"^(?=-- \w+: \{)", re.MULTILINE)
+"""Where a script begins in the file of its side: `-- name: {what it is told}`."""
 ARGUMENTS = re.compile(r"\{([\w, ]*)\}")
 """The first braces of a script: what it is told."""
 
@@ -37,12 +39,12 @@ def library_text() -> str:
 @functools.cache
 def library_name() -> str:
     """By the digest of all that the library is made of."""
-    texts = (PRELUDE, *(gate(name) + _script(name) for name in SCRIPT_ROLES))
+    texts = (PRELUDE, *(gate(name) + scripts()[name] for name in SCRIPT_ROLES))
     return f"onbeat_{hashlib.sha256(''.join(texts).encode()).hexdigest()[:12]}"
 
 
 def function_name(name: str) -> str:
-    """By which FCALL calls scripts/{name}.lua."""
+    """By which FCALL calls a script."""
     return f"{library_name()}_{name}"
 
 
@@ -52,7 +54,7 @@ def sealed(text: str, seal: str) -> str:
 
 
 def _function(name: str) -> str:
-    body = f"do\nlocal function run()\n{gate(name)}{_script(name)}end\n"
+    body = f"do\nlocal function run()\n{gate(name)}{scripts()[name]}end\n"
     if name not in BRING_PAYLOADS:
         return f"{body}{_registered(name, is_full=False, goes_on_when_full=True)}end\n"
     when_full = _registered(name + WHEN_FULL, is_full=True, goes_on_when_full=True)
@@ -67,14 +69,17 @@ def _registered(name: str, *, is_full: bool, goes_on_when_full: bool) -> str:
 
 
 @functools.cache
-def _script(name: str) -> str:
-    return (SCRIPTS / f"{name}.lua").read_text()
+def scripts() -> dict[str, str]:
+    """Name → text, from its head to the next one's."""
+    files = (path.read_text() for path in sorted(SCRIPTS.glob("*.lua")) if path.stem != "prelude")
+    texts = [text for file in files for text in HEAD.split(file)[1:]]
+    return {text.partition(":")[0].removeprefix("-- "): f"{text.rstrip()}\n" for text in texts}
 
 
 @functools.cache
 def argument_names(name: str) -> frozenset[str]:
     """What the script is told by name, as its head says."""
-    told = ARGUMENTS.search(_script(name))
+    told = ARGUMENTS.search(scripts()[name])
     return frozenset(re.findall(r"\w+", told[1])) if told else frozenset()
 
 

@@ -31,7 +31,7 @@ CLAIMED_AT_ONCE = 4
 WAIT_S = 1.0
 RECONCILE_EVERY_S = 2.0
 STAGE_REASON = "stage "
-"""The reason of a batch that died in a stage begins with it (broker/leases.py, claim_rows.lua)."""
+"""The reason of a batch that died in a stage begins with it (broker/leases.py, scripts/stage.lua)."""
 
 log = logging.getLogger(__name__)
 

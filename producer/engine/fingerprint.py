@@ -1,7 +1,7 @@
 """What the bits of an engine's completions depend on, beside the batch and the weights (I7): its fingerprint.
 
 Two generators whose fingerprints have the same text give a batch the same bytes. The fence keeps the text that a
-deterministic job was first claimed with, and lets no other kind of engine sample it (broker/scripts/claim_prompt.lua).
+deterministic job was first claimed with, and lets no other kind of engine sample it (broker/scripts/generator.lua).
 It is known before an engine is made: the claim comes first.
 """
 

@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
-from broker.connection.script_texts import PRELUDE, SCRIPTS, function_name, library_text
+from broker.connection.script_texts import PRELUDE, function_name, library_text, scripts
 from broker.job_store import JobStore
 from broker.keys import (
     ACTIVE,
@@ -253,7 +253,7 @@ def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: Em
 def called(script: str) -> Iterator[tuple[str, str]]:
     """(command, variable of its key or "") of every call that the script can reach, through the prelude too."""
     functions = dict(re.findall(r"^local function (\w+)\([^)]*\)\n(.*?)^end$", PRELUDE, re.MULTILINE | re.DOTALL))
-    texts, seen = [(SCRIPTS / f"{script}.lua").read_text()], set()
+    texts, seen = [scripts()[script]], set()
     while texts:
         text = texts.pop()
         yield from (("XADD", name) for name in re.findall(r"wake\('(\w+)'\)", text))
@@ -311,7 +311,7 @@ def _keys_of(script: str, variable: str) -> list[str]:
 
 
 def test_every_script_says_who_may_run_it() -> None:
-    assert {path.stem for path in SCRIPTS.glob("*.lua")} - {"prelude"} == set(SCRIPT_ROLES)
+    assert scripts().keys() == SCRIPT_ROLES.keys()
     assert library_text().count("if not (redis.acl_check_cmd(") == len(SCRIPT_ROLES)
 
 

@@ -67,7 +67,7 @@ def _sent(server: Server, iteration: int, sent: tuple[tuple[int, int], ...]) -> 
 
 
 def _opened(server: Server, epoch: int, opening: Opening) -> Server:
-    """The batches that don't go out with it follow: dispatch.lua and reconcile.lua send them."""
+    """The batches that don't go out with it follow: `dispatch` and `reconcile` send them."""
     opened = Open(opening.iteration, opening.oldest, opening.newest, epoch)
     server = server._replace(window=(*server.window, opened))
     return _sent(server, opening.iteration, opening.sent)
@@ -152,7 +152,7 @@ def claim_rollouts(
 def reconcile(
     server: Server, epoch: int, iteration: int, sent: tuple[tuple[int, int], ...], off: Off
 ) -> tuple[str, Server]:
-    """Those of the batches that are nowhere go out: reconcile.lua names them, dispatch.lua sends them."""
+    """Those of the batches that are nowhere go out: `reconcile` names them, `dispatch` sends them."""
     if _is_fenced(server, epoch, "reconcile.epoch", off):
         return "fenced", server
     if not server.open_at(iteration) and "reconcile.iteration" not in off:

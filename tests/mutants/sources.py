@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 RECORDS = ("tests/unit/contracts/test_guards_of_contracts.py",)
 SPECS = (
     "tests/unit/contracts/test_guards_of_specs.py",
@@ -61,8 +59,6 @@ REMOVAL = (
 )
 DEAD = ("tests/extras/looking/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
-STAGE_SCRIPTS = ("claim_rows", "put_rows", "fail_rows")
-SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[2] / "broker" / "scripts").glob("*.lua"))
 
 TESTS: dict[str, tuple[str, ...]] = {
     **{f"contracts/{name}.py": RECORDS for name in ("jobs", "versions")},
@@ -137,22 +133,22 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/integration/test_submitted_environments.py",
         "tests/integration/test_submitted_plugins.py",
     ),
-    **{f"broker/scripts/{name}.lua": FENCE for name in SCRIPTS if name not in STAGE_SCRIPTS},
-    **{f"broker/scripts/{name}.lua": STAGES for name in STAGE_SCRIPTS},
-    "broker/scripts/create_job.lua": ("tests/integration/test_deletion.py", *FENCE),
+    "broker/scripts/generator.lua": ("tests/integration/test_memory_by_age.py", *FENCE),
     "broker/scripts/hosts.lua": HOSTS,
+    "broker/scripts/jobs.lua": (*REMOVAL, *FENCE),
+    "broker/scripts/presence.lua": FENCE,
     "broker/scripts/prelude.lua": (
         *HOSTS,
         *FENCE,
         "tests/integration/test_broker_full.py",
         "tests/integration/test_memory_by_age.py",
     ),
-    **{
-        f"broker/scripts/{name}.lua": ("tests/integration/test_memory_by_age.py", *FENCE)
-        for name in ("publish_batch", "put_chunk")
-    },
-    "broker/scripts/remove_job.lua": REMOVAL,
-    "broker/scripts/restore_chain.lua": ("tests/integration/test_older_redis.py",),
+    "broker/scripts/stage.lua": FENCE,
+    "broker/scripts/trainer.lua": (
+        "tests/integration/test_older_redis.py",
+        "tests/integration/test_memory_by_age.py",
+        *FENCE,
+    ),
     "broker/leases.py": ("tests/integration/test_fence.py", *STAGES),
     "broker/stage_side.py": STAGES,
     "broker/generator_side.py": FENCE,

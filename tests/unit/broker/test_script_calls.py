@@ -9,7 +9,7 @@ import redis
 
 from broker.connection.client import Broker
 from broker.connection.roles import SCRIPT_ROLES, SEAL_MARK
-from broker.connection.script_texts import PRELUDE, SCRIPTS, argument_names, library_name, library_text, sealed
+from broker.connection.script_texts import PRELUDE, argument_names, library_name, library_text, scripts, sealed
 from broker.fence import LEDGER_FORMAT
 from broker.keys import MAX_SLOTS, num_open_of
 from broker.leases import Lease
@@ -19,12 +19,12 @@ from tests.builders import job_spec
 
 READ = re.compile(r"\b(?<!\.)a\.(\w+)")
 COPIED = re.compile(r"payload\(\)\s*\.\.|\.\.\s*payload\(\)|pack\([^)]*payload\(\)")
-NAMES = sorted(path.stem for path in SCRIPTS.glob("*.lua") if path.stem != "prelude")
+NAMES = sorted(scripts())
 
 
 def script(name: str) -> tuple[str, str]:
     """(its head, the rest)"""
-    lines = (SCRIPTS / f"{name}.lua").read_text().splitlines()
+    lines = scripts()[name].splitlines()
     end = next(number for number, line in enumerate(lines) if not line.startswith("--"))
     return " ".join(line.removeprefix("--").strip() for line in lines[:end]), "\n".join(lines[end:])
 

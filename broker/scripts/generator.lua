@@ -1,0 +1,267 @@
+-- What a generator calls (broker/generator_side.py); `renew` is a stage worker's as well.
+
+-- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
+--   heard: the number of the newest claim that the generator knows of, 0 before the first;
+--   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
+--   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
+--   ones, and none take the work that makes room
+--   engine: the kind of the generator's engine, where the job is deterministic
+--   -> {claimed|hedged, attempt, number, payload, manifest}
+--    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of dispatched}
+--    | {wrong_engine, the kind that the job is sampled with}
+-- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
+-- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
+-- wins (I3). A batch is hedged once, and not after it lost a holder: it may be the batch that kills, and would kill two
+-- generators at each attempt.
+require_number(a.lease_ms, 1)
+require_number(a.max_rounds, 1)
+require_number(a.heard, 0, MAX_CLAIM)
+local fence = read_fence()
+local function nothing(hedge_ms)
+  return { 'none', hedge_ms, last_id(job_key('dispatched')) }
+end
+if #fence.window == 0 or is_ended() then return nothing(-1) end
+local kept = engine_of_job()
+if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
+local asked = a.oldest_only and { fence.window[1] } or fence.window
+local now = now_ms()
+-- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
+-- round its holder is in isn't known here, so a batch gets the time of all that it may need.
+local LATE = 1.5 * a.max_rounds
+-- The next batch of a slot in work, and whether another had leased it; nil where there is none.
+local function take(slot)
+  local expired = expired_items(slot, 0, now, a.lease_ms, 1)[1]
+  if expired then count('reclaimed') end
+  return expired or in_work(slot, 0, 0, LAST_TURN, 1)[1], expired ~= nil
+end
+-- The version that samples a batch: what the generator holds, where that may and is the very same; else the newest that may.
+local function version_of(open, batch)
+  local oldest, newest = range_of(open, batch)
+  local found
+  for _, known in ipairs(versions_of(fence)) do
+    if known.version >= oldest and known.version <= newest then
+      if known.version == a.held_version and known.digest == a.held_digest then return known.version end
+      found = known.version
+    end
+  end
+  return found
+end
+local function answer(outcome, open, id, batch, prompts, attempt, number)
+  keep_engine(kept, a.engine)
+  note_claimer(a.generator, { claim = number, iteration = open.iteration, batch_id = id })
+  return { outcome, attempt, number, prompts, redis.call('HGET', WEIGHTS, version_of(open, batch)) }
+end
+-- A hedge of the lease before goes on beside the new holder, unless that is the hedger itself.
+local function lease(slot, id, member, last, was_leased)
+  last.worker, last.claim, last.attempt, last.claimed_ms, last.lease_ms = a.generator, new_claim(), last.attempt + 1, now, a.lease_ms
+  if last.hedger == a.generator then last.hedger, last.hedge, last.hedged_ms = nil, nil, nil end
+  redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(last))
+  redis.call('ZADD', slot.work, whole(now + a.lease_ms), member)
+  if was_leased then
+    redis.call('ZREM', slot.claims, id)
+  else
+    redis.call('ZADD', slot.claims, whole(now), id)
+  end
+end
+-- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index.
+local AT_ONCE = 16
+local function oldest_of_others(slot)
+  local from = 0
+  while true do
+    local ids = redis.call('ZRANGE', slot.claims, from, from + AT_ONCE - 1)
+    for _, id in ipairs(ids) do
+      local last = claim_of(slot, member_of(0, id, 0))
+      local prompts = last.worker and last.worker ~= a.generator and redis.call('HGET', slot.prompts, id)
+      if prompts then return id, last, prompts end
+    end
+    if #ids < AT_ONCE then return nil end
+    from = from + AT_ONCE
+  end
+end
+-- The claim that this generator has not heard of, where it stands.
+local function again()
+  local claim = unheard(a.generator, a.heard)
+  local open = claim and open_at(fence, claim.iteration)
+  if not open then return nil end
+  local slot, member = slot_of(claim.iteration), member_of(0, claim.batch_id, 0)
+  local last, prompts = claim_of(slot, member), redis.call('HGET', slot.prompts, claim.batch_id)
+  local is_holder = last.claim == claim.claim
+  local stands = prompts and (is_holder or last.hedge == claim.claim) and redis.call('ZSCORE', slot.work, member)
+  if not stands then return nil end
+  if is_holder then redis.call('ZADD', slot.work, whole(now + a.lease_ms), member) end
+  local outcome, batch = is_holder and 'claimed' or 'hedged', batch_of(slot, claim.batch_id)
+  return answer(outcome, open, claim.batch_id, batch, prompts, last.attempt, claim.claim)
+end
+local repeated = again()
+if repeated then return repeated end
+for _, open in ipairs(asked) do
+  local slot = slot_of(open.iteration)
+  local member, was_leased = take(slot)
+  while member do
+    local id = string.match(member, '^0/(.*)/0$') or ''
+    local batch, prompts = batch_of(slot, id), redis.call('HGET', slot.prompts, id)
+    if batch.state == 'expected' and prompts then
+      local last = claim_of(slot, member)
+      if last.attempt < a.max_attempts then
+        lease(slot, id, member, last, was_leased)
+        return answer('claimed', open, id, batch, prompts, last.attempt, last.claim)
+      end
+      bury(slot, id, batch, 'its generators died ' .. last.attempt .. ' times', last.attempt)
+    else
+      redis.call('ZREM', slot.work, member)
+    end
+    member, was_leased = take(slot)
+  end
+end
+local recent = a.may_hedge and unpacked(redis.call('HGET', PROGRESS, 'recent_ms')) or {}
+if #recent == 0 then return nothing(-1) end
+table.sort(recent)
+local due = -1
+for _, open in ipairs(asked) do
+  local slot = slot_of(open.iteration)
+  local id, last, prompts = oldest_of_others(slot)
+  if id then
+    -- A clock that stepped back must not make it wait for as long as the step.
+    local left = math.min(last.claimed_ms, now) + LATE * recent[math.ceil(#recent / 2)] - now
+    if left <= 0 then
+      redis.call('ZREM', slot.claims, id)
+      last.hedger, last.hedge, last.hedged_ms = a.generator, new_claim(), now
+      redis.call('HSET', slot.columns, 'l/' .. member_of(0, id, 0), cmsgpack.pack(last))
+      count('hedged')
+      return answer('hedged', open, id, batch_of(slot, id), prompts, last.attempt, last.hedge)
+    end
+    due = due < 0 and math.ceil(left) or math.min(due, math.ceil(left))
+  end
+end
+return nothing(due)
+
+-- renew: {leases}; leases: of {stage, iteration, batch_id, item, claim}; claim: the number of the claim
+--   -> {renewed, n x (held | lost: another has it, or it was given back | settled: it is done or dead)}
+-- A hedge's own mark keeps no lease alive.
+local out, fence, ended, now = { 'renewed' }, read_fence(), is_ended(), now_ms()
+local function renew(lease)
+  local slot, member = slot_of(lease.iteration), member_of(lease.stage, lease.batch_id, lease.item)
+  local is_in_work = not ended and open_at(fence, lease.iteration) and redis.call('ZSCORE', slot.work, member)
+  if not is_in_work then return 'settled' end
+  local last = claim_of(slot, member)
+  if is_claim(last.hedge, lease.claim) then return 'held' end
+  if not is_claim(last.claim, lease.claim) then return 'lost' end
+  redis.call('ZADD', slot.work, score_of(lease.stage, now + last.lease_ms), member)
+  return 'held'
+end
+for _, lease in ipairs(a.leases) do
+  require_worker_of(lease.stage)
+  out[#out + 1] = renew(lease)
+end
+return out
+
+-- publish_batch: {batch_id, iteration, policy_version, weights_digest, shape, digest, generator, attempt, max_bytes, num_rounds, stages, max_waiting, engine},
+--   payload RolloutBatch; stages: what it passes before it is trained, or none; max_waiting: rows that may wait for columns;
+--   engine: as of claim_prompt
+--   -> {accepted} | {ended|stale|future|wrong_weights|wrong_engine|unexpected|duplicate|incomplete|oversize|closed}
+--    | {full, rows that wait for columns} | {no_room, bytes that are missing} | OOM, at maxmemory
+-- A repeat by the publisher whose answer was lost is accepted again, and writes nothing.
+-- Memory goes by age: what the oldest iteration needs for its commit, which alone frees any, is kept from the younger ones.
+require_number(a.num_rounds, 1)
+local fence = read_fence()
+local function refuse(reason)
+  if fence.epoch then count('rejected:' .. reason) end -- of a job that was removed nothing comes back
+  return { reason }
+end
+local function rows_waiting()
+  local sum = 0
+  for index = 0, num_slots() - 1 do sum = sum + (tonumber(redis.call('HGET', PROGRESS, 'waiting:' .. index)) or 0) end
+  return sum
+end
+-- What the oldest iteration lacks: its batches, as large as any yet, with columns as large where there are any, one more on its
+-- way, and a version.
+local function needed_by_oldest(largest)
+  local oldest = fence.window[1]
+  local settled = progress(slot_of(oldest.iteration))
+  local left = math.max(0, oldest.expected - settled.published - settled.dead)
+  local of_version = tonumber(redis.call('HGET', FENCE, 'version_bytes')) or 0
+  return left * largest * (1 + (a.stages and #a.stages or 0)) + largest + of_version
+end
+-- Makes the batch wait for its columns: what reads no other stage's is free at once.
+local function stage(slot, published, rollouts)
+  local rows = num_rows(a)
+  published.entry, published.shape, published.left, published.staged_ms = '', a.shape, 0, now_ms()
+  for number, each in ipairs(a.stages) do
+    local num_items = rows / item_rows(each, a)
+    published.left = published.left + num_items
+    if #each.after == 0 then set_free(slot, number, a.batch_id, 0, num_items - 1) end
+  end
+  redis.call('HSET', slot.columns, 'b/' .. a.batch_id, rollouts)
+  redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
+  wake('ready')
+end
+if is_ended() then return refuse('ended') end
+local open = open_at(fence, a.iteration)
+if not open then
+  if a.iteration > newest_iteration(fence) then return refuse('future') end
+  return refuse(#fence.window == 0 and a.iteration == fence.committed and 'closed' or 'stale')
+end
+local slot = slot_of(a.iteration)
+local batch = batch_of(slot, a.batch_id)
+local oldest, newest = range_of(open, batch)
+if a.policy_version < oldest then return refuse('stale') end
+if a.policy_version > newest then return refuse('future') end
+if a.weights_digest ~= digest_of(fence, a.policy_version) then return refuse('wrong_weights') end
+local of_slot = 'published:' .. slot.index
+local kept, known, recent_ms, num_published = unpack(redis.call('HMGET', PROGRESS, 'engine', 'largest', 'recent_ms', of_slot))
+if is_other_engine(kept or nil, a.engine) then return refuse('wrong_engine') end
+if batch.state == 'published' then
+  if batch.digest == a.digest and batch.generator == a.generator and batch.attempt == a.attempt then return { 'accepted' } end
+  return refuse('duplicate')
+end
+if batch.state ~= 'expected' then return refuse('unexpected') end
+if batch.shape ~= a.shape then return refuse('incomplete') end
+local rollouts = payload()
+if #rollouts > a.max_bytes then return refuse('oversize') end
+-- Stages push back: its generator holds it meanwhile. One batch always goes, however large.
+local waiting = a.stages and rows_waiting() or 0
+if waiting > 0 and waiting + num_rows(a) > a.max_waiting then return { 'full', waiting } end
+local largest = math.max(tonumber(known) or 0, #rollouts)
+if open.iteration > fence.window[1].iteration then
+  local used, limit = memory()
+  local missing = used + #rollouts + needed_by_oldest(largest) - limit
+  if limit > 0 and missing > 0 then return { 'no_room', math.ceil(missing) } end
+else
+  -- Where the oldest iteration's commit frees more than its own batches, they go past the limit. What of them that is was kept free
+  -- when the younger ones came; where an estimate was short, or the limit was lowered, it is little.
+  require_room(fence.window, 2)
+end
+local last = claim_of(slot, member_of(0, a.batch_id, 0))
+local is_hedge = last.hedger == a.generator
+local claimed_ms = is_hedge and last.hedged_ms or (last.worker == a.generator and last.claimed_ms)
+local published = { state = 'published', digest = a.digest, generator = a.generator, attempt = a.attempt, version = batch.version }
+if a.stages then
+  stage(slot, published, rollouts)
+else
+  published.entry = redis.call('XADD', slot.rollouts, '*', 'batch', rollouts, 'batch_id', a.batch_id, 'digest', a.digest)
+end
+keep_engine(kept, a.engine)
+local recent = unpacked(recent_ms) or {}
+if claimed_ms then
+  table.insert(recent, 1, math.floor(math.max(0, now_ms() - claimed_ms) / a.num_rounds))
+  recent[RECENT + 1] = nil
+end
+redis.call('HSET', PROGRESS, of_slot, (tonumber(num_published) or 0) + 1, 'largest', whole(largest), 'recent_ms', cmsgpack.pack(recent))
+write_batch(slot, a.batch_id, published)
+drop_prompt(slot, a.batch_id)
+if is_hedge then count('hedges_won') end
+count('accepted')
+count('accepted_bytes', #rollouts)
+return { 'accepted' }
+
+-- fail_batch: {lease, max_attempts, reason, is_released}; lease: {stage, iteration, batch_id, item, claim}, as of `renew`
+--   -> {retried} | {dead} | {released} | {settled}: see `give_back`
+local slot, id = slot_of(a.lease.iteration), a.lease.batch_id
+local outcome, batch, attempts = give_back(a.lease, 'expected', '%s', a.max_attempts, a.is_released)
+if outcome == 'dead' then
+  bury(slot, id, batch, a.reason, attempts)
+elseif outcome ~= 'settled' then
+  redis.call('ZADD', slot.work, turn_behind(redis.call('HLEN', slot.ledger)), member_of(0, id, 0))
+  redis.call('ZREM', slot.claims, id)
+end
+return { outcome }

@@ -1,0 +1,106 @@
+-- What becomes of a job as a whole (broker/job_store.py, broker/removals.py).
+
+-- create_job: {state, created_s, idempotency_key, max_jobs, max_spec_bytes}, payloads JobSpec, JobEvent
+--   -> {created} | {already} | {removed} | {full, 'jobs' or 'bytes of specs', how many there are}
+-- A repeat after a lost answer changes nothing. An id that a removal took between the reservation of its key and this call
+-- is not given again: a consumer is about to remove the files of that id.
+-- A submission that is refused leaves nothing, its reservation neither: refusals may be without end. What a resume changes of a
+-- spec is small, and counts as its first length.
+if redis.call('EXISTS', JOB) == 1 then return { 'already' } end
+if redis.call('HEXISTS', REMOVED, JOB_ID) == 1 then return { 'removed' } end
+local spec = payload()
+local num_jobs, num_bytes = redis.call('ZCARD', JOBS), tonumber(redis.call('GET', SPEC_BYTES)) or 0
+local too_many = a.max_jobs and num_jobs >= a.max_jobs and { 'full', 'jobs', num_jobs }
+local too_large = a.max_spec_bytes and num_bytes + #spec > a.max_spec_bytes and { 'full', 'bytes of specs', num_bytes }
+if too_many or too_large then
+  drop_reservation(a.idempotency_key)
+  return too_many or too_large
+end
+require_room({}, 1)
+redis.call('SET', job_key('spec'), spec)
+redis.call('INCRBY', SPEC_BYTES, #spec)
+redis.call('HSET', JOB, 'state', a.state, 'reason', '', 'created_s', a.created_s, 'idempotency_key', a.idempotency_key,
+  'spec_bytes', #spec)
+redis.call('ZADD', JOBS, a.created_s, JOB_ID)
+redis.call('SADD', ACTIVE, JOB_ID)
+tell(payload())
+wake_consumers('asked')
+return { 'created' }
+
+-- set_state: {state, reason, at_s, epoch, allowed}, payload JobEvent; epoch: of a trainer that moves
+--   it, or none; allowed: state before -> true
+--   -> {set} | {already} | {refused, state} | {fenced}
+-- An epoch comes from a trainer: one that was replaced, or slept through a resume, ends no other's run (I4).
+local state = redis.call('HGET', JOB, 'state')
+if not state then return { 'refused', 'unknown' } end
+if a.epoch and not is_trainer() then return { 'fenced' } end
+if state == a.state then return { 'already', state } end
+if not a.allowed[state] then return { 'refused', state } end
+redis.call('HSET', JOB, 'state', a.state, 'reason', a.reason)
+if a.state == 'running' then redis.call('HSETNX', JOB, 'started_s', a.at_s) end
+if ENDED[a.state] then
+  redis.call('HSET', JOB, 'ended_s', a.at_s)
+  redis.call('SREM', ACTIVE, JOB_ID)
+  end_window()
+  -- A caller that ends it from outside may do so beside a trainer that lives.
+  if not a.epoch then end_epoch() end
+end
+if not a.epoch then wake_consumers('asked') end
+tell(payload())
+return { 'set', state }
+
+-- resume_job: {allowed, num_records}; allowed: state that can be resumed -> true;
+--   num_records: length of the audit chain; payloads the spec before, the spec, horizons or '', JobEvent
+--   -> {resumed} | {already} | {refused, state} | {changed}: what the caller looked at is no longer so
+-- Where nothing is committed nothing is left of what was sampled, so another kind of engine may begin.
+-- Iterations that stand open go, with their dead batches: they are sampled again from the first batch.
+local SPEC = job_key('spec')
+local before, after, horizons, event = payload(), payload(), payload(), payload()
+local state, spec = redis.call('HGET', JOB, 'state'), redis.call('GET', SPEC)
+if not state or not spec then return { 'refused', 'unknown' } end
+if state == 'queued' and spec == after then return { 'already' } end
+if not a.allowed[state] then return { 'refused', state } end
+if spec ~= before or redis.call('XLEN', AUDIT) ~= a.num_records then return { 'changed' } end
+end_epoch()
+end_window()
+if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
+redis.call('SET', SPEC, after)
+redis.call('SADD', ACTIVE, JOB_ID)
+redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
+if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end
+redis.call('HDEL', JOB, 'ended_s')
+tell(event)
+wake_consumers('asked')
+return { 'resumed' }
+
+-- remove_job: {idempotency_key, as_seen}, payload Removal; idempotency_key: of the job's submission, or '';
+--   as_seen: {ended_s, num_records} of a removal that goes by
+--   what its caller has read of the job, or none
+--   -> {removed} | {refused, state} | {held, ms left} | {changed} | {unknown}
+-- All keys of the job go: a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left
+-- of a job without a state. What becomes of its files is noted in the same step: no death in between forgets them.
+local state, ended_s, spec_bytes = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes'))
+if state and not ENDED[state] then return { 'refused', state } end
+-- A trainer may be writing its last checkpoint.
+local left = (tonumber(redis.call('HGET', FENCE, 'lease_until')) or 0) - now_ms()
+if left > 0 then return { 'held', math.ceil(left) } end
+local seen = a.as_seen
+if seen and (not state or seen.ended_s ~= ended_s or seen.num_records ~= redis.call('XLEN', AUDIT)) then return { 'changed' } end
+if state then redis.call('HSET', REMOVED, JOB_ID, payload()) end
+redis.call('ZREM', JOBS, JOB_ID)
+redis.call('SREM', ACTIVE, JOB_ID)
+-- A repeat of its submission must not bring the same id back, over its old run folder; another job's key stays.
+drop_reservation(a.idempotency_key)
+if tonumber(spec_bytes) then redis.call('DECRBY', SPEC_BYTES, whole(tonumber(spec_bytes))) end
+local names = {}
+for _, name in ipairs({ 'fence', 'weights', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'dispatched', 'ready', 'files' }) do
+  names[#names + 1] = job_key(name)
+end
+for _, name in ipairs({ 'counters', 'dead', 'progress', 'buried', 'spans', 'claimers', 'hosts' }) do names[#names + 1] = sealed_key(name) end
+for index = 0, num_slots() - 1 do
+  local slot = slot_at(index)
+  for _, name in ipairs(SLOT_NAMES) do names[#names + 1] = slot[name] end
+end
+redis.call('UNLINK', unpack(names))
+wake_consumers('removed')
+return { state and 'removed' or 'unknown' }

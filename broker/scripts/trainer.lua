@@ -1,0 +1,286 @@
+-- What a trainer calls (broker/trainer_side.py): its lease, the open iterations, the versions of the weights.
+
+-- acquire_trainer: {owner, lease_ms, sealed} -> {acquired, epoch} | {held, ms left} | {no_group, reason} | {unknown}
+-- sealed: the number of the hosts whose ranks it leads, 0 where one host has all: it must be that of those that stand.
+-- The epoch comes from the clock as well, so that a lost second of writes can't hand one out twice.
+if redis.call('EXISTS', JOB) == 0 then return { 'unknown' } end
+local hosts, now = standing_hosts(), now_ms()
+if hosts.sealed ~= a.sealed then return { 'no_group', hosts.reason } end
+local last_epoch, owner, lease_until = unpack(redis.call('HMGET', FENCE, 'epoch', 'owner', 'lease_until'))
+local left = (tonumber(lease_until) or 0) - now
+local is_mine = owner == a.owner
+if left > 2 * a.lease_ms and not is_mine then
+  -- The clock stepped back: a holder that lives says so within a lease, a dead one must not hold for as long as the step.
+  left = a.lease_ms
+  redis.call('HSET', FENCE, 'lease_until', whole(now + a.lease_ms))
+end
+if left > 0 and not is_mine then return { 'held', left } end
+local epoch = tonumber(last_epoch) or 0
+if not is_mine then epoch = math.max(epoch + 1, now) end
+redis.call('HSET', FENCE, 'epoch', whole(epoch), 'owner', a.owner, 'lease_until', whole(now + a.lease_ms),
+  'lease_ms', whole(a.lease_ms), 'num_slots', whole(num_slots()))
+return { 'acquired', whole(epoch) }
+
+-- renew_trainer: {epoch, lease_ms}; lease_ms: 0 gives the lease back -> {renewed, job state} | {fenced}
+if not is_trainer() then return { 'fenced' } end
+if a.lease_ms == 0 then
+  redis.call('HSET', FENCE, 'lease_until', '0', 'owner', '')
+else
+  redis.call('HSET', FENCE, 'lease_until', whole(now_ms() + a.lease_ms))
+end
+return { 'renewed', redis.call('HGET', JOB, 'state') or '' }
+
+-- open_iteration: {epoch, opening, versions}; opening: see the prelude; versions: of {version, digest}, those that may sample
+--   the window; payloads a PromptBatch of each of opening.batches
+--   -> {opened} | {already_open} | {fenced} | {out_of_order, newest iteration} | {no_manifest}
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+local stands = open_at(fence, a.opening.iteration)
+local is_same = stands and stands.oldest_version == a.opening.oldest_version
+for _, made in ipairs(a.versions) do
+  local known = digest_of(fence, made.version)
+  is_same = is_same and (known == nil or known == made.digest)
+end
+if is_same then return { 'already_open' } end
+if not is_next(fence, a.opening) then return { 'out_of_order', newest_iteration(fence) } end
+for _, made in ipairs(a.versions) do
+  local fault = add_version(fence, made)
+  if fault then return { fault, newest_iteration(fence) } end
+end
+if not is_samplable(fence, a.opening) then return { 'no_manifest' } end
+-- An older Onbeat may have left its iteration there.
+clear_slot(slot_of(a.opening.iteration))
+open(fence, a.opening)
+write_fence(fence)
+return { 'opened' }
+
+-- dispatch: {epoch, iteration, batches}; batches: of {id, shape, version}; payloads a PromptBatch of each
+--   -> {dispatched, how many} | {fenced} | {wrong_iteration, newest iteration} | {no_manifest}
+-- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes in
+-- work.
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
+if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
+local slot = slot_of(a.iteration)
+local lost, again = {}, 0
+for _, batch in ipairs(a.batches) do
+  batch.prompts = payload()
+  if is_lost(slot, batch.id) then
+    if redis.call('HEXISTS', slot.ledger, batch.id) == 1 then
+      drop_prompt(slot, batch.id)
+      again = again + 1
+    end
+    lost[#lost + 1] = batch
+  end
+end
+expect(slot, lost)
+if #lost > 0 then wake('dispatched') end
+if again > 0 then count('redispatched', again) end
+return { 'dispatched', #lost }
+
+-- reconcile: {epoch, iteration, batch_ids}
+--   -> {whole} | {lost, n x batch id: those of the asked that are nowhere} | {fenced} | {wrong_iteration, newest iteration}
+-- Writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
+-- asks every other second, of any number of batches.
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+local open = open_at(fence, a.iteration)
+if not open then return { 'wrong_iteration', newest_iteration(fence) } end
+local slot = slot_of(a.iteration)
+local settled = progress(slot)
+local left = open.expected - settled.published - settled.dead
+local num_there = redis.call('ZCOUNT', slot.work, 0, score_of(1, -1))
+if redis.call('HLEN', slot.ledger) == open.expected and num_there == left then return { 'whole' } end
+local out = { 'lost' }
+for _, id in ipairs(a.batch_ids) do
+  if is_lost(slot, id) then out[#out + 1] = id end
+end
+return out
+
+-- claim_rollouts: {epoch, iteration, max_batches, last_entry, read_ahead}
+--   last_entry: the newest of its slot that this trainer holds ('0-0': none, it takes over); read_ahead: the entries after it that this
+--   trainer has read while it waited: their payloads, megabytes each, come as ''. That of a batch with columns comes as nil: the
+--   trainer reads it where they stand
+--   -> {claimed, dead count, the kind of engine that sampled them or '', n x (entry, payload, digest, batch id)}
+--    | {fenced} | {wrong_iteration, newest iteration}
+-- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
+local slot = slot_of(a.iteration)
+local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0, engine_of_job() or '' }
+if redis.call('EXISTS', slot.rollouts) == 0 then return out end
+local trainer, last, left = whole(a.epoch), a.last_entry, a.max_batches
+local function give(entry, batch, digest, id)
+  local num = #out
+  out[num + 1], out[num + 2], out[num + 3], out[num + 4] = entry, batch, digest, id
+  left = left - 1
+end
+local function add(from)
+  if left <= 0 then return end
+  local read = redis.call('XREADGROUP', 'GROUP', 'trainers', trainer, 'COUNT', left, 'STREAMS', slot.rollouts, from)
+  for _, row in ipairs(read and read[1][2] or {}) do
+    if row[2] then
+      local entry = entry_of(row)
+      give(entry.id, entry.batch or false, entry.digest, entry.batch_id)
+    end
+  end
+end
+if last == '0-0' then
+  redis.call('XAUTOCLAIM', slot.rollouts, 'trainers', trainer, '0', '0', 'COUNT', '10000', 'JUSTID')
+end
+-- Where a restart has forgotten that the last entry was given, nothing is passed over: it would never be given again.
+local is_given = last == '0-0' or #redis.call('XPENDING', slot.rollouts, 'trainers', last, last, '1') == 1
+-- As XREADGROUP would deliver them, without a look at their payloads.
+local read = is_given and { unpack(a.read_ahead, 1, math.min(left, #a.read_ahead)) } or {}
+if #read > 0 then
+  for _, word in ipairs({ 'FORCE', 'JUSTID', 'LASTID', read[#read] }) do read[#read + 1] = word end
+  for _, id in ipairs(redis.call('XCLAIM', slot.rollouts, 'trainers', trainer, '0', unpack(read))) do give(id, '', '', '') end
+  -- What came meanwhile the next wait brings: here it would be copied twice more.
+  if #out > 3 then return out end
+end
+add(last)
+add('>')
+return out
+
+-- commit_iteration: {epoch, iteration, digest, previous, trained, made, opening, engine}
+--   digest, previous: of the audit record, and of the one that it follows; trained: batch id -> digest; made: the version
+--   {version, digest} that the iteration has made, or none; opening: see the prelude, or none;
+--   engine: the kind that sampled what this trainer was given, of a deterministic job; payloads AuditRecord, JobEvent
+--   or '', then a PromptBatch of each of opening.batches
+--   -> {committed} | {already_committed} | {fenced} | {wrong_iteration, oldest open} | {broken_link} | {missing, batch id}
+--    | {divergent, batch id} | {out_of_order, newest iteration} | {no_manifest}
+--    | {wrong_engine, the kind that samples the job}: a restart has forgotten the first one, and another came
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+if fence.committed >= a.iteration then return { 'already_committed' } end
+local oldest = table.remove(fence.window, 1)
+if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest and oldest.iteration or fence.committed } end
+if a.previous ~= last_link() then return { 'broken_link' } end
+local kept = engine_of_job()
+if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
+local slot = slot_of(a.iteration)
+local ledger = redis.call('HGETALL', slot.ledger)
+-- Batches of an opening that never came: a trainer that lacks them can't have trained them.
+if #ledger / 2 ~= oldest.expected then return { 'missing', 'dispatch' } end
+local trained = a.trained
+for i = 1, #ledger, 2 do
+  local id, batch = ledger[i], unpacked(ledger[i + 1]) or {}
+  if batch.state ~= 'dead' then
+    if not trained[id] then return { 'missing', id } end
+    if batch.state == 'published' and batch.digest ~= trained[id] then return { 'divergent', id } end
+  elseif trained[id] then
+    return { 'divergent', id }
+  end
+  trained[id] = nil
+end
+local extra = next(trained)
+if extra then return { 'divergent', extra } end
+fence.committed = a.iteration
+local is_in_order = (not a.made or a.made.version == a.iteration + 1) and (not a.opening or is_next(fence, a.opening))
+if not is_in_order then return { 'out_of_order', newest_iteration(fence) } end
+local fault = a.made and add_version(fence, a.made)
+if fault then return { fault, newest_iteration(fence) } end
+if a.opening and not is_samplable(fence, a.opening) then return { 'no_manifest' } end
+local record, event = payload(), payload()
+keep_engine(kept, a.engine)
+clear_slot(slot)
+redis.call('XADD', AUDIT, '*', 'record', record, 'digest', a.digest)
+if event ~= '' then tell(event) end
+if a.opening then open(fence, a.opening) end
+write_fence(fence)
+return { 'committed' }
+
+-- rewind: {epoch, iteration, digest, previous}, payloads AuditRecord, JobEvent; iteration: the next to open; digest,
+--   previous: of the record, and of the one that it follows
+--   -> {rewound} | {already_rewound} | {fenced} | {out_of_order, committed} | {broken_link}
+-- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch,
+-- and the versions that it made are announced no more.
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+local before, last = a.iteration - 1, last_link()
+local is_repeated = last == a.digest and #fence.window == 0 and fence.committed == before
+if is_repeated then return { 'already_rewound' } end
+if before > fence.committed then return { 'out_of_order', fence.committed } end
+if a.previous ~= last then return { 'broken_link' } end
+close_window(before)
+-- Newer versions are made again, maybe with other weights: until then no generator may read them ahead.
+for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
+  if tonumber(version) > a.iteration then redis.call('HDEL', WEIGHTS, version) end
+end
+redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', a.digest)
+tell(payload())
+count('rewinds')
+return { 'rewound' }
+
+-- restore_chain: {epoch, committed, digests, previous}, payloads AuditRecord for each of digests, oldest first; committed:
+--   the last iteration that stands after them; previous: of the record that the first of them follows
+--   -> {restored} | {already_restored} | {fenced} | {broken_link}
+-- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights that
+-- they made. The fence goes on behind them, with nothing open.
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+local last = last_link()
+local is_repeated = last == a.digests[#a.digests] and #fence.window == 0 and fence.committed == a.committed
+if is_repeated then return { 'already_restored' } end
+if a.previous ~= last then return { 'broken_link' } end
+close_window(a.committed)
+for _, digest in ipairs(a.digests) do
+  redis.call('XADD', AUDIT, '*', 'record', payload(), 'digest', digest)
+end
+return { 'restored' }
+
+-- record_files: {epoch}, payload: which objects are the files of the run -> {recorded} | {fenced}
+if not is_trainer() then return { 'fenced' } end
+redis.call('SET', job_key('files'), payload())
+return { 'recorded' }
+
+-- publish_weights: {epoch, policy_version, oldest_kept, chunk_bytes}, payload WeightManifest
+--   -> {published} | {fenced} | {divergent, the digest that this version has}
+-- chunk_bytes: of the version, in Redis; what the next one is expected to need there.
+-- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find it.
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+local manifest, known = payload(), digest_of(fence, a.policy_version)
+-- A restart may have lost the rewind of a trainer that lives, and which has made this version anew with other weights.
+if known and not string.find(manifest, known, 1, true) then return { 'divergent', known } end
+redis.call('HSET', WEIGHTS, a.policy_version, manifest)
+redis.call('HSET', FENCE, 'version_bytes', whole(a.chunk_bytes))
+local oldest = math.min(a.oldest_kept, fence.window[1] and fence.window[1].oldest_version or a.oldest_kept)
+for _, version in ipairs(redis.call('HKEYS', WEIGHTS)) do
+  if tonumber(version) < oldest then redis.call('HDEL', WEIGHTS, version) end
+end
+return { 'published' }
+
+-- announce_shard: {epoch}, payload WeightShard -> {announced} | {fenced}
+-- A generator that misses one reads it with the rest of its version, so old ones may go.
+local SHARDS = job_key('shards')
+if not is_trainer() then return { 'fenced' } end
+redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
+return { 'announced' }
+
+-- put_chunk: {epoch, field, keep_ms}, payload its bytes -> {put} | {fenced} | OOM, at maxmemory; keep_ms: until all chunks go
+-- Where an open iteration has published batches its commit frees them, and the chunk is of the version that it needs: it goes past
+-- the limit. A version that nothing waits for doesn't.
+local CHUNKS = job_key('chunks')
+local fence = read_fence()
+if not is_its_trainer(fence) then return { 'fenced' } end
+require_room(fence.window, 1)
+redis.call('HSET', CHUNKS, a.field, payload())
+redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
+return { 'put' }
+
+-- drop_chunks: {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
+local CHUNKS = job_key('chunks')
+if not is_trainer() then return { 'fenced' } end
+local stays = {}
+for _, version in ipairs(a.kept) do stays[version] = true end
+local dropped = 0
+for _, field in ipairs(redis.call('HKEYS', CHUNKS)) do
+  local version = tonumber(string.match(field, '^%d+'))
+  if version < a.oldest_kept and not stays[version] then
+    dropped = dropped + redis.call('HDEL', CHUNKS, field)
+  end
+end
+return { 'dropped', dropped }
