@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from broker.job_store import JobStore
+from contracts.answers import AuditVerdict
 from contracts.events import record_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.process.child_process import ChildProcess
 from onbeat.process.waiting import Waiting
@@ -166,7 +167,7 @@ class Pipeline:
             if exit_code != HELD:
                 return exit_code
 
-    def verdict(self, job_id: str) -> Verdict:
+    def verdict(self, job_id: str) -> AuditVerdict:
         """What `onbeat verify` says of a succeeded job."""
         entries = [AuditEntry(record=record, digest=record_digest(record)) for record in self.jobs.audit(job_id)]
         on_disk = digests_on_disk(RunFolder(self.settings.run_root_path, job_id))

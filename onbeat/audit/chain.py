@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
+from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, SampledBy, record_digest
 from contracts.rewards import source_digests
@@ -36,25 +37,6 @@ class AuditEntry(Record, frozen=True, kw_only=True):
 
     record: AuditRecord
     digest: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """`gaps` is empty for a run that holds."""
-
-    num_records: int
-    num_iterations: int
-    num_trained_batches: int
-    num_evaluation_batches: int
-    num_rewinds: int
-    num_versions_on_disk: int = 0
-    environments: tuple[str, ...] = ()
-    """Versions of the job's environment, in the order in which iterations were first committed with them."""
-    gaps: tuple[str, ...] = ()
-
-    @property
-    def verified(self) -> bool:
-        return not self.gaps
 
 
 @dataclass
@@ -76,11 +58,17 @@ class _Walk:
 
 
 def verify_run(
-    entries: Sequence[AuditEntry], spec: JobSpec, *, complete: bool, digests_on_disk: Mapping[str, tuple[int, str]]
-) -> Verdict:
-    """complete: the job succeeded, so that nothing may be missing at the end.
+    entries: Sequence[AuditEntry],
+    spec: JobSpec,
+    *,
+    complete: bool,
+    digests_on_disk: Mapping[str, tuple[int, str]],
+    job_id: str = "",
+    notes: tuple[str, ...] = (),
+) -> AuditVerdict:
+    """complete: the job succeeded, so that nothing may be missing at the end. job_id, notes: as the verdict has them.
 
-    digests_on_disk: folder → (policy version, recomputed digest), from `stored_weights.digests_on_disk`.
+    digests_on_disk: folder → (policy version, recomputed digest), from `weights.digests_on_disk`.
     """
     walk = _Walk()
     for position, entry in enumerate(entries):
@@ -96,15 +84,18 @@ def verify_run(
         _check_end(walk, spec)
     _check_files(walk, digests_on_disk)
     final = {entry.record.iteration: entry.record for entry in entries if entry.record.kind == "commit"}
-    return Verdict(
-        num_records=len(entries),
-        num_iterations=sum(1 for iteration in final if iteration < spec.iterations),
-        num_trained_batches=sum("/train/" in batch for record in final.values() for batch in record.batches),
-        num_evaluation_batches=sum("/evaluation/" in batch for record in final.values() for batch in record.batches),
-        num_rewinds=walk.rewinds,
-        num_versions_on_disk=len(digests_on_disk),
-        environments=tuple(walk.environments),
+    return AuditVerdict(
+        job_id=job_id,
+        verified=not walk.gaps,
+        records=len(entries),
+        iterations=sum(1 for iteration in final if iteration < spec.iterations),
+        batches_trained=sum("/train/" in batch for record in final.values() for batch in record.batches),
+        batches_evaluated=sum("/evaluation/" in batch for record in final.values() for batch in record.batches),
+        rewinds=walk.rewinds,
+        digests_recomputed=len(digests_on_disk),
         gaps=tuple(walk.gaps),
+        environments=tuple(walk.environments) or UNSET,
+        notes=notes,
     )
 
 

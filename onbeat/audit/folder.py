@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-
-from msgspec import UNSET
+from typing import Any
 
 from contracts.answers import AuditVerdict
 from contracts.encoding.json_lines import read_plain
@@ -13,7 +13,7 @@ from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, verify_run
+from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 
 FILE_NAME = "audit.json"
@@ -89,8 +89,7 @@ def verdict_of(folder: RunFolder, task: AuditTask) -> AuditVerdict:
             field="job_id",
             cure="verify it where the folder is: `onbeat verify JOB --run-dir DIR`",
         )
-    found = verify_run(task.entries, task.spec, complete=task.is_complete, digests_on_disk=digests_on_disk(folder))
-    return as_record(folder.job_id, found, notes=_notes(folder))
+    return _checked(folder, task.entries, task.spec, complete=task.is_complete, notes=_notes(folder))
 
 
 def _notes(folder: RunFolder) -> tuple[str, ...]:
@@ -100,23 +99,10 @@ def _notes(folder: RunFolder) -> tuple[str, ...]:
     return (f"no published versions are below the weight root {folder.weight_root} here, only checkpoints",)
 
 
-def as_record(job_id: str, verdict: Verdict, *, notes: tuple[str, ...] = ()) -> AuditVerdict:
-    return AuditVerdict(
-        job_id=job_id,
-        verified=verdict.verified,
-        records=verdict.num_records,
-        iterations=verdict.num_iterations,
-        batches_trained=verdict.num_trained_batches,
-        batches_evaluated=verdict.num_evaluation_batches,
-        rewinds=verdict.num_rewinds,
-        digests_recomputed=verdict.num_versions_on_disk,
-        gaps=verdict.gaps,
-        environments=verdict.environments or UNSET,
-        notes=notes,
-    )
-
-
-def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Verdict:
+def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> AuditVerdict:
     """Checks the chain, and the weights that the folder still holds."""
-    is_complete = status.state is JobState.SUCCEEDED
-    return verify_run(entries, read_spec(folder), complete=is_complete, digests_on_disk=digests_on_disk(folder))
+    return _checked(folder, entries, read_spec(folder), complete=status.state is JobState.SUCCEEDED)
+
+
+def _checked(folder: RunFolder, entries: Sequence[AuditEntry], spec: JobSpec, **told: Any) -> AuditVerdict:
+    return verify_run(entries, spec, job_id=folder.job_id, digests_on_disk=digests_on_disk(folder), **told)

@@ -18,7 +18,7 @@ from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
-from onbeat.audit.folder import as_record, read_audit, verify_folder
+from onbeat.audit.folder import read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
@@ -146,13 +146,13 @@ def verify(
     if gateway is None and run_dir is not None:
         bring_missing(settings_from(os.environ), offline)
     if gateway is None and (offline.path / AUDIT_FILE).exists():
-        verdict = as_record(job, verify_folder(offline, *read_audit(offline)))
+        verdict = verify_folder(offline, *read_audit(offline))
     else:
         access = options.access_from(gateway, api_key, run_dir, job=job)
         folder = RunFolder(Path(access.run_root), job)
         with options.client_for(access) as client:
             if folder.path.is_dir():
-                verdict = as_record(job, verify_folder(folder, client.job(job), client.audit(job)))
+                verdict = verify_folder(folder, client.job(job), client.audit(job))
             else:
                 verdict = client.verify(job, within_s=VERIFY_WITHIN_S)
     tell(verdict, _verdict_text(verdict), json_output=json_output)

@@ -248,11 +248,11 @@ class Campaign:
         if digest and status.weights_digest != digest:
             problems.append(f"digest {status.weights_digest[:12]}, the undisturbed run has {digest[:12]}")
         asked = self._spec.iterations * self._spec.rollout.batches_per_iteration
-        if verdict.num_trained_batches != asked:
-            problems.append(f"{verdict.num_trained_batches} of {asked} training batches are in the chain")
+        if verdict.batches_trained != asked:
+            problems.append(f"{verdict.batches_trained} of {asked} training batches are in the chain")
         problems += verdict.gaps
         result = self._result(number, run, status=status.state.value, problems=problems)
-        return replace(result, rewinds=verdict.num_rewinds, rejected=status.batches_rejected)
+        return replace(result, rewinds=verdict.rewinds, rejected=status.batches_rejected)
 
     def _result(self, number: int, run: DisturbedRun, *, status: str, problems: Sequence[str]) -> RoundResult:
         return RoundResult(

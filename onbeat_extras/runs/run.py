@@ -23,7 +23,7 @@ from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from onbeat.audit.chain import AuditEntry
-from onbeat.audit.folder import as_record, read_audit, read_spec, verify_folder
+from onbeat.audit.folder import read_audit, read_spec, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.options import model_root_or_default
@@ -180,7 +180,7 @@ class Run:
         self._ended(None)
         if self._client is not None and not self.folder.path.is_dir():
             return self._client.verify(self.id, within_s=VERIFY_WITHIN_S)
-        return as_record(self.id, verify_folder(self.folder, self.status, self._entries()))
+        return verify_folder(self.folder, self.status, self._entries())
 
     def save_model(self, directory: str | Path, *, version: int | None = None, adapters: bool = False) -> Any:
         """Waits for the job's end, and writes the trained model as a Hugging Face folder, a new or an empty one.

@@ -34,5 +34,5 @@ def test_a_lagging_job_outlives_two_primaries(tmp_path: Path) -> None:
         assert wait_for_exit(trainer) == 0, trainer.tail()
         redundant.until_another(second)  # each sentinel hears of it in its own time
         assert_undisturbed(pipeline, job_id, oracle)
-        assert pipeline.verdict(job_id).num_rewinds == 0
+        assert pipeline.verdict(job_id).rewinds == 0
         os.kill(second.child.pid, signal.SIGCONT)

@@ -60,7 +60,7 @@ def test_ranks_that_share_the_model_give_the_same_weights_and_stop_and_resume_as
     assert len(list(folder.checkpoints.glob("i*/model-*-of-00002.safetensors"))) == 2
     one_rank = pipeline.start(f"consumer-{job_id}-one", job_id, max_ranks=1)
     assert wait_for_exit(one_rank) == TrainerExit.DONE, one_rank.tail()
-    assert pipeline.verdict(job_id).num_rewinds == 0
+    assert pipeline.verdict(job_id).rewinds == 0
     assert_undisturbed(pipeline, job_id, undisturbed)
 
 

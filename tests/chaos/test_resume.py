@@ -48,7 +48,7 @@ def test_a_job_that_succeeded_and_is_given_more_iterations_ends_as_if_it_had_had
     pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)
     # Iteration 4 only evaluated, and is committed a second time with its training.
-    assert pipeline.verdict(job_id).num_rewinds == 1
+    assert pipeline.verdict(job_id).rewinds == 1
 
 
 def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_they_are_resumed(
@@ -69,7 +69,7 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     pipeline.jobs.resume(job_id)
     pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)
-    assert pipeline.verdict(job_id).num_rewinds == 0
+    assert pipeline.verdict(job_id).rewinds == 0
 
 
 def cancelled_in_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:

@@ -27,7 +27,6 @@ from contracts.jobs import EvaluationScore, JobState, JobStatus, ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from onbeat.audit.chain import verify_run
-from onbeat.audit.folder import as_record
 from tests.builders import commit_record, job_spec
 
 KEY = "secret-key"
@@ -228,7 +227,7 @@ class Routes(BaseHTTPRequestHandler):
             self.server.resumed.append(msgspec.json.decode(body, type=ResumeRequest))
             self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/verify":
-            self._answer(200, as_record(JOB, verify_run([], self.server.spec, complete=False, digests_on_disk={})))
+            self._answer(200, verify_run([], self.server.spec, complete=False, digests_on_disk={}, job_id=JOB))
         elif self.path == f"/v1/jobs/{JOB}/dead/{LETTER.entry_id}/retry":
             self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/cancel":

@@ -91,7 +91,7 @@ def test_a_trainer_in_plain_pytorch_learns_is_killed_and_goes_on_and_its_job_is_
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     verdict = pipeline.verdict(job_id)
     assert not verdict.gaps
-    assert (verdict.num_iterations, verdict.num_trained_batches) == (10, 20)
+    assert (verdict.iterations, verdict.batches_trained) == (10, 20)
     lines = read_json_lines(RunFolder(pipeline.settings.run_root_path, job_id).metrics, IterationMetrics)
     assert {line.iteration for line in lines} == set(range(10))
     assert all(line.grad_norm > 0.0 for line in lines)
@@ -112,7 +112,7 @@ def test_a_generator_and_a_stage_of_ones_own_serve_our_trainer(pipeline: Pipelin
 
     verdict = pipeline.verdict(job_id)
     assert not verdict.gaps
-    assert verdict.num_trained_batches == 4
+    assert verdict.batches_trained == 4
 
 
 def test_rejection_sampling_keeps_the_best_completion_of_each_prompt_that_was_answered_well(tmp_path: Path) -> None:

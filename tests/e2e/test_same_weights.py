@@ -105,7 +105,7 @@ def test_a_stopped_trainer_saves_and_its_successor_goes_on_without_a_replay(pipe
     wait_for_exit(second)
     assert second.exit_code == 0, second.tail()
     assert pipeline.final_digest(job_id) == oracle
-    assert pipeline.verdict(job_id).num_rewinds == 0
+    assert pipeline.verdict(job_id).rewinds == 0
 
 
 @pytest.mark.parametrize(

@@ -267,4 +267,4 @@ def gaps(crash: Crash, job: Job) -> tuple[tuple[str, ...], int]:
     jobs = JobStore(crash.broker)
     entries = [AuditEntry(record=one, digest=record_digest(one)) for one in jobs.audit(job.job_id)]
     verdict = verify_run(entries, jobs.spec(job.job_id), complete=False, digests_on_disk={})
-    return verdict.gaps, verdict.num_iterations
+    return verdict.gaps, verdict.iterations

@@ -96,7 +96,7 @@ def verified(own: StackSettings, broker: Broker, job_id: str) -> int:
     verdict = verify_run(entries, spec, complete=True, digests_on_disk=on_disk)
     assert not verdict.gaps
     assert on_disk
-    return verdict.num_rewinds
+    return verdict.rewinds
 
 
 def test_the_client_imports_no_torch() -> None:

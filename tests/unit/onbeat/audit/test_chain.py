@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
+from contracts.answers import AuditVerdict
 from contracts.encoding.digests import content_digest
 from contracts.events import AuditRecord, record_digest
 from contracts.rewards import PluginReward, source_digests
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, Verdict, expected_batches, verify_run
+from onbeat.audit.chain import AuditEntry, expected_batches, verify_run
 from tests.builders import commit_record, job_spec
 
 ITERATIONS = 3
@@ -57,7 +59,7 @@ def whole_run() -> list[AuditRecord]:
     return [commit(iteration) for iteration in range(ITERATIONS + 1)]
 
 
-def verdict_of(records: Sequence[AuditRecord], *, complete: bool = True, **changes: object) -> Verdict:
+def verdict_of(records: Sequence[AuditRecord], *, complete: bool = True, **changes: object) -> AuditVerdict:
     return verify_run(chain(records), spec(**changes), complete=complete, digests_on_disk={})
 
 
@@ -71,7 +73,7 @@ def test_an_undisturbed_run_is_verified_and_counted() -> None:
     verdict = verdict_of(whole_run())
     assert verdict.gaps == ()
     assert verdict.verified
-    assert (verdict.num_iterations, verdict.num_trained_batches, verdict.num_evaluation_batches) == (3, 6, 4)
+    assert (verdict.iterations, verdict.batches_trained, verdict.batches_evaluated) == (3, 6, 4)
 
 
 def test_a_run_that_is_under_way_needs_no_end() -> None:
@@ -148,7 +150,7 @@ def test_a_recorded_rewind_under_a_newer_epoch_may_replay_iterations() -> None:
     replayed = [commit(1, epoch=2), commit(2, epoch=2), commit(3, epoch=2)]
     verdict = verdict_of([commit(0), commit(1), rewind(1, epoch=2), *replayed])
     assert verdict.gaps == ()
-    assert (verdict.num_iterations, verdict.num_trained_batches, verdict.num_rewinds) == (3, 6, 1)
+    assert (verdict.iterations, verdict.batches_trained, verdict.rewinds) == (3, 6, 1)
 
 
 def evaluated(iteration: int) -> AuditRecord:
@@ -264,7 +266,7 @@ def test_a_verdict_names_the_environments_in_their_order() -> None:
     verdict = verdict_of(records, deterministic=False)
     assert verdict.verified
     assert verdict.environments == ("games 1.0", "games 1.1")
-    assert verdict_of(whole_run()).environments == ()
+    assert verdict_of(whole_run()).environments is UNSET
 
 
 def test_a_deterministic_job_whose_environment_changed_has_a_gap() -> None:

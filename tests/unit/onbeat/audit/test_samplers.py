@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from contracts.answers import AuditVerdict
 from contracts.events import AuditRecord, SampledBy
 from contracts.schedule import Schedule
-from onbeat.audit.chain import Verdict, verify_run
+from onbeat.audit.chain import verify_run
 from tests.unit.onbeat.audit.test_chain import ITERATIONS, chain, commit, rewind, spec, weights, whole_run
 
 LAG = 2
@@ -35,7 +36,7 @@ def run(**changes: Any) -> list[AuditRecord]:
     return [delayed(iteration, **(changes if iteration == 2 else {})) for iteration in range(ITERATIONS + 1)]
 
 
-def verdict(records: list[AuditRecord], job: dict[str, Any], *, complete: bool = True) -> Verdict:
+def verdict(records: list[AuditRecord], job: dict[str, Any], *, complete: bool = True) -> AuditVerdict:
     return verify_run(chain(records), spec(**job), complete=complete, digests_on_disk={})
 
 

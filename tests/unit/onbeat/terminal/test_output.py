@@ -12,12 +12,11 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from contracts.answers import AuditVerdict
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, GeneratorsChanged, HealthChanged, StateChanged
 from contracts.jobs import HealthProblem, JobState, JobStatus
-from onbeat.audit.chain import Verdict
-from onbeat.audit.folder import as_record
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.jobs import _verdict_text
@@ -39,12 +38,15 @@ STATUS = JobStatus(
     created_s=1.0,
     health=(HealthProblem(rule="entropy_gone", since=7, problem=HOSTILE, cure=HOSTILE),),
 )
-VERDICT = Verdict(
-    num_records=0,
-    num_iterations=0,
-    num_trained_batches=0,
-    num_evaluation_batches=0,
-    num_rewinds=0,
+VERDICT = AuditVerdict(
+    job_id=HOSTILE,
+    verified=False,
+    records=0,
+    iterations=0,
+    batches_trained=0,
+    batches_evaluated=0,
+    rewinds=0,
+    digests_recomputed=0,
     gaps=(HOSTILE,),
 )
 
@@ -73,7 +75,7 @@ VIEWS = {
     "live panel": show_live,
     "lines": show_events,
     "jobs": lambda console: show_jobs([STATUS], console, now_s=1.0),
-    "verify": lambda console: console.print(_verdict_text(as_record(HOSTILE, VERDICT))),
+    "verify": lambda console: console.print(_verdict_text(VERDICT)),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
 
