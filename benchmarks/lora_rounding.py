@@ -22,8 +22,7 @@ from safetensors.torch import load_file
 from benchmarks._demo_runs import DemoRun, run_demo
 from benchmarks._results import REPOSITORY, write_result
 from contracts.run_folder import RunFolder
-from onbeat.weights.adapter.matrices import layers_of
-from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import layers_of, merge_into
 
 SPEC = REPOSITORY / "configs/demo-lora.toml"
 MODEL = REPOSITORY / "configs/models/two-digit-addition/model.safetensors"

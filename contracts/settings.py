@@ -22,7 +22,6 @@ from contracts import engines
 from contracts.encoding.wire import Record, convert, one_of
 from contracts.engines import ENGINES, Engine, Patience, engine_options
 from contracts.errors import InvalidInput
-from contracts.service_links import is_service_link
 from contracts.spec_tables.root import SpecRoot
 
 PREFIX = "ONBEAT_"
@@ -302,3 +301,27 @@ def _named(error: InvalidInput, text: str, variable: str) -> InvalidInput:
     """The error with the variable as its field. Every variable is a text: one that is `got` as a text was no number."""
     problem = f"`{text}` is not a number" if error.problem.endswith("got `str`") else error.problem
     return InvalidInput(problem, field=variable, cure=error.cure)
+
+
+PROTOCOL = r"(?:tcp|udp|sctp)"
+"""An orchestrator puts variables for a service called onbeat, or onbeat-gateway, into every process: no settings of
+ours. Kubernetes: ONBEAT_SERVICE_HOST, ONBEAT_SERVICE_PORT, ONBEAT_SERVICE_PORT_HTTP=8000; it and Docker:
+ONBEAT_PORT=tcp://10.0.0.1:8000, ONBEAT_PORT_8000_TCP=tcp://10.0.0.1:8000, ONBEAT_PORT_8000_TCP_PROTO, _PORT, _ADDR."""
+URL = rf"{PROTOCOL}://\S+"
+LINKS = (
+    (r"_SERVICE_HOST", r"[0-9A-Za-z.:-]+"),
+    (r"_SERVICE_PORT(?:_[A-Z0-9_]+)?", r"\d+"),
+    (r"_PORT", URL),
+    (r"_PORT_\d+_(?:TCP|UDP|SCTP)", URL),
+    (r"_PORT_\d+_(?:TCP|UDP|SCTP)_PROTO", PROTOCOL),
+    (r"_PORT_\d+_(?:TCP|UDP|SCTP)_PORT", r"\d+"),
+    (r"_PORT_\d+_(?:TCP|UDP|SCTP)_ADDR", r"[0-9A-Za-z.:-]+"),
+)
+"""(end of the name, form of the value)."""
+
+
+def is_service_link(variable: str, value: str) -> bool:
+    """Whether both its name and its value are of the form that orchestrators write."""
+    return any(
+        re.fullmatch(rf"ONBEAT(?:_[A-Z0-9_]+)?{name}", variable) and re.fullmatch(form, value) for name, form in LINKS
+    )

@@ -36,7 +36,7 @@ class WeightStep(Record, frozen=True, kw_only=True):
 
 
 class AdapterVersion(Record, frozen=True, kw_only=True):
-    """A version as LoRA matrices: each weight is the base's + scaling · B A (onbeat/weights/adapter/merge.py)."""
+    """A version as LoRA matrices: each weight is the base's + scaling · B A (onbeat/weights/adapter/matrices.py)."""
 
     scaling: float
     """alpha / rank."""
@@ -162,3 +162,25 @@ def tensor_line(name: str, dtype: str, shape: tuple[int, ...], data: bytes | mem
 def digest_of_lines(lines: Iterable[str]) -> str:
     """`weights_digest` of tensors that were hashed one by one, by `tensor_line`."""
     return content_digest("\n".join(sorted(lines)).encode())
+
+
+ELEMENTS = (
+    ("F64", "float64", 8),
+    ("F32", "float32", 4),
+    ("F16", "float16", 2),
+    ("BF16", "bfloat16", 2),
+    ("F8_E4M3", "float8_e4m3fn", 1),
+    ("F8_E5M2", "float8_e5m2", 1),
+    ("I64", "int64", 8),
+    ("I32", "int32", 4),
+    ("I16", "int16", 2),
+    ("I8", "int8", 1),
+    ("U8", "uint8", 1),
+    ("BOOL", "bool", 1),
+)
+"""The types that a version's tensors may have: (name in a safetensors header, name in torch and in a manifest, bytes
+of an element). A reader of bytes needs no torch for it."""
+TORCH_NAMES = {stored: name for stored, name, _ in ELEMENTS}
+STORED_NAMES = {name: stored for stored, name, _ in ELEMENTS}
+ITEM_BYTES = {name: num_bytes for _, name, num_bytes in ELEMENTS}
+"""Bytes of an element, by the name in torch."""

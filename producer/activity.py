@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
-from onbeat.telemetry.spans import covered_s
+from contracts.timeline import covered_s
 from onbeat.work.spans import Spans
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from safetensors import SafetensorError, deserialize
 
 from contracts.errors import WeightsRejected
 from contracts.rollouts import Completion, PromptBatch
-from contracts.versions import WeightManifest, WeightShard, weights_digest
+from contracts.versions import TORCH_NAMES, WeightManifest, WeightShard, weights_digest
 from onbeat.weights.arrival import check_digest
-from onbeat.weights.dtypes import TORCH_NAMES
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
 from onbeat.weights.stores import version_files

@@ -22,8 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput
 from contracts.spec_tables.trainer import ALL_LINEAR, LoraSpec
-from onbeat.weights.adapter.matrices import matrix_names
-from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import matrix_names, merge_into
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear

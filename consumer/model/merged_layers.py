@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from consumer.model.rows import first_row, local_rows, spread_like
-from onbeat.weights.adapter.merge import CHUNK_ITEMS, merge_into
+from onbeat.weights.adapter.matrices import CHUNK_ITEMS, merge_into
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear

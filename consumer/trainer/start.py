@@ -3,7 +3,8 @@
     checkpoint ─▶ ranks ─▶ its versions are written ─▶ the chain has them ─▶ rewind, where the fence is ahead ─▶ open
         │                  (older ones first, where the window needs any)           each iteration of the window ─┘
         ├─ where Redis is older than it, the records between them go back into Redis (onbeat/loop/chain_file.py)
-        └─ where there is none, a forked job takes another job's (fork.py)
+        └─ where there is none, a forked job takes another job's, with its optimizer state; the record of that job's
+           chain which made the version stands as `forked` in the record of this one's iteration 0
 
 Consumes:     the fence, the audit chain, in Redis and in the run folder, and the job's checkpoints.
 Waits for:    the ranks, to load; Redis and the disk. The lease keeper ends a trainer that is asked to end meanwhile.
@@ -15,9 +16,21 @@ Produces:     the version that the ranks hold, and the older ones that the windo
 
 from __future__ import annotations
 
-from consumer.model.checkpoint import latest_checkpoint, set_aside_after
-from consumer.trainer.fork import read_fork
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from consumer.model.checkpoint import Checkpoint, latest_checkpoint, read_checkpoint, set_aside_after
 from consumer.trainer.held_job import HeldJob
+from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import decode_json
+from contracts.errors import InvalidInput, OnbeatError
+from contracts.events import AuditRecord, ForkedFrom, record_digest
+from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.spec_submission import fork_problem, unusable_fork
+from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.trained_job import Succession
 
 
@@ -52,3 +65,49 @@ def start(held: HeldJob) -> Succession:
     if has_work:
         succession.begin(first, lambda first: set_aside_after(checkpoints, first - 1))
     return succession
+
+
+def read_fork(
+    run_root: Path, spec: JobSpec, chain: Sequence[AuditRecord]
+) -> tuple[Checkpoint | None, ForkedFrom | UnsetType]:
+    """Returns what a job without a checkpoint of its own begins with, and what its chain says of that.
+
+    chain: of this job, which must have begun with the same. Raises InvalidInput that names the spec's field.
+    """
+    fork = spec.fork
+    if fork is UNSET:
+        return None, UNSET
+    source = RunFolder(run_root, fork.job)
+    folder = source.checkpoint_after(fork.version - 1)
+    try:
+        checkpoint = read_checkpoint(folder)
+        state = checkpoint.state
+        link = _made_by(ChainFile(source), state.policy_version, state.weights_digest)
+        if problem := fork_problem(decode_json(source.spec.read_bytes(), JobSpec), spec):
+            raise InvalidInput(problem)
+        found = ForkedFrom(
+            job_id=fork.job,
+            policy_version=state.policy_version,
+            weights_digest=state.weights_digest,
+            state_digest=content_digest((folder / "state.json").read_bytes()),
+            link=link,
+        )
+    except (OnbeatError, OSError) as error:
+        raise unusable_fork(fork, source, str(error)) from error
+    begun = [record.forked for record in chain if record.policy_version == 0 and record.kind == "commit"]
+    if begun and begun[-1] != found:
+        raise InvalidInput(
+            f"version {fork.version} of {fork.job} is another than the one that the job began with",
+            field="fork.version",
+            cure="put that checkpoint back, or submit the job anew",
+        )
+    return checkpoint, found
+
+
+def _made_by(chain: ChainFile, version: int, weights_digest: str) -> str:
+    """The digest of the record that made a version. Raises InvalidInput where the chain has none."""
+    made = (version, weights_digest)
+    for record in reversed(chain.after("")):
+        if record.kind == "commit" and (record.policy_version + 1, record.next_weights_digest) == made:
+            return record_digest(record)
+    raise InvalidInput(f"its audit chain has no version {version} of these weights")

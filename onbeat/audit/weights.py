@@ -17,9 +17,8 @@ from contracts.checkpoints import STATE_FILE, read_state
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation, InvalidInput, NotFound, WeightsRejected
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
-from contracts.versions import WeightDelta, weights_digest
+from contracts.versions import ITEM_BYTES, TORCH_NAMES, WeightDelta, weights_digest
 from onbeat.weights.delta.codec import DELTA_PREFIX, apply
-from onbeat.weights.dtypes import ITEM_BYTES, TORCH_NAMES
 
 OLDER = re.compile(r"older-v(\d{6,})\.safetensors", re.ASCII)
 """A version before a checkpoint's own, which its job's batches may still be sampled with."""

@@ -169,10 +169,7 @@ def _follow_or_show(
         return
     flag = run_dir_flag(os.environ, run_root_from(os.environ, run_dir))
     shown = f"{status.job_id}  {status.state.value}   follow it: onbeat watch {status.job_id}{flag}"
-    if json_output:
-        emit(status)
-    else:
-        console_for(json_output=False).print(shown, soft_wrap=True)
+    tell(status, shown, json_output=json_output)
 
 
 def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool) -> None:

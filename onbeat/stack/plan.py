@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from contracts.engines import VARIABLE, Engine, TransformersOptions
 from contracts.errors import InvalidInput
-from contracts.service_links import is_service_link
-from contracts.settings import PREFIX, StackSettings, settings_from, usable_cores
+from contracts.settings import PREFIX, StackSettings, is_service_link, settings_from, usable_cores
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
 from onbeat.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
@@ -70,7 +69,7 @@ class StackPlan:
     engine: Engine = field(default_factory=TransformersOptions)
     """What every generator samples with, where there is no profile; no other process is told."""
     metrics: bool = False
-    """Whether each process that is no HTTP service serves metrics, at a port of its own (onbeat/stack/targets.py)."""
+    """Whether each process that is no HTTP service serves metrics, at a port of its own (onbeat/stack/ports.py)."""
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 

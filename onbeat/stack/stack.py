@@ -44,18 +44,15 @@ from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 from onbeat.process.signals import uninterrupted
 from onbeat.process.waiting import Waiting
-from onbeat.stack import detached
 from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
-from onbeat.stack.ports import free_port, require_free
+from onbeat.stack.ports import HOST, MetricsTargets, free_port, remove, require_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
-from onbeat.stack.targets import MetricsTargets, remove
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 READY_DEADLINE_S = 120.0
 POLL_S = 0.1
 MAX_READY_BYTES = 65536
@@ -64,6 +61,8 @@ GENERATOR_GRACE_S = 8.0
 WORKER_GRACE_S = 20.0
 """A trainer writes a checkpoint before it ends."""
 SERVICE_GRACE_S = 8.0
+LOG = Path("logs", "stack.log")
+"""The log of a stack that runs in the background, below its folder."""
 STACK_MARK = "EMBEDDED_STACK_MARK"
 """Environment variable by which every process of a stack is found again, however deep it was started."""
 MODULES = {
@@ -166,7 +165,7 @@ class EmbeddedStack:
             supervised.tick()
         for child in (*self.children.values(), *([self.redis.child] if self.redis is not None else ())):
             child.bound_log()
-        child_process.bound_log(self.folder / detached.LOG)  # its own, where it runs in the background
+        child_process.bound_log(self.folder / LOG)  # its own, where it runs in the background
 
     def stop(self) -> None:
         """Ends every process in order, whatever their state, and what they left behind. May be called twice."""

@@ -19,21 +19,24 @@ from contracts import events
 from contracts.jobs import EvaluationScore, JobState, JobStatus, passes_in_words
 from onbeat.client.progress import JobProgress
 from onbeat.telemetry.logs import shown
-from onbeat.terminal.window import kind_in_words, lags_of, open_in_words, staleness
 from onbeat.terminal.words import (
     UNKNOWN,
     ago,
     by_reason,
     count,
     duration,
+    kind_in_words,
+    lags_of,
     number,
     one_line,
+    open_in_words,
     plural,
     score,
     share,
     short,
     size,
     sparkline,
+    staleness,
 )
 
 FRAMES_PER_S = 4

@@ -53,11 +53,11 @@ def emit(value: Any) -> None:
 
 
 def tell(value: Any, shown_as: RenderableType, *, json_output: bool) -> None:
-    """Prints the one JSON object, or what a person sees of it."""
+    """Prints the one JSON object, or what a person sees of it: of a `str` each line whole."""
     if json_output:
         emit(value)
     else:
-        console_for(json_output=False).print(shown_as)
+        console_for(json_output=False).print(shown_as, soft_wrap=isinstance(shown_as, str))
 
 
 def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str = "") -> None:

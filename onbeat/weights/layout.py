@@ -14,8 +14,7 @@ from torch import Tensor
 
 from contracts.errors import OnbeatError, WeightsRejected
 from contracts.run_folder import RunFolder
-from contracts.versions import WeightFile, WeightManifest, WeightStep, WeightTransport
-from onbeat.weights.dtypes import STORED_NAMES
+from contracts.versions import STORED_NAMES, WeightFile, WeightManifest, WeightStep, WeightTransport
 
 HEADER_ALIGNMENT = 8
 

@@ -20,7 +20,7 @@ from onbeat.commands import options
 from onbeat.process.waiting import Waiting
 from onbeat.stack.access import read_stack_file, run_root_from
 from onbeat.stack.folder_lock import FILE_NAME, MAX_BYTES, Holder
-from onbeat.terminal.output import FAILED, console_for, emit
+from onbeat.terminal.output import FAILED, console_for, tell
 from onbeat.terminal.words import count, duration, one_line, plural
 
 DOWN_WITHIN_S = 90.0
@@ -47,7 +47,7 @@ class StackLook(Record, frozen=True, kw_only=True):
 def status(run_dir: options.RunDir = None, json_output: options.Json = False) -> None:
     """Show the stack of a run folder: its processes, and what its jobs share; exit code 1 unless it is up."""
     look = look_at(run_root_from(os.environ, run_dir))
-    _say(look, lines(look), json_output=json_output)
+    tell(look, "\n".join(lines(look)), json_output=json_output)
     if look.state != "up":
         raise typer.Exit(FAILED)
 
@@ -57,7 +57,7 @@ def down(run_dir: options.RunDir = None, json_output: options.Json = False) -> N
     root = run_root_from(os.environ, run_dir)
     holder = holder_of(root)
     if holder is None:
-        _say({"stopped": None}, [f"no stack runs in {root}"], json_output=json_output)
+        tell({"stopped": None}, f"no stack runs in {root}", json_output=json_output)
         return
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(holder.pid).terminate()
@@ -66,15 +66,7 @@ def down(run_dir: options.RunDir = None, json_output: options.Json = False) -> N
         while holder.lives:
             waiting.poke()
             time.sleep(POLL_S)
-    _say({"stopped": holder.pid}, [f"stopped process {holder.pid} of {root}"], json_output=json_output)
-
-
-def _say(value: object, told: list[str], *, json_output: bool) -> None:
-    if json_output:
-        emit(value)
-        return
-    for line in told:
-        console_for(json_output=False).print(line, soft_wrap=True)
+    tell({"stopped": holder.pid}, f"stopped process {holder.pid} of {root}", json_output=json_output)
 
 
 def holder_of(root: Path) -> Holder | None:

@@ -16,12 +16,12 @@ from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, OnbeatError
 from contracts.run_folder import RunFolder
 from onbeat.commands import options
-from onbeat.process.folders import make_private
+from onbeat.process.folders import make_private, sync
 from onbeat.stack.access import run_root_from
 from onbeat.stack.folder_lock import FolderLock
-from onbeat.terminal.output import console_for, emit
+from onbeat.terminal.output import tell
 from onbeat.terminal.words import plural, size
-from onbeat_extras.backup.copies import copy_redis, copy_run, copy_tree, digest_of, files_below, sync
+from onbeat_extras.backup.copies import copy_redis, copy_run, copy_tree, digest_of, files_below
 
 MARK = "backup.json"
 REDIS, INPUTS = "redis", "inputs"
@@ -62,7 +62,7 @@ def backup(
     with _told_in_words():
         made = make_backup(root, directory, with_redis=not without_redis)
     said = f"{plural(len(made.jobs), 'job')}, {size(made.num_bytes)} in {directory}   onbeat restore {directory}"
-    _say({"directory": str(directory), "jobs": made.jobs, "num_bytes": made.num_bytes}, said, json_output=json_output)
+    tell({"directory": str(directory), "jobs": made.jobs, "num_bytes": made.num_bytes}, said, json_output=json_output)
 
 
 def restore(directory: Place, json_output: options.Json = False, run_dir: options.RunDir = None) -> None:
@@ -78,14 +78,7 @@ def restore(directory: Place, json_output: options.Json = False, run_dir: option
         finally:
             lock.release()
     said = f"{plural(len(found.jobs), 'job')}, {size(found.num_bytes)} in {root}   onbeat up --run-dir {root}"
-    _say({"run_root": str(root), "jobs": found.jobs, "num_bytes": found.num_bytes}, said, json_output=json_output)
-
-
-def _say(value: object, said: str, *, json_output: bool) -> None:
-    if json_output:
-        emit(value)
-    else:
-        console_for(json_output=False).print(said, soft_wrap=True)
+    tell({"run_root": str(root), "jobs": found.jobs, "num_bytes": found.num_bytes}, said, json_output=json_output)
 
 
 def make_backup(root: Path, directory: Path, *, with_redis: bool = True) -> Backup:
@@ -107,9 +100,10 @@ def make_backup(root: Path, directory: Path, *, with_redis: bool = True) -> Back
         num_bytes=sum(path.stat().st_size for path in paths),
         files={path.relative_to(directory).as_posix(): digest_of(path) for path in paths},
     )
-    sync({path.parent for path in paths})
+    for folder in {path.parent for path in paths}:
+        sync(folder)
     (directory / MARK).write_bytes(encode_json(made))
-    sync([directory])
+    sync(directory)
     return made
 
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from blake3 import blake3
@@ -116,18 +116,4 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def digest_of(path: Path) -> str:
-    hasher = blake3(max_threads=1)
-    with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            hasher.update(data)
-    return hasher.hexdigest()
-
-
-def sync(folders: Iterable[Path]) -> None:
-    """Has the names in the folders on disk."""
-    for folder in folders:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    return blake3(max_threads=1).update_mmap(path).hexdigest()

@@ -16,7 +16,7 @@ from contracts.settings import settings_from
 from onbeat.commands import options
 from onbeat.http_service.access import KEY_LINE, SCOPES
 from onbeat.process.folders import write_private
-from onbeat.terminal.output import console_for, emit
+from onbeat.terminal.output import console_for, tell
 
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -38,10 +38,10 @@ def key(
         raise InvalidInput(f"`{scope}` is none", field="--scope", cure=f"one of {', '.join(SCOPES)}")
     if revoke:
         revoked(path, name)
-        _say({"name": name, "revoked": True}, f"{name} has no key any more", json_output=json_output)
+        tell({"name": name, "revoked": True}, f"{name} has no key any more", json_output=json_output)
         return
     made = add(path, name, scope)
-    _say({"name": name, "scope": scope, "key": made}, made, json_output=json_output)
+    tell({"name": name, "scope": scope, "key": made}, made, json_output=json_output)
     if not json_output:
         console_for(json_output=True).print(f"{name} may {scope}; the key is shown here once: the file has its hash")
 
@@ -82,10 +82,3 @@ def _write(path: Path, lines: list[str]) -> None:
     scratch = path.with_name(f".{path.name}")
     write_private(scratch, "".join(f"{line}\n" for line in lines))
     scratch.replace(path)
-
-
-def _say(value: object, said: str, *, json_output: bool) -> None:
-    if json_output:
-        emit(value)
-    else:
-        console_for(json_output=False).print(said, soft_wrap=True)

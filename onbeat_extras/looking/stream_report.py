@@ -10,8 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onbeat.terminal.window import lag_in_words
-from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, number, one_line, size
+from onbeat.terminal.words import UNKNOWN, by_reason, count, duration, lag_in_words, number, one_line, size
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:

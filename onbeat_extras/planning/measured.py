@@ -15,8 +15,7 @@ from itertools import pairwise
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.spec import JobSpec
-from contracts.timeline import is_of_the_pipeline
-from onbeat.telemetry.spans import latest_spans
+from contracts.timeline import is_of_the_pipeline, latest_spans
 from onbeat_extras.planning.pipeline.costs import BatchCost, Costs, Round, StepCost, Waits
 from onbeat_extras.planning.pipeline.load import Clock, alone
 

@@ -15,8 +15,7 @@ from itertools import pairwise
 
 from contracts.encoding.wire import Record
 from contracts.events import TimelineSpan
-from contracts.timeline import WAIT, LaneKind, kind_of
-from onbeat.telemetry.spans import covered_s, latest_spans
+from contracts.timeline import WAIT, LaneKind, covered_s, kind_of, latest_spans
 from onbeat_extras.timeline.critical_path import PathStep, critical_path
 
 KINDS: tuple[LaneKind, ...] = ("rank", "stage", "generator")

@@ -37,9 +37,9 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 50_904, "files": 392, "packages": 7, "arrows": 15, "words": 45_000}
+BUDGET = {"lines": 50_823, "files": 384, "packages": 7, "arrows": 15, "words": 45_000}
 """What a single owner has to hold. The aims are 34,000 lines, 320 files and 45,000 words."""
-AROUND = {"onbeat_extras": 21_046, "tests": 73_154}
+AROUND = {"onbeat_extras": 21_046, "tests": 73_151}
 """Lines around the core, by folder; these fall as well. The aims are 9,000 and 35,000."""
 LARGE_FOLDERS = {
     "broker": "a side of the fence, a store, a table or a view of it each",
@@ -50,11 +50,9 @@ SMALL_FILES = {
     "consumer/gradient/losses/": "a paper's loss each",
     "onbeat_extras/trackers/": "a tracker each, with its library",
     "contracts/encoding/digests.py": "what every digest is made of",
-    "contracts/service_links.py": "the variables of an orchestrator, which are no settings",
     "onbeat/http_service/own_metrics.py": "what imports the metrics server and its library, or nothing of them",
     "gateway/api/": "the endpoints of one subject each",
     "reward_service/scorers/": "a scorer each",
-    "onbeat/weights/dtypes.py": "the one table of element types, for readers without torch",
     "onbeat/weights/model_path.py": "the one check of a model's path",
 }
 """File, or folder with a slash → the reason why its modules may be smaller than MIN_FILE_LINES."""

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from contracts.errors import WeightsRejected
 from contracts.versions import AdapterVersion, WeightManifest, WeightStep
-from onbeat.weights.adapter.matrices import layers_of
-from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import layers_of, merge_into
 from onbeat.weights.arrival import Arrival, EngineTensors, Identity, fill_and_check, identity
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.stores import VersionFiles, version_files

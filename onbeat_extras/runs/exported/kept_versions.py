@@ -22,8 +22,7 @@ from contracts.errors import ContractViolation, NotFound, OnbeatError, WeightsRe
 from contracts.run_folder import CHECKPOINT, VERSION, RunFolder, numbered
 from contracts.spec import JobSpec
 from onbeat.audit.weights import ADAPTER_END, tensors_of_delta
-from onbeat.weights.adapter.matrices import LayerMatrices, layers_of
-from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import LayerMatrices, layers_of, merge_into
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.hashing import tensors_digest
 

@@ -21,8 +21,7 @@ from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.sampling import SamplingParams
 from contracts.versions import WeightFile, WeightManifest
-from onbeat.weights.adapter.matrices import AdapterSource, layers_of, matrix_names
-from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import AdapterSource, layers_of, matrix_names, merge_into
 from onbeat.weights.adapter.publisher import AdapterPublisher
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.redis.chunks import CHUNK_BYTES, num_chunks

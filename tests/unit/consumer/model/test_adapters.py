@@ -23,8 +23,7 @@ from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
-from onbeat.weights.adapter.matrices import matrix_names
-from onbeat.weights.adapter.merge import CHUNK_ITEMS, merge_into
+from onbeat.weights.adapter.matrices import CHUNK_ITEMS, matrix_names, merge_into
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import rollout_batch, tiny_model_folder
 

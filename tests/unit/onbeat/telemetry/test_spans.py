@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onbeat.telemetry.spans import covered_s, latest_spans
+from contracts.timeline import covered_s, latest_spans
 from tests.spans import one_iteration, span
 
 

@@ -14,7 +14,7 @@ from contracts.events import IterationCommitted, TrajectoryMetrics
 from contracts.jobs import WindowIteration
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import environment_in_words, iteration_line, panel
-from onbeat.terminal.window import kind_in_words, lags_of
+from onbeat.terminal.words import kind_in_words, lags_of
 from tests.contract.golden_files import golden, iteration_metrics
 
 WINDOW = tuple(

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from contracts.versions import WeightTransport
+from contracts.versions import ITEM_BYTES, STORED_NAMES, TORCH_NAMES, WeightTransport
 from contracts.weights import WeightsSpec
-from onbeat.weights.dtypes import ITEM_BYTES, STORED_NAMES, TORCH_NAMES
 from onbeat.weights.files.store import LocalFile
 from onbeat.weights.hashing import bytes_of
 from onbeat.weights.layout import FilePlan, layout_of

@@ -15,8 +15,7 @@ from contracts.errors import InvalidInput, WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights, RedisWeights, WeightsSpec
-from onbeat.weights.adapter.matrices import AdapterSource, matrix_names
-from onbeat.weights.adapter.merge import merge_into
+from onbeat.weights.adapter.matrices import AdapterSource, matrix_names, merge_into
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.publication import WeightPublisher
