@@ -25,21 +25,22 @@ BRING_S = 60.0
 
 
 class RunFiles:
-    """One job's. Each method raises Unavailable where the copies can't be reached within the deadline."""
+    """One job's, of a stack whose processes share the run root as it stands here: there is nothing to copy.
+
+    Each method raises Unavailable where the copies can't be reached within the deadline.
+    """
 
     def begin(self, listed: bytes | None) -> None:
         """Brings what a trainer goes on with, before it reads or writes a file; what it can't have it does without.
 
         listed: as Redis has it; the copies themselves may know a newer list, where Redis came back older.
         """
-        ...
 
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
         """Copies what has changed since, after the commit of an iteration, and says so. Raises FencedOff.
 
         has_checkpoint: copies what isn't only appended to, too, and removes what is in no list any more.
         """
-        ...
 
     def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
         """Makes the run folder here what the list says; what is here already stays. For who reads it alone.
@@ -47,26 +48,18 @@ class RunFiles:
         listed: as Redis has it; None: the newest of which the copies know, which is one of a checkpoint. below: the
         part of the folder that is brought, "" for all.
         """
-        ...
 
     def record(self, *, is_forgotten: bool) -> None:
         """Copies the audit chain that is put aside for an ended job, where it is here. Safe to repeat.
 
         is_forgotten: gives the copy its name, since Redis has forgotten the job.
         """
-        ...
 
     def forget(self, paths: Collection[Path]) -> None:
         """Removes the copies of what is to go from the run folder of an ended job, and its versions. Safe to repeat."""
-        ...
 
     def remove(self) -> None:
         """Removes all copies of a job that was removed. Safe to repeat."""
-        ...
-
-
-class SharedFolder(RunFiles):
-    """The RunFiles of a stack whose processes share the run root: there is nothing to copy."""
 
 
 def run_files(
@@ -77,7 +70,7 @@ def run_files(
     Raises InvalidInput for an ONBEAT_OBJECTS that names no store.
     """
     if not settings.objects:
-        return SharedFolder()
+        return RunFiles()
     make: Callable[..., RunFiles] | None = all_of(GROUP).get("objects")
     if make is None:
         raise InvalidInput(

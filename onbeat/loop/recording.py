@@ -8,7 +8,6 @@ It costs the record, never the run, where a disk refuses, and has no say in what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
@@ -20,21 +19,20 @@ from onbeat.rendering.pieces import Pieces
 GROUP, NAME = "onbeat.recorders", "rollouts"
 
 
-class Recorder(Protocol):
-    """The records of one job. One thread at a time calls it."""
+class Recorder:
+    """The records of one job, of one that asks for none as it stands here. One thread at a time calls it."""
 
     @property
     def kept_versions(self) -> frozenset[str]:
         """The folders of versions that stay for the batches that they sampled."""
-        ...
+        return frozenset()
 
     def begin(self, first: int | None) -> None:
         """Takes up earlier trainers' records; those from `first` on are made again. first: None where nothing is."""
-        ...
 
     def takes(self, batch: RolloutBatch) -> bool:
         """Whether the batch is recorded."""
-        ...
+        return False
 
     def take(
         self,
@@ -51,7 +49,6 @@ class Recorder(Protocol):
         manifests: the versions of the window. engine: asks for the kind of engine that samples the job, which stays.
         as_trained: with what stages made of it; None where it is as published.
         """
-        ...
 
     def write(
         self,
@@ -61,33 +58,14 @@ class Recorder(Protocol):
         trainer_logprobs: Sequence[bytes | None] | None = None,
     ) -> None:
         """Writes a batch that was taken; any other is none of the record."""
-        ...
 
     def commit(self, iteration: int, *, baseline: float = 0.0, deviation: float = 1.0) -> None:
         """Lists what was written of an iteration that is committed, and removes what is kept no longer."""
-        ...
-
-
-class NoRecord:
-    """The Recorder of a job that asks for none."""
-
-    kept_versions: frozenset[str] = frozenset()
-
-    def begin(self, first: int | None) -> None: ...
-
-    def takes(self, batch: RolloutBatch) -> bool:
-        return False
-
-    def take(self, batch: RolloutBatch, **facts: object) -> None: ...
-
-    def write(self, batch_id: str, **numbers: object) -> None: ...
-
-    def commit(self, iteration: int, **numbers: float) -> None: ...
 
 
 def recorder_of(folder: RunFolder, spec: JobSpec, pieces: Callable[[], Pieces]) -> Recorder:
     """Makes that of a job. pieces: makes the texts of its tokens. Raises InvalidInput where nothing writes records."""
     if not spec.recording:
-        return NoRecord()
+        return Recorder()
     make = load_entry_point(GROUP, NAME, field="recording")
     return make(folder, spec, spec.recording, pieces=pieces())

@@ -43,7 +43,7 @@ from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.process.entry_points import all_of
-from onbeat.process.folders import make_private
+from onbeat.process.folders import make_private, written_whole
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import PromptSource, prompt_source
 from onbeat.run_files import run_files
@@ -338,11 +338,10 @@ def job_prompts(
 
 def begin_folder(folder: RunFolder, spec: JobSpec) -> None:
     """Makes the run folder, with the spec in it, whole however the writer ends. Raises OnbeatError."""
-    scratch = folder.spec.with_name(f".{folder.spec.name}")
     with _writing(folder.path, cure="choose another run root"):
         make_private(folder.path)
-        scratch.write_bytes(encode_json(spec))
-        scratch.replace(folder.spec)
+        with written_whole(folder.spec, durable=False) as file:
+            file.write(encode_json(spec))
 
 
 def append_lines(path: Path, records: Iterable[Record]) -> None:

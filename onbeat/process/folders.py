@@ -12,7 +12,10 @@ import contextlib
 import os
 import shutil
 import stat
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from contracts.errors import OnbeatError
 from onbeat.process.crash_points import reach
@@ -38,9 +41,32 @@ def is_private(folder: Path) -> bool:
 def write_private(path: Path, text: str) -> None:
     """Writes a file that has mode 0600 from its first byte; an existing one is replaced."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with open(path, "x", opener=private) as file:
         file.write(text)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file that is there with all that is written inside, mode 0600, or not at all. Raises OSError.
+
+    durable: the bytes are on disk before the name is.
+    """
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        with open(part, "xb", opener=private) as file:
+            yield file
+        if durable:
+            sync(part)
+        part.rename(path)
+        if durable:
+            sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def private(path: str, flags: int) -> int:
+    """An opener of files that this user alone may read."""
+    return os.open(path, flags, 0o600)
 
 
 def sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.settings import settings_from
 from onbeat.commands import options
 from onbeat.http_service.access import KEY_LINE, SCOPES
-from onbeat.process.folders import write_private
+from onbeat.process.folders import written_whole
 from onbeat.terminal.output import console_for, tell
 
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -79,6 +79,5 @@ def _name_of(line: str) -> str:
 
 def _write(path: Path, lines: list[str]) -> None:
     """A gateway that reads meanwhile finds the file as it was, or as it is to be."""
-    scratch = path.with_name(f".{path.name}")
-    write_private(scratch, "".join(f"{line}\n" for line in lines))
-    scratch.replace(path)
+    with written_whole(path) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,9 +30,9 @@ from contracts.encoding.names import SEGMENT, check_job_id
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
-from onbeat.process.folders import sync
+from onbeat.process.folders import written_whole
 from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
-from onbeat_extras.objects.cache import HostCache, open_cache, private
+from onbeat_extras.objects.cache import HostCache, open_cache
 from onbeat_extras.objects.hosts import CacheHost, CacheHosts
 
 Area = Literal["run", "weights"]
@@ -228,20 +227,6 @@ def open_blobs(
         area=area,
         deadline_s=deadline_s,
     )
-
-
-@contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A private file that is there durably with all that is written inside, or not at all. Raises OSError."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-    try:
-        with open(part, "xb", opener=private) as file:
-            yield file
-        sync(part)
-        part.rename(path)
-        sync(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _emptied(file: IO[bytes]) -> Callable[[memoryview], object]:

@@ -30,7 +30,7 @@ from blake3 import blake3
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from onbeat.http_service.own_metrics import WRONG_READS
-from onbeat.process.folders import make_private
+from onbeat.process.folders import make_private, private
 
 SETTING = "ONBEAT_CACHE"
 CURE = "give each host a folder of its own"
@@ -221,8 +221,3 @@ def _lock(descriptor: int, kind: int, *, wait_s: float) -> bool:
             if time.monotonic() >= until_s:
                 return False
         time.sleep(POLL_S)
-
-
-def private(path: str, flags: int) -> int:
-    """An opener of files that this user alone may read."""
-    return os.open(path, flags, 0o600)

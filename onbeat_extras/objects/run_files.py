@@ -27,10 +27,10 @@ from contracts.errors import ContractViolation, NotFound, OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.process.crash_points import reach
-from onbeat.process.folders import make_private
+from onbeat.process.folders import make_private, written_whole
 from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
-from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs, written_whole
+from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs
 
 log = logging.getLogger(__name__)
 

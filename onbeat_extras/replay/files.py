@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +23,7 @@ from contracts.run_folder import CHECKPOINT as ITERATION
 from contracts.run_folder import RunFolder, numbered
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, WeightStep
+from onbeat.process.folders import written_whole
 from onbeat_extras.replay.records import RecordedBatch, RecordedIteration
 
 INDEX = "iteration.msgpack"
@@ -121,14 +121,8 @@ def read_record(path: Path, kind: type[T], *, max_bytes: int = MAX_RECORD_BYTES)
 def write_record(path: Path, record: Record | bytes) -> int:
     """Writes a record, or its bytes, complete or not at all; returns its bytes. Raises OSError."""
     data = record if isinstance(record, bytes) else encode(record)
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
-    try:
-        scratch.write_bytes(data)
-        scratch.rename(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    return len(data)
+    with written_whole(path, durable=False) as file:
+        return file.write(data)
 
 
 def shown(path: Path) -> str:

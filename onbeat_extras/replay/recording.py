@@ -25,6 +25,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.retention import RecordingSpec
 from contracts.versions import WeightManifest
+from onbeat.loop.recording import Recorder
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_missing
 from onbeat.rendering.pieces import Pieces
@@ -48,7 +49,7 @@ class Recorded:
     """With columns, and the rewards that they add."""
 
 
-class RolloutRecorder:
+class RolloutRecorder(Recorder):
     """The Recorder of a job that asks for records, under one trainer epoch."""
 
     def __init__(self, folder: RunFolder, spec: JobSpec, policy: RecordingSpec, *, pieces: Pieces) -> None:
@@ -70,7 +71,7 @@ class RolloutRecorder:
 
     @property
     def kept_versions(self) -> frozenset[str]:
-        """The folders of versions that stay for the batches that they sampled, the newest as far as there is room."""
+        """The newest of them, as far as there is room."""
         kept: set[str] = set()
         left = self._policy.max_version_bytes
         for iteration in sorted(self._versions, reverse=True):
@@ -82,8 +83,6 @@ class RolloutRecorder:
         return frozenset(kept)
 
     def begin(self, first: int | None) -> None:
-        """Takes up the records of earlier trainers; those from the iteration `first` on are made again, by what is
-        trained again. first: None where nothing is."""
         try:
             for left in self._files.path.glob(".*"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -97,7 +96,6 @@ class RolloutRecorder:
             self._complain(f"earlier records: {error.strerror}")
 
     def takes(self, batch: RolloutBatch) -> bool:
-        """Whether the batch is recorded."""
         return self._policy.takes(batch.batch_id, purpose=batch.purpose, seed=self._spec.seed)
 
     def take(
@@ -110,11 +108,6 @@ class RolloutRecorder:
         engine: Callable[[], str],
         as_trained: RolloutBatch | None = None,
     ) -> None:
-        """Keeps a batch that `takes` chose in memory until it is trained.
-
-        manifests: the versions of the window. engine: asks for the kind of engine that samples the job, which stays.
-        as_trained: with what stages made of it; None where it is as published.
-        """
         self._engine = self._engine or engine()
         version = batch.policy_version, batch.weights_digest
         manifest = next((one for one in manifests if (one.policy_version, one.weights_digest) == version), None)
@@ -134,7 +127,6 @@ class RolloutRecorder:
         advantages: Sequence[float] | None = None,
         trainer_logprobs: Sequence[bytes | None] | None = None,
     ) -> None:
-        """Writes a batch that was taken; any other is none of the record."""
         taken = self._waiting.pop(batch_id, None)
         if taken is None:
             return
@@ -149,7 +141,6 @@ class RolloutRecorder:
         self._written[batch_id] = _summary(taken)
 
     def commit(self, iteration: int, *, baseline: float = 0.0, deviation: float = 1.0) -> None:
-        """Lists what was written of an iteration that is committed, and removes what the policy keeps no longer."""
         written = sorted(self._written.values(), key=lambda one: (one.purpose != "train", one.index))
         index = RecordedIteration(
             iteration=iteration,

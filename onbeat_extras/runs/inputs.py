@@ -20,7 +20,7 @@ from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.process.folders import make_private
+from onbeat.process.folders import make_private, written_whole
 from onbeat.prompts.examples import load_dataset
 from onbeat_extras.runs.function_source import name_of, source_of
 
@@ -48,9 +48,8 @@ def put_below(folder: Path) -> Put:
         stem, suffix = os.path.splitext(name)
         path = folder / f"{stem}-{content_digest(content)[:16]}{suffix}"
         if not path.exists():
-            scratch = path.with_name(f".{path.name}-{os.getpid()}")
-            scratch.write_bytes(content)
-            scratch.replace(path)
+            with written_whole(path, durable=False) as file:
+                file.write(content)
         return str(path)
 
     return put

@@ -14,7 +14,7 @@ from contracts.encoding.wire import decode, encode
 from contracts.errors import ContractViolation, FencedOff, InvalidInput
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from onbeat.run_files import SharedFolder, run_files
+from onbeat.run_files import RunFiles, run_files
 from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.run_files import PIECE_BYTES, FileList, Listed, ObjectFiles, Piece
 from tests.extras.objects.conftest import has
@@ -320,7 +320,7 @@ def test_without_objects_nothing_is_imported_and_the_extra_is_named_where_it_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path, JOB)
-    assert isinstance(run_files(StackSettings(), folder, deadline_s=1.0), SharedFolder)
+    assert type(run_files(StackSettings(), folder, deadline_s=1.0)) is RunFiles
     monkeypatch.setattr("onbeat.run_files.GROUP", "onbeat.none")
     with pytest.raises(InvalidInput, match=r"onbeat\[objects\]") as raised:
         run_files(StackSettings(objects="file:///x"), folder, deadline_s=1.0)

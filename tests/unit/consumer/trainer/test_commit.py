@@ -25,11 +25,11 @@ from contracts.schedule import Schedule
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.loop.chain_file import ChainFile
-from onbeat.loop.recording import NoRecord
+from onbeat.loop.recording import Recorder
 from onbeat.loop.trained_job import HealthWatch, Succession, TrainedJob
 from onbeat.loop.window import AskedIteration, Window
 from onbeat.prompts.plan import IterationPlan
-from onbeat.run_files import SharedFolder
+from onbeat.run_files import RunFiles
 from tests.builders import DIGEST, commit_record, job_spec, manifest
 from tests.contract.golden_files import iteration_metrics
 
@@ -103,11 +103,11 @@ class Played(TrainedJob):
         self.folder = folder
         self.job_id = folder.job_id
         self.outline: list[AuditRecord] = []
-        self.recorder = NoRecord()
+        self.recorder = Recorder()
         self.settled: WeightManifest | None = None
         self.forked = UNSET
         self.said: list[str] = []
-        self.run_files = SharedFolder()
+        self.run_files = RunFiles()
         self.chain_file = Synced(folder, self.said)
         self.records: list[AuditRecord] = []
         self.is_on_disk = True

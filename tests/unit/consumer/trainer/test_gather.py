@@ -26,7 +26,7 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
-from onbeat.loop.recording import NoRecord
+from onbeat.loop.recording import Recorder
 from onbeat.loop.window import AskedIteration
 from onbeat.process.waiting import Waiting
 from tests.builders import DIGEST, batch_of, job_spec, manifest, prompt_batch, rollout
@@ -64,7 +64,7 @@ class Played:
         self.stages = NeverLate(self)
         self.schedule = Schedule(schedule)
         self.folder = folder
-        self.recorder = NoRecord()
+        self.recorder = Recorder()
         self.window = Ahead()
         self.committed = -1
         self.changes: list[GeneratorsChanged] = []
