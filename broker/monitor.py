@@ -22,7 +22,7 @@ from contracts.answers import StackState
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
-from contracts.jobs import EvaluationScore, JobState, JobStatus, WindowIteration
+from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus, WindowIteration
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
 from onbeat.process.dependency import REWARD_SERVICE
@@ -78,7 +78,6 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     values = {name.decode(): value for name, value in job.items()}
     fence = read_fence(broker, keys)
     state = JobState(values["state"].decode())
-    version, digest = _newest_version(fence, last_audit)
     stages = StagePresence(broker)
     unserved = {}
     if state is JobState.RUNNING:
@@ -103,24 +102,18 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
         reason=reason,
         schedule=spec.schedule,
         max_policy_lag=spec.max_policy_lag,
-        window=_window(fence),
         iterations=spec.iterations,
         # The last opened iteration may only evaluate: it trains nothing.
         iterations_committed=min(fence.committed + 1, spec.iterations),
-        policy_version=version,
-        weights_digest=digest,
         created_s=float(values["created_s"]),
         started_s=float(values.get("started_s", 0.0)),
         ended_s=float(values.get("ended_s", 0.0)),
         run_directory=job_id,
-        trainer_epoch=fence.trainer_epoch,
-        batches_expected=fence.expected,
-        batches_published=fence.published,
         live_generators=len(generators),
         evaluation_before=_score(values.get("evaluation_before")),
         evaluation_latest=_score(values.get("evaluation_latest")),
         health=health_of(values),
-        **_counted(counters, JobStatus),
+        **_counted(JobStatus, fence, last_audit, counters),
     )
 
 
@@ -152,7 +145,6 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
     )
     in_order = [one.iteration % len(slots) for one in fence.window]
     leases = (lease for at in in_order for lease in _leases(broker, keys.slots[at], slots[at].leases, now_s))
-    version, digest = _newest_version(fence, last_audit)
     staged = _stages(broker, job_id, spec)
     lease_s = fence.lease_until_s - now_s
     return StreamReport(
@@ -160,17 +152,11 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         fence_state=fence.state,
         iteration=fence.iteration,
         max_policy_lag=len(keys.slots) - 1,
-        window=_window(fence),
-        policy_version=version,
-        weights_digest=digest,
-        trainer_epoch=fence.trainer_epoch,
         trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
-        batches_expected=fence.expected,
-        batches_published=fence.published,
         streams=(_sum([one.prompts for one in slots]), _sum([one.rollouts for one in slots]), *kept),
         leases=tuple(islice(leases, MAX_LEASES)),
         generators=seen_generators(broker, now_s),
-        **_counted(counters, StreamReport),
+        **_counted(StreamReport, fence, last_audit, counters),
         **staged,
     )
 
@@ -361,12 +347,24 @@ def _raise_unless_no_group(answer: object) -> None:
         raise answer
 
 
-def _counted(counters: Mapping[bytes, bytes], kind: type[JobStatus | StreamReport]) -> dict[str, Any]:
-    """The fields of the record that are counters of the whole job."""
+def _counted(
+    kind: type[JobCounts], fence: FenceState, last_audit: list[Any], counters: Mapping[bytes, bytes]
+) -> dict[str, Any]:
+    """The fields of a status or a report that say how far the job is, and its counters."""
+    version, digest = _newest_version(fence, last_audit)
     counts = {name.decode(errors="replace"): int(number) for name, number in sorted(counters.items())}
     rejected = {name.removeprefix(REJECTED): n for name, n in counts.items() if name.startswith(REJECTED)}
     fields = {field: counts.get(name, 0) for field, name in COUNTERS.items() if field in kind.__struct_fields__}
-    return {**fields, "batches_rejected": rejected}
+    return {
+        "window": _window(fence),
+        "policy_version": version,
+        "weights_digest": digest,
+        "trainer_epoch": fence.trainer_epoch,
+        "batches_expected": fence.expected,
+        "batches_published": fence.published,
+        "batches_rejected": rejected,
+        **fields,
+    }
 
 
 def _score(data: bytes | None) -> EvaluationScore | None:

@@ -14,7 +14,7 @@ A publication that ends without `finish` takes everything back, and no generator
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from contracts.versions import WeightManifest
 from onbeat.process.waiting import Waiting
 from onbeat.weights.hashing import HashingThreads
 from onbeat.weights.layout import Layout, TensorLayout, check_names
+from onbeat.weights.stores import KeptVersions
 
 PASSING_BYTES = 64 * 1024**2
 """Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""
@@ -68,7 +69,7 @@ class StoredVersion:
     """Digest of `tensors`: of weights it is weights_digest."""
 
 
-class WeightPublisher(Protocol):
+class WeightPublisher(KeptVersions, Protocol):
     """One trainer's versions. tests/unit/onbeat/weights/test_weight_store.py runs over every implementation."""
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
@@ -86,21 +87,6 @@ class WeightPublisher(Protocol):
         Raises as `begin` and `Publication.finish` do, and WeightsRejected where the tensors are not the version.
         """
         ...
-
-    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        """Removes older versions, but for those that kept ones stand on.
-
-        in_use: directories of versions that generators are loading, as manifests name them; they stay.
-        """
-
-    def remove_after(self, policy_version: int) -> None:
-        """Removes the versions of a future that a rewind took back. Chunks in Redis are written over."""
-
-    def clear_scratch(self) -> None:
-        """Removes what killed publishers left, before anything is published."""
-
-    def remove_all(self) -> None:
-        """Removes everything that the end of the job would leave where no reader looks for it."""
 
 
 class Publication:

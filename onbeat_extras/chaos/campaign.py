@@ -36,7 +36,7 @@ from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.chaos.evidence import TRAINER, Struck, strike
-from onbeat_extras.chaos.result import TRAINER_FAULTS, CampaignResult, Fault, RoundResult, summed, unproven
+from onbeat_extras.chaos.result import TRAINER_FAULTS, Baseline, CampaignResult, Fault, RoundResult, summed, unproven
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -189,21 +189,20 @@ class Campaign:
         window_s = self._window_s or WINDOW_SHARE * undisturbed_s
         results: list[RoundResult] = []
 
+        baseline = Baseline(
+            seed=self._seed,
+            schedule=self._spec.schedule,
+            max_policy_lag=self._spec.max_policy_lag,
+            generators=self._stack.plan.generators,
+            stage_workers=self._stack.plan.stage_workers,
+            digest=digest,
+            undisturbed_s=round(undisturbed_s, 2),
+            window_s=round(window_s, 2),
+            rounds=rounds,
+        )
+
         def so_far() -> CampaignResult:
-            return summed(
-                results,
-                seed=self._seed,
-                schedule=self._spec.schedule,
-                max_policy_lag=self._spec.max_policy_lag,
-                generators=self._stack.plan.generators,
-                stage_workers=self._stack.plan.stage_workers,
-                digest=digest,
-                undisturbed_s=undisturbed_s,
-                window_s=window_s,
-                rounds=rounds,
-                wall_s=time.monotonic() - began_s,
-                kinds=list(self._kinds),
-            )
+            return summed(baseline, results, wall_s=time.monotonic() - began_s, kinds=list(self._kinds))
 
         on_round(so_far())
         for number in range(rounds):

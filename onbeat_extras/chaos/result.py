@@ -73,8 +73,8 @@ class RoundResult(Record, frozen=True, kw_only=True):
     """Why the round is a finding; () where the run ended as the undisturbed one."""
 
 
-class CampaignResult(Record, frozen=True, kw_only=True):
-    """What `onbeat chaos --json` prints, and `--out` keeps."""
+class Baseline(Record, frozen=True, kw_only=True):
+    """What stands when the undisturbed run has ended."""
 
     seed: int
     schedule: str
@@ -88,6 +88,11 @@ class CampaignResult(Record, frozen=True, kw_only=True):
     window_s: float
     """The faults of a round fall into as many seconds."""
     rounds: int
+
+
+class CampaignResult(Baseline, frozen=True, kw_only=True):
+    """What `onbeat chaos --json` prints, and `--out` keeps."""
+
     rounds_run: int
     """Fewer than `rounds`: it goes on, or was interrupted."""
     faults: int
@@ -117,19 +122,7 @@ def unproven(faults: Sequence[Fault]) -> str:
 
 
 def summed(
-    results: Sequence[RoundResult],
-    *,
-    seed: int,
-    schedule: str,
-    max_policy_lag: int,
-    generators: int,
-    stage_workers: int,
-    digest: str,
-    undisturbed_s: float,
-    window_s: float,
-    rounds: int,
-    wall_s: float,
-    kinds: Sequence[str],
+    baseline: Baseline, results: Sequence[RoundResult], *, wall_s: float, kinds: Sequence[str]
 ) -> CampaignResult:
     """The campaign so far. kinds: every fault that it draws from; those that never came count 0."""
     faults = [fault for result in results for fault in result.faults]
@@ -138,15 +131,7 @@ def summed(
         rejected.update(result.rejected)
     findings = tuple(result for result in results if result.problems)
     return CampaignResult(
-        seed=seed,
-        schedule=schedule,
-        max_policy_lag=max_policy_lag,
-        generators=generators,
-        stage_workers=stage_workers,
-        digest=digest,
-        undisturbed_s=round(undisturbed_s, 2),
-        window_s=round(window_s, 2),
-        rounds=rounds,
+        **msgspec.structs.asdict(baseline),
         rounds_run=len(results),
         faults=len(faults),
         faults_proven=sum(fault.is_proven for fault in faults),

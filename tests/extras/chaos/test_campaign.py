@@ -22,7 +22,7 @@ from onbeat.stack.plan import StackPlan
 from onbeat_extras.chaos.campaign import LEASE_S, Campaign, DisturbedRun, hardened
 from onbeat_extras.chaos.command import show_round
 from onbeat_extras.chaos.evidence import TRAINER, strike
-from onbeat_extras.chaos.result import CampaignResult, Fault, Hit, ResultFile, RoundResult, summed
+from onbeat_extras.chaos.result import Baseline, CampaignResult, Fault, Hit, ResultFile, RoundResult, summed
 from tests.builders import job_spec
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 
@@ -151,8 +151,7 @@ def round_result(number: int, faults: tuple[Fault, ...], **changes: Any) -> Roun
 
 def campaign(*results: RoundResult) -> CampaignResult:
     kinds = ("kill trainer", "kill redis", "pause trainer")
-    return summed(
-        results,
+    baseline = Baseline(
         seed=7,
         schedule="delayed",
         max_policy_lag=1,
@@ -162,9 +161,8 @@ def campaign(*results: RoundResult) -> CampaignResult:
         undisturbed_s=10.0,
         window_s=6.0,
         rounds=3,
-        wall_s=60.0,
-        kinds=kinds,
     )
+    return summed(baseline, results, wall_s=60.0, kinds=kinds)
 
 
 HIT = Fault(at_s=5.0, kind="kill trainer", target="71", at_work=True)
