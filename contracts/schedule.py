@@ -64,3 +64,8 @@ class Schedule:
     def opened_by(self, committed: int) -> int:
         """Returns the iteration that the commit of `committed` opens, so that `num_open` of them stay open."""
         return committed + self.num_open
+
+
+def versions_in_words(oldest: int, newest: int) -> str:
+    """`version 5`, or `versions 4 to 6`."""
+    return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"

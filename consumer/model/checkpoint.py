@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from blake3 import blake3
 from msgspec import UNSET
 
 from contracts.checkpoints import FORMAT_VERSION, STATE_FILE, AdapterState, CheckpointState, OlderVersion, read_state
+from contracts.encoding.digests import file_digest
 from contracts.encoding.wire import encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
 from contracts.run_folder import CHECKPOINT, numbered
@@ -74,7 +74,7 @@ def write_checkpoint(
             weights_digest=weights_digest,
             adapters=adapters,
             torch_random_state=torch.get_rng_state().numpy().tobytes().hex(),
-            files={path.name: _file_digest(path) for path in sorted(scratch.iterdir())},
+            files={path.name: file_digest(path) for path in sorted(scratch.iterdir())},
             older=older or UNSET,
         )
         (scratch / STATE_FILE).write_bytes(encode_json(state))
@@ -200,7 +200,7 @@ def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Map
 
 def _verify_file(path: Path, expected: str) -> None:
     try:
-        actual = _file_digest(path)
+        actual = file_digest(path)
     except OSError as error:
         raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
     if actual != expected:
@@ -211,10 +211,6 @@ def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
     """The tensors of the file of that name, or of the files that the ranks wrote instead."""
     stem = name.partition(".")[0]
     return StoredTensors([folder / file for file in sorted(state.files) if re.split(r"[-.]", file)[0] == stem])
-
-
-def _file_digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _stored_version(folder: Path, older: OlderVersion) -> StoredVersion:

@@ -7,6 +7,7 @@ anyone can forge would not do.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from blake3 import blake3
@@ -28,3 +29,8 @@ def content_digest(*data: bytes | memoryview) -> str:
     for piece in data if num_bytes >= JOINED_BYTES else (b"".join(data),):
         hasher.update(piece)
     return hasher.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """`Digest` of a file's bytes. Raises OSError."""
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

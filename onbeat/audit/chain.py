@@ -29,6 +29,7 @@ from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, SampledBy, record_digest
 from contracts.rewards import source_digests
+from contracts.schedule import versions_in_words
 from contracts.spec import JobSpec
 
 
@@ -298,9 +299,8 @@ def check_sampled(record: AuditRecord, spec: JobSpec, digests: Mapping[int, str]
         gaps.append(f"{name}: {some(strange)} are named as sampled, and were not trained")
     oldest, newest = spec.schedule_rule.versions_of(record.iteration)
     if newest < record.iteration and (own := sorted(trained - named.keys())):
-        gaps.append(
-            f"{name}: {some(own)} name no older version, where only {in_words(oldest, newest)} may have sampled"
-        )
+        only = versions_in_words(oldest, newest)
+        gaps.append(f"{name}: {some(own)} name no older version, where only {only} may have sampled")
 
 
 def _of_sampler(one: SampledBy, record: AuditRecord, spec: JobSpec, digests: Mapping[int, str]) -> Iterator[str]:
@@ -313,7 +313,8 @@ def _of_sampler(one: SampledBy, record: AuditRecord, spec: JobSpec, digests: Map
     if version == record.iteration:
         yield f"{what} are named as sampled with version {version}, which is no older one"
     elif not oldest <= version <= newest:
-        yield f"{what} were sampled with version {version}, where only {in_words(oldest, newest)} may have sampled"
+        only = versions_in_words(oldest, newest)
+        yield f"{what} were sampled with version {version}, where only {only} may have sampled"
     known = digests.get(version)
     if known is None:
         yield f"{what} were sampled with version {version}, which is in no record before"
@@ -322,11 +323,6 @@ def _of_sampler(one: SampledBy, record: AuditRecord, spec: JobSpec, digests: Map
             f"{what} were sampled with version {version} of digest {one.weights_digest[:12]}, "
             f"the step that made it says {known[:12]}"
         )
-
-
-def in_words(oldest: int, newest: int) -> str:
-    """`version 3`, or `versions 1 to 3`."""
-    return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from contracts.events import IterationMetrics
 from contracts.jobs import JobStatus, WindowIteration
-from contracts.schedule import LAGGING
+from contracts.schedule import LAGGING, versions_in_words
 from onbeat.telemetry.logs import shown
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -161,8 +161,3 @@ def staleness(metrics: IterationMetrics) -> str:
     """`K3 0.0123   effective samples 93.1%   corrected 1.2%`: over the tokens that went through the trainer's model."""
     effective, corrected = share(metrics.effective_sample_share), share(metrics.corrected_share)
     return f"K3 {number(metrics.mismatch_k3)}   effective samples {effective}   corrected {corrected}"
-
-
-def versions_in_words(oldest: int, newest: int) -> str:
-    """`version 5`, or `versions 4 to 6`."""
-    return f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"

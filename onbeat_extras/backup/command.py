@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from broker.removals import MADE_HERE
+from contracts.encoding.digests import file_digest
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, OnbeatError
 from contracts.run_folder import RunFolder
@@ -21,7 +22,7 @@ from onbeat.stack.access import run_root_from
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.terminal.output import tell
 from onbeat.terminal.words import plural, size
-from onbeat_extras.backup.copies import copy_redis, copy_run, copy_tree, digest_of, files_below
+from onbeat_extras.backup.copies import copy_redis, copy_run, copy_tree, files_below
 
 MARK = "backup.json"
 REDIS, INPUTS = "redis", "inputs"
@@ -98,7 +99,7 @@ def make_backup(root: Path, directory: Path, *, with_redis: bool = True) -> Back
         has_redis=with_redis,
         jobs=tuple(job_ids),
         num_bytes=sum(path.stat().st_size for path in paths),
-        files={path.relative_to(directory).as_posix(): digest_of(path) for path in paths},
+        files={path.relative_to(directory).as_posix(): file_digest(path) for path in paths},
     )
     for folder in {path.parent for path in paths}:
         sync(folder)
@@ -119,7 +120,7 @@ def read_backup(directory: Path) -> Backup:
     if odd := sorted(there ^ found.files.keys()):
         raise InvalidInput(f"{odd[0]} is missing, or was added", field="DIR", cure="take another backup")
     for name, digest in found.files.items():
-        if digest_of(directory / name) != digest:
+        if file_digest(directory / name) != digest:
             raise InvalidInput(f"{name} is damaged", field="DIR", cure="take another backup")
     return found
 

@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from blake3 import blake3
-
 from contracts.errors import Unavailable
 from contracts.run_folder import RunFolder
 from onbeat.process.folders import make_private
@@ -113,7 +111,3 @@ def files_below(folder: Path) -> Iterator[Path]:
     """Every file, by its name."""
     for parent, _, names in sorted(os.walk(folder)):
         yield from (Path(parent, name) for name in sorted(names))
-
-
-def digest_of(path: Path) -> str:
-    return blake3(max_threads=1).update_mmap(path).hexdigest()

@@ -25,7 +25,7 @@ from typing import IO, Literal
 
 from blake3 import blake3
 
-from contracts.encoding.digests import content_digest
+from contracts.encoding.digests import content_digest, file_digest
 from contracts.encoding.names import SEGMENT, check_job_id
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
@@ -82,7 +82,7 @@ class Blobs:
 
         Raises ContractViolation for a file that changes meanwhile; nothing is stored of it.
         """
-        num_bytes, digest = path.stat().st_size, digest_of(path)
+        num_bytes, digest = path.stat().st_size, file_digest(path)
         if self._is_fresh(digest, num_bytes):
             return digest, num_bytes
         sent = blake3()
@@ -233,8 +233,3 @@ def _emptied(file: IO[bytes]) -> Callable[[memoryview], object]:
     file.seek(0)
     file.truncate()
     return file.write
-
-
-def digest_of(path: Path) -> str:
-    """The digest of a file's bytes. Raises OSError."""
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()

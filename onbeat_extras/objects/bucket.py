@@ -13,8 +13,8 @@ import contextlib
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain, repeat
 from pathlib import Path
@@ -47,15 +47,6 @@ MOST_WORDS = 300
 T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
-class Traffic:
-    """What a bucket was asked for, requests that failed among them."""
-
-    num_requests: int = 0
-    num_sent_bytes: int = 0
-    num_received_bytes: int = 0
-
-
 class Bucket:
     """Thread-safe. Each method raises ObjectsUnavailable after `deadline_s` without a byte from the store, and
     InvalidInput that names ONBEAT_OBJECTS where no wait helps."""
@@ -69,7 +60,8 @@ class Bucket:
         self._deadline_s = deadline_s
         self._sleep = sleep
         self._store = open_store(url, still_s=min(STILL_S, deadline_s / 2))
-        self.traffic = Traffic()
+        self.traffic: Counter[str] = Counter()
+        """Requests, failed ones among them; bytes that were sent and received."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Writes an object whole, over one of that name."""
@@ -91,7 +83,7 @@ class Bucket:
                     if number > furthest:
                         furthest = number
                         waiting.progress()
-                    self.traffic.num_sent_bytes += len(part)
+                    self.traffic["sent"] += len(part)
                     yield part
 
             is_whole = num_bytes <= part_bytes
@@ -115,7 +107,7 @@ class Bucket:
                 return is_again and bytes(self._store.get(key).bytes()) == data
             finally:
                 is_again = True
-            self.traffic.num_sent_bytes += len(data)
+            self.traffic["sent"] += len(data)
             return True
 
         return self._ask("take a name", key, put)
@@ -134,7 +126,7 @@ class Bucket:
             rest = self._store.get(key, options={"range": {"offset": num_taken}} if num_taken else None)
             for piece in rest.stream(min_chunk_size=1024**2):
                 data = memoryview(piece)
-                self.traffic.num_received_bytes += len(data)
+                self.traffic["received"] += len(data)
                 if num_taken + len(data) > most_bytes:
                     return most_bytes + 1
                 take(data)
@@ -208,7 +200,7 @@ class Bucket:
         waiting = Waiting(f"the object store to {what}", deadline_s=self._deadline_s)
         pauses = chain(PAUSES_S, repeat(PAUSES_S[-1]))
         while True:
-            self.traffic.num_requests += 1
+            self.traffic["requests"] += 1
             try:
                 return request(waiting)
             except FileNotFoundError as error:

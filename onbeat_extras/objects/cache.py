@@ -4,7 +4,7 @@
         owner.json       the host, and its boot: a folder that two hosts share is refused, for locks end at the host
         locks/00 … ff    a lock for each first byte of a digest: of several processes that miss one, one fetches it
         blobs/DIGEST     mode 0600; its time is that of the last use, and the oldest make room
-        blobs/.….part    being written
+        blobs/.…         being written
 
 No trouble with it is an error: a file that is damaged is deleted, a disk that is full takes nothing, and the bytes come
 from the next layer.
@@ -13,13 +13,13 @@ from the next layer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import shutil
 import socket
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from blake3 import blake3
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from onbeat.http_service.own_metrics import WRONG_READS
-from onbeat.process.folders import make_private, private
+from onbeat.process.folders import make_private, written_whole
 
 SETTING = "ONBEAT_CACHE"
 CURE = "give each host a folder of its own"
@@ -41,7 +41,6 @@ OWNER_S = 10.0
 ABANDONED_S = 3600.0
 """Age at which a file that is being written was left by a process that was killed."""
 PIECE_BYTES = 8 * 1024**2
-PART = ".part"
 
 log = logging.getLogger(__name__)
 
@@ -92,47 +91,43 @@ class HostCache:
 
     def put(self, digest: str, data: bytes | memoryview) -> None:
         """Keeps bytes whose digest this is, if there is room."""
-        self._put(digest, len(data), lambda part: part.write_bytes(data))
+        self._put(digest, len(data), lambda file: file.write(data))
 
     def put_file(self, digest: str, source: IO[bytes]) -> None:
         """Keeps a copy of an open file whose digest this is, if there is room."""
         source.flush()
-        self._put(digest, os.fstat(source.fileno()).st_size, lambda part: shutil.copyfile(source.name, part))
+        self._put(digest, os.fstat(source.fileno()).st_size, lambda file: shutil.copyfile(source.name, file.name))
 
     def turn(self, digest: str, *, wait_s: float) -> contextlib.AbstractContextManager[None]:
         """Inside it no other process of this host fetches the bytes; past wait_s without the lock, one might."""
         return self._locked(digest[:2], wait_s=wait_s)
 
-    def _put(self, digest: str, num_bytes: int, write: Callable[[Path], object]) -> None:
-        part = self._blobs / f".{digest}.{uuid.uuid4().hex}{PART}"
+    def _put(self, digest: str, num_bytes: int, write: Callable[[IO[bytes]], object]) -> None:
+        if num_bytes > self._most_bytes:
+            return
         try:
-            if self._reserve(part, num_bytes):
-                write(part)
-                part.rename(self._blobs / digest)
+            with written_whole(self._blobs / digest, durable=False) as file:
+                self._reserve(file, num_bytes)
+                write(file)
         except OSError as error:
             log.warning("the cache takes nothing: %s", error)
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
 
-    def _reserve(self, part: Path, num_bytes: int) -> bool:
-        """Makes room, and a file of that size in it, so that processes that write at once stay within the limit."""
-        if num_bytes > self._most_bytes:
-            return False
+    def _reserve(self, file: IO[bytes], num_bytes: int) -> None:
+        """Makes room, and a file of that size in it, so that processes that write at once stay within the limit.
+
+        Raises OSError where others are writing as much.
+        """
         with self._locked("room", wait_s=OWNER_S):
             files = sorted(self._files())
             left = sum(size for _, size, _ in files) + num_bytes - self._most_bytes
             abandoned_s = time.time() - ABANDONED_S
             for used_s, size, path in files:
-                is_part = path.name.endswith(PART)
-                if (used_s < abandoned_s) if is_part else left > 0:
+                if (used_s < abandoned_s) if path.name.startswith(".") else left > 0:
                     path.unlink(missing_ok=True)
                     left -= size
             if left > 0:
-                return False
-            with open(part, "xb", opener=private) as file:
-                file.truncate(num_bytes)
-        return True
+                raise OSError(errno.ENOSPC, "its room is taken by what is being written")
+            file.truncate(num_bytes)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
         """When each file was used last, its bytes, and where it is."""

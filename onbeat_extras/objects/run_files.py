@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from msgspec.structs import replace
 
 from broker.trainer_side import TrainerSide
-from contracts.encoding.digests import Digest, content_digest
+from contracts.encoding.digests import Digest, content_digest, file_digest
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound, OnbeatError
@@ -30,7 +30,7 @@ from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_private, written_whole
 from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
-from onbeat_extras.objects.blobs import Blobs, digest_of, open_blobs
+from onbeat_extras.objects.blobs import Blobs, open_blobs
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ def begins_with(path: Path, pieces: Iterable[Piece]) -> bool:
 def _is_all_of(path: Path, pieces: tuple[Piece, ...]) -> bool:
     """Whether a file here is the one that was copied, hashed again where its size is the same."""
     with contextlib.suppress(OSError):
-        return len(pieces) == 1 and _size(path) == pieces[0].num_bytes and digest_of(path) == pieces[0].digest
+        return len(pieces) == 1 and _size(path) == pieces[0].num_bytes and file_digest(path) == pieces[0].digest
     return False
 
 

@@ -11,8 +11,9 @@ from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
+from contracts.schedule import versions_in_words
 from contracts.timeline import is_of_the_pipeline
-from onbeat.terminal.words import lag_in_words, versions_in_words
+from onbeat.terminal.words import lag_in_words
 
 REWARD_CURVE = "reward_curve.png"
 TIMELINE = "timeline.png"

@@ -48,14 +48,14 @@ def test_what_is_there_is_not_sent_again_but_when_it_is_old_or_asked_for(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest, traffic = blobs.put(b"bytes"), blobs.bucket.traffic
-    sent = traffic.num_sent_bytes
+    sent = traffic["sent"]
     assert blobs.put(b"bytes") == digest
-    assert traffic.num_sent_bytes == sent
+    assert traffic["sent"] == sent
     blobs.put(b"bytes", again=True)
-    assert traffic.num_sent_bytes == sent + 5
+    assert traffic["sent"] == sent + 5
     monkeypatch.setattr(blobs_module, "REFRESHED_S", -3600.0)
     blobs.put(b"bytes")
-    assert traffic.num_sent_bytes == sent + 10
+    assert traffic["sent"] == sent + 10
 
 
 def test_a_file_is_put_in_parts_and_only_as_it_was_hashed(
@@ -65,7 +65,7 @@ def test_a_file_is_put_in_parts_and_only_as_it_was_hashed(
     path.write_bytes(LARGE)
     assert blobs.put_file(path) == (content_digest(LARGE), len(LARGE))
     assert blobs.get(content_digest(LARGE), num_bytes=len(LARGE)) == LARGE
-    monkeypatch.setattr(blobs_module, "digest_of", lambda _: ABSENT)
+    monkeypatch.setattr(blobs_module, "file_digest", lambda _: ABSENT)
     with pytest.raises(ContractViolation, match="changed while it was stored"):
         blobs.put_file(path)
     assert has(blobs, [ABSENT]) == set()
@@ -157,10 +157,10 @@ def test_errors_of_the_server_and_broken_off_bodies_are_asked_for_again(
         return body
 
     proxy.spoil = breaks_off_twice
-    before = blobs.bucket.traffic.num_received_bytes
+    before = blobs.bucket.traffic["received"]
     assert blobs.get(digest, num_bytes=len(LARGE)) == LARGE
     assert len(broken) == 2
-    received = blobs.bucket.traffic.num_received_bytes - before
+    received = blobs.bucket.traffic["received"] - before
     assert received == len(LARGE), "what had come was read again"
 
 
@@ -220,11 +220,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_hangs_for_a_while_is_waited_for(open_area: OpenBlobs, s3_server: S3Server) -> None:
     blobs = open_area(deadline_s=60.0)
     digest = blobs.put(b"before")
-    asked = blobs.bucket.traffic.num_requests
+    asked = blobs.bucket.traffic["requests"]
     s3_server.pause()
     threading.Timer(1.5, s3_server.go_on).start()
     assert blobs.get(digest, num_bytes=6) == b"before"
-    assert blobs.bucket.traffic.num_requests > asked + 1
+    assert blobs.bucket.traffic["requests"] > asked + 1
 
 
 def impatient(settings: StackSettings) -> Blobs:

@@ -29,7 +29,7 @@ from onbeat_extras.objects.blobs import open_blobs
 objects, cache, digest = sys.argv[1:]
 blobs = open_blobs(StackSettings(objects=objects, cache=cache), "job-1", "weights", deadline_s=120.0)
 blobs.get(digest, num_bytes=10)
-print(blobs.bucket.traffic.num_requests, blobs.bucket.traffic.num_received_bytes)
+print(blobs.bucket.traffic["requests"], blobs.bucket.traffic["received"])
 """
 
 
@@ -67,11 +67,11 @@ def test_a_second_process_of_a_host_asks_the_store_for_nothing(
 def test_what_was_put_or_fetched_is_at_hand(blobs: Blobs, open_area: OpenBlobs, tmp_path: Path) -> None:
     digest, other = blobs.put(b"some bytes"), open_area().put(b"more bytes")
     blobs.fetch(other, tmp_path / "first", num_bytes=10)
-    asked = blobs.bucket.traffic.num_requests
+    asked = blobs.bucket.traffic["requests"]
     assert blobs.get(digest, num_bytes=10) == b"some bytes"
     blobs.fetch(other, tmp_path / "second", num_bytes=10)
     assert (tmp_path / "second").read_bytes() == b"more bytes"
-    assert blobs.bucket.traffic.num_requests == asked
+    assert blobs.bucket.traffic["requests"] == asked
 
 
 def test_those_who_miss_the_same_bytes_at_once_fetch_them_once(
@@ -151,7 +151,7 @@ def test_what_is_larger_than_the_cache_is_not_kept_and_nothing_goes_for_it(cache
 
 
 def test_what_is_being_written_takes_its_room_until_its_writer_is_long_gone(cache: HostCache) -> None:
-    part = file_of(cache, f".{content_digest(b'x')}.0{cache_module.PART}")
+    part = file_of(cache, f".{content_digest(b'x')}.0")
     part.write_bytes(b"." * 90)
     data = b"a" * 20
     cache.put(content_digest(data), data)

@@ -77,7 +77,7 @@ def test_what_another_host_has_costs_the_store_nothing(reader: Reader, tmp_path:
     assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
     reader().fetch(DIGEST, tmp_path / "fetched", num_bytes=len(DATA))
     assert (tmp_path / "fetched").read_bytes() == DATA
-    assert blobs.bucket.traffic.num_requests == 0
+    assert blobs.bucket.traffic["requests"] == 0
     assert blobs.cache is not None
     assert blobs.cache.read(DIGEST, lambda _: None), "a host that was given bytes can give them on"
 
@@ -88,10 +88,10 @@ def test_what_it_does_not_have_or_has_damaged_comes_from_the_store(reader: Reade
     assert blobs.get(other, num_bytes=10) == b"more bytes"
     blobs.put(DATA)
     kept.write_bytes(DATA[:-1] + b"x")
-    asked = blobs.bucket.traffic.num_requests
+    asked = blobs.bucket.traffic["requests"]
     assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
     assert not kept.exists()
-    assert blobs.bucket.traffic.num_requests == asked + 1
+    assert blobs.bucket.traffic["requests"] == asked + 1
 
 
 @pytest.mark.usefixtures("kept")
@@ -99,11 +99,11 @@ def test_bytes_that_a_host_has_wrong_or_too_many_of_are_not_believed(reader: Rea
     with FaultyProxy(int(host.cache_hosts.rpartition(":")[2])) as between:
         blobs = reader(cache_hosts=f"http://127.0.0.1:{between.port}")
         blobs.put(DATA)
-        before, wrong_before = blobs.bucket.traffic.num_requests, WRONG_READS["host"]
+        before, wrong_before = blobs.bucket.traffic["requests"], WRONG_READS["host"]
         for wrong in (b"other bytes", DATA + b"more"):
             between.spoil = lambda method, path, body, wrong=wrong: wrong
             assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
-        assert (len(between.requests), blobs.bucket.traffic.num_requests) == (2, before + 2)
+        assert (len(between.requests), blobs.bucket.traffic["requests"]) == (2, before + 2)
         assert WRONG_READS["host"] == wrong_before + 2
         between.spoil = lambda method, path, body: None
         assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
@@ -117,12 +117,12 @@ def test_a_host_that_is_away_or_has_another_key_is_passed_over(reader: Reader, h
     gone = f"http://127.0.0.1:{free_port()}"
     blobs = reader(cache_hosts=f"{gone}, {host.cache_hosts}")
     assert [blobs.get(DIGEST, num_bytes=len(DATA)) == DATA for _ in range(4)] == [True] * 4
-    assert blobs.bucket.traffic.num_requests == 0
+    assert blobs.bucket.traffic["requests"] == 0
     blobs = reader(cache_key="another-key")
     blobs.put(DATA)
-    asked = blobs.bucket.traffic.num_requests
+    asked = blobs.bucket.traffic["requests"]
     assert blobs.get(DIGEST, num_bytes=len(DATA)) == DATA
-    assert blobs.bucket.traffic.num_requests == asked + 1
+    assert blobs.bucket.traffic["requests"] == asked + 1
 
 
 @pytest.mark.usefixtures("kept")
