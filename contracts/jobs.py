@@ -104,8 +104,8 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
         components = with_on_unscorable(before.reward.components, asked.on_unscorable)
         after = changed(after, reward=changed(before.reward, components=components))
     if asked.on_failure:
-        environment, stages = with_on_failure(before.environment, before.stages, asked.on_failure)
-        after = changed(after, environment=environment, stages=stages)
+        parts = with_on_failure(before.dataset, before.environment, before.stages, asked.on_failure)
+        after = changed(after, **parts)
     return after
 
 

@@ -279,6 +279,17 @@ def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
     return {name: score for name, score in stated.items() if score is not None}
 
 
+def overlong_problem(components: tuple[RewardComponent, ...], longest: int) -> str:
+    """Says which punishment never begins, where completions have so many sampled tokens at most; "" of none."""
+    for component in components:
+        if isinstance(component, OverlongReward) and component.free_tokens >= longest:
+            return (
+                f"reward.components: overlong begins above {component.free_tokens} tokens, a completion has at most "
+                f"{longest}, so it has no effect; lower max_tokens or raise buffer_tokens"
+            )
+    return ""
+
+
 def imports_plugins(components: tuple[RewardComponent, ...]) -> bool:
     """True if foreign code is imported for it."""
     return any(isinstance(component, PluginReward) for component in components)

@@ -11,13 +11,20 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
 from contracts.experience.plan import StagePlan
-from contracts.rewards import OverlongReward, RewardSpec
+from contracts.rewards import RewardSpec, overlong_problem
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
-from contracts.spec_limits import check_products
+from contracts.spec_limits import Longest, check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.datasets import DatasetSpec, given_problem, sources_problem
+from contracts.spec_tables.datasets import (
+    DatasetSpec,
+    environment_field,
+    environment_problem,
+    environments_of,
+    given_problem,
+    sources_problem,
+)
 from contracts.spec_tables.deadlines import LimitSpec, TimeoutSpec
-from contracts.spec_tables.environment import EnvironmentSpec, environment_problem
+from contracts.spec_tables.environment import EnvironmentSpec
 from contracts.spec_tables.retention import RecordingSpec, RetentionSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 from contracts.spec_tables.stages import (
@@ -152,22 +159,21 @@ class JobSpec(Record, frozen=True, kw_only=True):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key} names one twice; name each once")
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
-        plays, lags = self.environment is not None, self.schedule in LAGGING
+        plays, lags = bool(self.environments), self.schedule in LAGGING
         is_given = self.algorithm.learns_given
         problem = (
             (external_problem(tables, self.trackers, self.schedule) if self.trainer.external else "")
             or hosts_problem(self.trainer, self.weights, self.schedule)
-            or environment_problem(
-                self.environment,
-                self.rollout,
-                self.evaluation,
+            or environment_problem(self.environments, self.rollout, self.evaluation, self.dataset)
+            or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
+            or sources_problem(
                 self.dataset,
-                num_components=len(self.reward.components),
+                self.reward.components,
+                self.environment,
                 scores=self.evaluation.num_prompts > 0 or not is_given,
             )
-            or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
-            or sources_problem(self.dataset, self.reward.components, plays=plays)
         )
+        problem = problem or overlong_problem(self.reward.components, self.max_sampled_tokens)
         if problem:
             raise ValueError(problem)
         self._check_group_size()
@@ -178,14 +184,15 @@ class JobSpec(Record, frozen=True, kw_only=True):
             )
         self._check_credit()
         self._check_resamples()
-        self._check_overlong()
         self._check_lag()
         self._check_correction()
         self._check_stages()
-        longest = (self.completion_bound, self.max_completion_tokens)
-        given_tokens = self.rollout.sampling.max_new_tokens if self.algorithm.learns_given else 0
         check_products(
-            self.rollout, self.evaluation, num_open=self.num_open, longest=longest, given_tokens=given_tokens
+            self.rollout,
+            self.evaluation,
+            num_open=self.num_open,
+            longest=self.longest_completion,
+            given_tokens=self.rollout.sampling.max_new_tokens if is_given else 0,
         )
 
     def _check_group_size(self) -> None:
@@ -200,7 +207,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError("algorithm.shuffle_rewards has no effect with rollout.group_size = 1; sample 2 or more")
 
     def _check_credit(self) -> None:
-        if self.algorithm.credits_turns and (self.environment is None or self.environment.max_turns == 1):
+        if self.algorithm.credits_turns and all(one.max_turns == 1 for one in self.environments.values()):
             raise ValueError(
                 'algorithm.credit = "turn" has no effect where a completion is one turn; name an environment of '
                 'several turns, or set credit = "trajectory"'
@@ -222,17 +229,6 @@ class JobSpec(Record, frozen=True, kw_only=True):
         reason = next((why for why, holds in reasons.items() if holds), "")
         if reason and self.rollout.max_resamples > 0:
             raise ValueError(f"rollout.max_resamples would drop groups that teach: {reason}")
-
-    def _check_overlong(self) -> None:
-        longest = self.max_sampled_tokens
-        for component in self.reward.components:
-            if isinstance(component, OverlongReward) and component.free_tokens >= longest:
-                raise ValueError(
-                    f"reward.components: overlong begins above {component.free_tokens} tokens, "
-                    f"{'rollout.sampling.max_new_tokens is' if self.environment is None else 'a trajectory samples'} "
-                    f"{longest}{'' if self.environment is None else ' at most'}, so it has no effect; lower max_tokens "
-                    "or raise buffer_tokens"
-                )
 
     def _check_lag(self) -> None:
         lag, lags = self.max_policy_lag, self.schedule in LAGGING
@@ -293,7 +289,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
                 'algorithm.on_truncated = "penalise" gives a completion its whole reward, to which a stage would add; '
                 'set it to "mask", or the weight of the stage to 0'
             )
-        problem = next(problems, "") or names_problem(self.reward.components, self.environment, self.stages)
+        problem = next(problems, "") or names_problem(self.reward.components, self.environments, self.stages)
         if problem:
             raise ValueError(problem)
 
@@ -306,7 +302,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             "deterministic = true": self.deterministic,
             "no trainer.lora": self.trainer.lora is None,
             'trainer.sharding = "none"': self.trainer.sharding == "none",
-            "no environment": self.environment is None,
+            "no environment": not self.environments,
             "completions that are sampled": not self.algorithm.learns_given,
         }
         if missing := " and ".join(what for what, is_so in needs.items() if not is_so):
@@ -327,20 +323,25 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" {whole}')
 
     @property
-    def completion_bound(self) -> str:
-        """The field that bounds a completion."""
-        return "rollout.sampling.max_new_tokens" if self.environment is None else "environment.max_tokens"
+    def environments(self) -> dict[str, EnvironmentSpec]:
+        """Source → what answers the model at its prompts; "" → what does at all; {} where completions are one turn."""
+        return environments_of(self.dataset, self.environment)
 
     @property
-    def max_completion_tokens(self) -> int:
-        """Longest completion, observations included."""
-        return self.rollout.sampling.max_new_tokens if self.environment is None else self.environment.max_tokens
+    def longest_completion(self) -> Longest:
+        """Tokens of a completion, observations included: no trajectory has less room than one turn."""
+        bounds = {
+            f"{environment_field(self.dataset, one)}.max_tokens": of.max_tokens for one, of in self.environments.items()
+        }
+        bounds = bounds or {"rollout.sampling.max_new_tokens": self.rollout.sampling.max_new_tokens}
+        return max(bounds.items(), key=lambda bound: bound[1])
 
     @property
     def max_sampled_tokens(self) -> int:
         """Most tokens that the model samples in one completion."""
-        turns = 1 if self.environment is None else self.environment.max_turns
-        return min(turns * self.rollout.sampling.max_new_tokens, self.max_completion_tokens)
+        one_turn = self.rollout.sampling.max_new_tokens
+        most = (min(one.max_turns * one_turn, one.max_tokens) for one in self.environments.values())
+        return max(most, default=one_turn)
 
     @property
     def stage_plan(self) -> StagePlan:
@@ -361,7 +362,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     @property
     def stated_scores(self) -> dict[str, float]:
         """What the spec says of completions that can't be judged: name of what can't → score, where it states one."""
-        return all_stated_scores(self.reward.components, self.environment, self.stages)
+        return all_stated_scores(self.reward.components, self.environments, self.stages)
 
     @property
     def num_open(self) -> int:

@@ -1,7 +1,7 @@
 """Scores that a spec states for completions that can't be judged, whatever judges them.
 
     reward.components   on_unscorable   by the component's name in the breakdown
-    environment         on_failure      by "environment"
+    environment         on_failure      by "environment", of a mixture's source by "environment/SOURCE"
     stages              on_failure      by the stage's name
 
 A completion that has one is marked with that name and a reason (`Rollout.unscorable`), counted in the metrics, and
@@ -11,28 +11,33 @@ counted by name and reason in the audit record.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
 from contracts.rewards import OnUnscorable, RewardComponent, breakdown_names, stated_scores
-from contracts.spec_tables.environment import ENVIRONMENT, EnvironmentSpec
+from contracts.spec_tables.datasets import DatasetSpec, environments_of, with_environments
+from contracts.spec_tables.environment import EnvironmentSpec, environment_name
 from contracts.spec_tables.stages import JudgingStage, StageSpec
+
+Environments = Mapping[str, EnvironmentSpec]
+"""By source, as `JobSpec.environments`."""
 
 
 def all_stated_scores(
-    components: tuple[RewardComponent, ...], environment: EnvironmentSpec | None, stages: Sequence[StageSpec]
+    components: tuple[RewardComponent, ...], environments: Environments, stages: Sequence[StageSpec]
 ) -> dict[str, float]:
     """Returns name → score, of whatever states one."""
-    of_others = {name: judge.stated_score for name, judge in _judges(environment, stages).items()}
+    of_others = {name: judge.stated_score for name, judge in _judges(environments, stages).items()}
     return stated_scores(components) | {name: score for name, score in of_others.items() if score is not None}
 
 
 def names_problem(
-    components: tuple[RewardComponent, ...], environment: EnvironmentSpec | None, stages: Sequence[StageSpec]
+    components: tuple[RewardComponent, ...], environments: Environments, stages: Sequence[StageSpec]
 ) -> str:
     """Says which stated score couldn't be told from another's; "" where each has a name of its own."""
-    taken = {*breakdown_names(components), *([] if environment is None else [ENVIRONMENT])}
+    taken = {*breakdown_names(components), *map(environment_name, environments)}
     for stage in stages:
         if isinstance(stage, JudgingStage) and stage.stated_score is not None and stage.name in taken:
             return (
@@ -43,25 +48,30 @@ def names_problem(
 
 
 def with_on_failure(
-    environment: EnvironmentSpec | None, stages: tuple[StageSpec, ...], changes: Mapping[str, OnUnscorable]
-) -> tuple[EnvironmentSpec | None, tuple[StageSpec, ...]]:
-    """Replaces `on_failure`, by name. Raises InvalidInput for a name that nothing has."""
-    names = _judges(environment, stages)
+    dataset: DatasetSpec,
+    environment: EnvironmentSpec | None,
+    stages: tuple[StageSpec, ...],
+    changes: Mapping[str, OnUnscorable],
+) -> dict[str, Any]:
+    """Returns the fields with `on_failure` replaced, by name. Raises InvalidInput for a name that nothing has."""
+    names = _judges(environments_of(dataset, environment), stages)
     if unknown := sorted(changes.keys() - names.keys()):
         has = f"it has {', '.join(names)}" if names else "it has neither an environment nor a stage that judges"
         raise InvalidInput(f"the job has no `{unknown[0]}` that judges completions", field="on_failure", cure=has)
-    if environment is not None:
-        environment = replace(environment, on_failure=changes.get(ENVIRONMENT, environment.on_failure))
-    return environment, tuple(
-        replace(stage, on_failure=changes.get(stage.name, stage.on_failure))
-        if isinstance(stage, JudgingStage)
-        else stage
-        for stage in stages
-    )
+
+    def judged(source: str, environment: EnvironmentSpec) -> EnvironmentSpec:
+        return replace(environment, on_failure=changes.get(environment_name(source), environment.on_failure))
+
+    return with_environments(dataset, environment, judged) | {
+        "stages": tuple(
+            replace(stage, on_failure=changes.get(stage.name, stage.on_failure))
+            if isinstance(stage, JudgingStage)
+            else stage
+            for stage in stages
+        )
+    }
 
 
-def _judges(
-    environment: EnvironmentSpec | None, stages: Sequence[StageSpec]
-) -> dict[str, EnvironmentSpec | JudgingStage]:
-    judges: dict[str, EnvironmentSpec | JudgingStage] = {} if environment is None else {ENVIRONMENT: environment}
-    return judges | {stage.name: stage for stage in stages if isinstance(stage, JudgingStage)}
+def _judges(environments: Environments, stages: Sequence[StageSpec]) -> dict[str, EnvironmentSpec | JudgingStage]:
+    judging = {stage.name: stage for stage in stages if isinstance(stage, JudgingStage)}
+    return {**{environment_name(source): one for source, one in environments.items()}, **judging}

@@ -39,13 +39,14 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
-from contracts.spec_tables.datasets import JsonlDataset, sources_of
+from contracts.spec_tables.datasets import JsonlDataset, environment_field, sources_of, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
 from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
+from onbeat.prompts.openings import check_determinism
 from onbeat.weights.model_path import check_files
 
 T = TypeVar("T")
@@ -194,24 +195,19 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
 
     A service that is away is no reason to refuse a job, which may wait for it: then its trainer finds out.
     """
-    if spec.environment is None:
-        return
-    try:
-        facts = EnvironmentService(settings, deadline_s=ENVIRONMENT_TIMEOUT_S).facts(spec.environment)
-    except EnvironmentUnavailable as error:
-        log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
-        return
-    except InvalidInput as error:
-        if error.field not in ENVIRONMENT_FIELDS:
-            log.warning("the reward service refuses to say what it has: %s", error)
+    for source, environment in spec.environments.items():
+        try:
+            facts = EnvironmentService(settings, deadline_s=ENVIRONMENT_TIMEOUT_S).facts(environment)
+        except EnvironmentUnavailable as error:
+            log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
             return
-        raise
-    if spec.deterministic and not facts.deterministic:
-        raise InvalidInput(
-            f"environment `{spec.environment.name}` is not deterministic",
-            field="deterministic",
-            cure="set it to false: the same spec then gives other weights each time",
-        )
+        except InvalidInput as error:
+            if error.field not in ENVIRONMENT_FIELDS:
+                log.warning("the reward service refuses to say what it has: %s", error)
+                return
+            field = error.field.replace("environment", environment_field(spec.dataset, source))
+            raise InvalidInput(error.problem, field=field, cure=error.cure) from error
+        check_determinism(spec, environment, facts)
 
 
 def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
@@ -222,10 +218,13 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
         else component
         for index, component in enumerate(spec.reward.components)
     )
-    environment = spec.environment
-    if environment is not None:
-        environment = _with_source(environment, environment.name, settings, "environment", "name")
-    return changed(spec, reward=changed(spec.reward, components=components), environment=environment)
+
+    def sourced(source: str, environment: EnvironmentSpec) -> EnvironmentSpec:
+        field = environment_field(spec.dataset, source)
+        return _with_source(environment, environment.name, settings, field, "name")
+
+    played = with_environments(spec.dataset, spec.environment, sourced)
+    return changed(spec, reward=changed(spec.reward, components=components), **played)
 
 
 def _with_source(named: N, name: str, settings: StackSettings, field: str, key: str) -> N:

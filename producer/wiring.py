@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from contracts.engines import Engine
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments.client import EnvironmentClient
 from onbeat.process.dependency import Dependency
 from onbeat.prompts.opening_service import client_for
@@ -41,8 +40,9 @@ def served_model(
 def players(settings: StackSettings, environments: httpx.AsyncClient, service: Dependency) -> Players:
     """environments: connections to the reward service, which `service` tells of."""
 
-    def make_client(spec: JobSpec, environment: EnvironmentSpec) -> EnvironmentClient:
-        return client_for(environments, environment, settings, deadline_s=spec.timeouts.dependency_s, service=service)
+    def make_client(spec: JobSpec) -> EnvironmentClient:
+        slowest = max(spec.environments.values(), key=lambda one: one.request_timeout_s)
+        return client_for(environments, slowest, settings, deadline_s=spec.timeouts.dependency_s, service=service)
 
     return Players(make_client=make_client, make_renderer=partial(folder_renderer, settings=settings))
 
@@ -51,7 +51,7 @@ def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -
     """What the bits of this process's completions of a job depend on (I7). Blocks for seconds: it imports torch."""
     threads = threads_for(spec, settings=settings)
     found = fingerprint_of_job(engine, spec.model, device=settings.device, num_threads=threads)
-    return found if spec.environment is None else found + engine.of_turns
+    return found + engine.of_turns if spec.environments else found
 
 
 def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Text
+from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Text, changed
 from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.rollout import RolloutSpec
+from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 
 TaskNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 TaskRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
@@ -176,12 +178,15 @@ class MixtureSource(Record, frozen=True, kw_only=True):
     """In metrics, in prompts' names and in a reward component's `sources`."""
     weight: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
     """Its share of each iteration's prompts, among the weights of all."""
-    dataset: OneDataset
-    """Any but an environment's own and a mixture."""
+    dataset: OneDataset | EnvironmentDataset
+    """Any but a mixture; an environment's own where the source, or the job, has one."""
+    environment: EnvironmentSpec | UnsetType = UNSET
+    """What answers the model at its prompts, where the job has no `environment` for all."""
 
 
 class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
-    """Several data sets, each with its share of every iteration and of the held-out prompts, and a mean reward."""
+    """Several data sets, each with its share of every iteration and of the held-out prompts, a mean reward, and an
+    environment where it has one."""
 
     sources: Annotated[tuple[MixtureSource, ...], Meta(min_length=2, max_length=16)]
     """The data sets."""
@@ -213,18 +218,81 @@ def sources_of(dataset: DatasetSpec) -> dict[str, OneDataset | EnvironmentDatase
     return {"": dataset}
 
 
-def sources_problem(dataset: DatasetSpec, components: tuple[RewardComponent, ...], *, plays: bool) -> str:
-    """Says which component or source of a mixture has no counterpart; "" where all have.
+def environments_of(dataset: DatasetSpec, environment: EnvironmentSpec | None) -> dict[str, EnvironmentSpec]:
+    """Source → what answers the model at its prompts; "" → what does at all. Other prompts have no turns but one.
 
-    plays: whether an environment rewards, too.
+    environment: the job's own.
     """
-    names = sources_of(dataset)
+    sources = dataset.sources if isinstance(dataset, MixtureDataset) else ()
+    own = {source.name: source.environment for source in sources if source.environment}
+    return own if environment is None else {"": environment}
+
+
+def environment_field(dataset: DatasetSpec, source: str) -> str:
+    """Where the spec says what plays a source; "" is that of all."""
+    return f"dataset.sources[{[*sources_of(dataset)].index(source)}].environment" if source else "environment"
+
+
+def with_environments(
+    dataset: DatasetSpec, environment: EnvironmentSpec | None, change: Callable[[str, EnvironmentSpec], EnvironmentSpec]
+) -> dict[str, Any]:
+    """Returns the fields `dataset` and `environment` with each environment changed. change: (source, it) → another."""
+    if isinstance(dataset, MixtureDataset):
+        own = [
+            changed(source, environment=change(source.name, source.environment)) if source.environment else source
+            for source in dataset.sources
+        ]
+        dataset = changed(dataset, sources=tuple(own))
+    return {"dataset": dataset, "environment": environment and change("", environment)}
+
+
+def sources_problem(
+    dataset: DatasetSpec, components: tuple[RewardComponent, ...], environment: EnvironmentSpec | None, *, scores: bool
+) -> str:
+    """Says which component, source or environment has no counterpart; "" where all have.
+
+    scores: whether the job has completions to score.
+    """
+    sources, plays = sources_of(dataset), environments_of(dataset, environment)
     for place, component in enumerate(components):
-        if unknown := [name for name in component.sources or () if name not in names]:
+        if unknown := [name for name in component.sources or () if name not in sources]:
             return f"reward.components[{place}].sources names `{unknown[0]}`, which is no source of dataset.sources"
-    for name in names if components and not plays else ():
-        if not any(component.scores(name) for component in components):
+    if environment is not None and (own := environments_of(dataset, None)):
+        field = environment_field(dataset, next(iter(own)))
+        return f"{field} has no effect with environment, which plays all sources; leave one of the two out"
+    for name, table in sources.items() if "" not in plays else ():
+        if name in plays:
+            continue
+        if isinstance(table, EnvironmentDataset):
+            field = environment_field(dataset, name)
+            where = field.replace("environment", "dataset" if name else "dataset.type")
+            return f'{where} = "environment" takes its tasks from the environment; name one as {field}.name'
+        if components and not any(component.scores(name) for component in components):
             return f"reward.components has none that scores dataset.sources' `{name}`; name it in one's `sources`"
+        if scores and not components:
+            return f"reward.components needs one or more, or {name or 'the job'} an environment that rewards"
+    return ""
+
+
+def environment_problem(
+    environments: Mapping[str, EnvironmentSpec], rollout: RolloutSpec, evaluation: EvaluationSpec, dataset: DatasetSpec
+) -> str:
+    """Says what in a spec doesn't go with an environment of it; "" where all does. environments: by source."""
+    for source, environment in environments.items():
+        field = environment_field(dataset, source)
+        if environment.chat_format and environment.renderer != "chat":
+            return f'{field}.chat_format has no effect with {field}.renderer = "text"; leave it out'
+        if (dataset if source == "" else sources_of(dataset)[source]).chat is not None:
+            chat = "dataset.chat" if source == "" else field.replace("environment", "dataset.chat")
+            return f"{chat} has no effect with an environment, whose messages {field}.renderer writes; leave it out"
+        if ends := rollout.sampling.own_end or evaluation.sampled_as(rollout).own_end:
+            return f"sampling.{ends} would end turns that {field}.renderer can't read; leave it out"
+        longest = rollout.sampling.max_new_tokens
+        if environment.max_tokens < longest:
+            return (
+                f"{field}.max_tokens = {environment.max_tokens} has no room for one turn of "
+                f"rollout.sampling.max_new_tokens = {longest}; raise the one or lower the other"
+            )
     return ""
 
 

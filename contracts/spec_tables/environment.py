@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
@@ -9,12 +10,12 @@ from msgspec import Meta, field
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePathOrNone, Line, Record, Seconds, Text, Tokens
 from contracts.rewards import OnUnscorable, stated_score
-from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
-from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 
 MAX_TURNS = 256
 ENVIRONMENT = "environment"
 """The name by which a completion, a metric or an audit record has what the environment couldn't judge."""
+VERSIONS_END = "; "
+"""What stands between the versions of several."""
 RendererKind = Literal["chat", "text"]
 EnvironmentNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 EnvironmentRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
@@ -72,39 +73,11 @@ def file_version(name: str, source: str) -> str:
     return f"{name} {content_digest(source.encode())}" if source else ""
 
 
-def environment_problem(
-    environment: EnvironmentSpec | None,
-    rollout: RolloutSpec,
-    evaluation: EvaluationSpec,
-    dataset: DatasetSpec,
-    *,
-    num_components: int,
-    scores: bool = True,
-) -> str:
-    """Says what in a spec doesn't go with its environment, or with having none; "" where all does.
+def environment_name(source: str) -> str:
+    """By which what the environment of a source couldn't judge is counted. source: "" where one plays all prompts."""
+    return f"{ENVIRONMENT}/{source}" if source else ENVIRONMENT
 
-    scores: whether the job has completions to score.
-    """
-    if environment is None:
-        if isinstance(dataset, EnvironmentDataset):
-            return 'dataset.type = "environment" takes its tasks from the environment; name one as environment.name'
-        return (
-            ""
-            if num_components or not scores
-            else "reward.components needs one or more, or the job an environment that rewards"
-        )
-    if environment.chat_format and environment.renderer != "chat":
-        return 'environment.chat_format has no effect with environment.renderer = "text"; leave it out'
-    if dataset.chat is not None:
-        return (
-            "dataset.chat has no effect with an environment, whose messages environment.renderer writes; leave it out"
-        )
-    if ends := rollout.sampling.own_end or evaluation.sampled_as(rollout).own_end:
-        return f"sampling.{ends} would end turns that environment.renderer can't read; leave it out"
-    longest = rollout.sampling.max_new_tokens
-    if environment.max_tokens < longest:
-        return (
-            f"environment.max_tokens = {environment.max_tokens} has no room for one turn of "
-            f"rollout.sampling.max_new_tokens = {longest}; raise the one or lower the other"
-        )
-    return ""
+
+def versions_in_words(versions: Mapping[str, str]) -> str:
+    """`guess 1.2`, or `games: guess 1.2; tools: mcp 0.9` of a mixture's sources; "" of none."""
+    return VERSIONS_END.join(f"{source}: {version}" if source else version for source, version in versions.items())

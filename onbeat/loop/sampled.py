@@ -162,7 +162,7 @@ class PlayedTrajectories:
     def add(self, batch: RolloutBatch) -> None:
         for group in batch.groups:
             for rollout in group.rollouts:
-                self._add(rollout.completion)
+                self._add(rollout.completion, group.source)
 
     def metrics(self) -> TrajectoryMetrics | UnsetType:
         """Returns the numbers of the iteration; UNSET where nothing was played."""
@@ -182,7 +182,7 @@ class PlayedTrajectories:
             environment={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
 
-    def _add(self, completion: Completion) -> None:
+    def _add(self, completion: Completion, source: str | UnsetType) -> None:
         trajectory = completion.trajectory
         if trajectory is UNSET:
             return
@@ -192,7 +192,7 @@ class PlayedTrajectories:
         self._stops[trajectory.stop] += 1
         self._rewards.append(trajectory.reward)
         for name, value in trajectory.metrics.items():
-            self._metrics[name].append(value)
+            self._metrics[f"{source}/{name}" if source else name].append(value)
 
 
 def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -332,7 +332,7 @@ def job_prompts(
         tokenizer=tokenizer,
         context_tokens=context_tokens,
         environments=EnvironmentService(settings, job_id=job_id, deadline_s=deadline_s, outlasts=True),
-        end_ids=sorted(end_ids()) if spec.environment is not None or spec.algorithm.learns_given else [],
+        end_ids=sorted(end_ids()) if spec.environments or spec.algorithm.learns_given else [],
     )
 
 

@@ -86,7 +86,8 @@ def disjoint(train: Sequence[Example], held_out: Sequence[Example], *, source: s
     """
     if not train:
         raise InvalidInput(f"{source} holds no prompts", field=field, cure="add lines")
-    asked = {_normalized(example.question) for example in held_out}
+    # A task that an environment has of its own has no question, and its split keeps it apart.
+    asked = {_normalized(example.question) for example in held_out if example.question}
     fresh = tuple(example for example in train if _normalized(example.question) not in asked)
     if not fresh:
         raise InvalidInput(

@@ -21,7 +21,7 @@ from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure,
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt, PromptTask
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import EnvironmentDataset
+from contracts.spec_tables.datasets import EnvironmentDataset, environment_field, sources_of
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.prompts.examples import Example
 from onbeat.rendering.factory import check_renderer, make_renderer
@@ -51,37 +51,46 @@ class OpeningService(Protocol):
         ...
 
 
+def check_determinism(spec: JobSpec, environment: EnvironmentSpec, facts: EnvironmentFacts) -> None:
+    """Raises InvalidInput where a deterministic job would play an environment that isn't."""
+    if spec.deterministic and not facts.deterministic:
+        raise InvalidInput(
+            f"environment `{environment.name}` is not deterministic",
+            field="deterministic",
+            cure="set it to false: the same spec then gives other weights each time",
+        )
+
+
 class OpenedPrompts:
     """Makes the prompts of one job's examples."""
 
     def __init__(
         self,
         spec: JobSpec,
+        environment: EnvironmentSpec,
         *,
+        source: str,
         service: OpeningService | None,
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         check_length: Callable[[Example, int], None],
     ) -> None:
-        """end_ids: tokens that end what the model samples. check_length: raises for a prompt with so many tokens.
+        """environment: the source's. end_ids: tokens that end what the model samples. check_length: raises for a prompt
+        of so many tokens.
 
         Raises InvalidInput that names the field of an environment that this job can't have.
         """
-        if spec.environment is None or service is None:
-            raise InvalidInput("there is no reward service to open the tasks with", field="environment")
-        self._spec, self._environment, self._service = spec, spec.environment, service
+        self._field = environment_field(spec.dataset, source)
+        if service is None:
+            raise InvalidInput("there is no reward service to open the tasks with", field=self._field)
+        self._spec, self._environment, self._service = spec, environment, service
         self._tokenizer, self._end_ids, self._check_length = tokenizer, end_ids, check_length
         self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
         self._is_tried = False
         facts = service.facts(self._environment)
         self.version = facts.version
         """What the service says that it plays: a package and its version."""
-        if spec.deterministic and not facts.deterministic:
-            raise InvalidInput(
-                f"environment `{self._environment.name}` is not deterministic",
-                field="deterministic",
-                cure="set it to false: the same spec then gives other weights each time",
-            )
+        check_determinism(spec, environment, facts)
 
     def __call__(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
         """Answers a prompt for each example. Raises InvalidInput that names the field, and the example.
@@ -107,8 +116,8 @@ class OpenedPrompts:
             "reference": example.reference,
             "entry": example.task_entry,
         }
-        if isinstance(self._spec.dataset, EnvironmentDataset):
-            split, _, index = example.example_id.partition("/")
+        if isinstance(sources_of(self._spec.dataset)[example.source], EnvironmentDataset):
+            *_, split, index = example.example_id.split("/")
             what = {"split": split, "index": int(index)}
         name = f"{'held out' if held_out else self._spec.seed}/{example.example_id}"
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 2
@@ -120,7 +129,7 @@ class OpenedPrompts:
         if problem := self._service.canary(self._environment, tasks):
             raise InvalidInput(
                 f"environment `{self._environment.name}` does not do the same twice: {problem}",
-                field="environment.name",
+                field=f"{self._field}.name",
                 cure=UNDETERMINED_CURE,
             )
 

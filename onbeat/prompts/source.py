@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, RowsTable, no_chat_template, sources_of
+from contracts.spec_tables.environment import versions_in_words
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.completions import answer_behind, given_ids
 from onbeat.prompts.examples import Example, ExampleSets, job_examples
@@ -56,20 +58,22 @@ class PromptSource:
         self._context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._chats = {source: part.chat for source, part in sources_of(spec.dataset).items()}
-        self.environment = ""
-        """Package and version of the job's environment, as its service names them; "" in a job without one."""
-        if spec.environment is None:
-            self._train = self._tokenize(
-                dataset.train, gives=spec.algorithm.learns_given, filters=spec.rollout.filter_overlong_prompts is True
+        self._opened = {
+            source: OpenedPrompts(
+                spec,
+                environment,
+                source=source,
+                service=environments,
+                tokenizer=tokenizer,
+                end_ids=end_ids,
+                check_length=self._check_length,
             )
-            self._evaluation = self._tokenize(dataset.evaluation)
-        else:
-            opened = OpenedPrompts(
-                spec, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
-            )
-            self.environment = opened.version
-            self._train = opened(dataset.train, held_out=False)
-            self._evaluation = opened(dataset.evaluation, held_out=True)
+            for source, environment in spec.environments.items()
+        }
+        self.environment = versions_in_words({source: opened.version for source, opened in self._opened.items()})
+        """Package and version of each environment, as its service names them; "" in a job without one."""
+        self._train = self._prompts(dataset.train, held_out=False)
+        self._evaluation = self._prompts(dataset.evaluation, held_out=True)
         pools = _pools(spec, self._train, {example.example_id: example.difficulty for example in dataset.train})
         self._walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
         _check_reserves(spec, pools)
@@ -93,8 +97,19 @@ class PromptSource:
         """Returns all held-out prompts, the same at every evaluation; () where evaluation is off."""
         return _numbered(self._evaluation)
 
-    def _tokenize(self, examples: Sequence[Example], *, gives: bool = False, filters: bool = False) -> list[Prompt]:
-        """gives: whether the examples' completions are learnt. filters: whether what is too long is left out."""
+    def _prompts(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
+        """The examples' prompts in their order, of those that an environment plays its openings."""
+        prompts: list[Prompt] = []
+        plays_all = "" in self._opened
+        for source, run in itertools.groupby(examples, lambda one: "" if plays_all else one.source):
+            of_source, opened = list(run), self._opened.get(source)
+            prompts += opened(of_source, held_out=held_out) if opened else self._tokenize(of_source, held_out=held_out)
+        return prompts
+
+    def _tokenize(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
+        """Those that are trained may be left out as too long, and their completions may be learnt."""
+        filters = self._spec.rollout.filter_overlong_prompts is True and not held_out
+        gives = self._spec.algorithm.learns_given and not held_out
         prompts, num_left_out = [], 0
         # What the tokenizer itself puts before plain text; a chat template writes its own.
         prefix = first_ids(self._tokenizer)
@@ -163,12 +178,12 @@ class PromptSource:
                 field="rollout.max_prompt_tokens",
                 cure="raise the limit, or shorten the prompt",
             )
-        longest = self._spec.max_completion_tokens
+        bound, longest = self._spec.longest_completion
         if num_tokens + longest > self._context_tokens:
             raise InvalidInput(
                 f"prompt {example.example_id} with its answer takes up to {num_tokens} + {longest} tokens, "
                 f"the model's context holds {self._context_tokens}",
-                field=self._spec.completion_bound,
+                field=bound,
                 cure="lower it, shorten the prompt, or choose a model with a longer context",
             )
 

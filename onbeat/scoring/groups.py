@@ -5,13 +5,13 @@ Everything here is in the order of the batch: prompt by prompt, and the G sample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import UNSET
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, StatedReason, imports_plugins
 from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
-from contracts.spec_tables.environment import ENVIRONMENT
+from contracts.spec_tables.environment import environment_name
 
 
 def reward_items(
@@ -45,21 +45,24 @@ def rollout_groups(
     num_resamples: int = 0,
     with_texts: bool = False,
     reward_of_truncated: float | None = None,
+    played: Collection[str] = (),
 ) -> list[RolloutGroup]:
     """[k·G] completions, texts and scores, prompt by prompt → [k] groups.
 
     with_texts: whether stages of the job read the prompt and its reference (`StagePlan.carries_texts`).
-    reward_of_truncated: of what was cut before it had ended; None: the one that it earned.
+    reward_of_truncated: of what was cut before it had ended; None: the one that it earned. played: sources that have an
+    environment of their own.
     """
+    sources = [prompt.source or "" for prompt in batch.prompts for _ in range(batch.group_size)]
     rollouts = [
         Rollout(
             completion=completion,
             text=text,
             reward=_reward(completion, score, reward_of_truncated),
             reward_breakdown=score.breakdown,
-            unscorable=_unscorable(completion, score),
+            unscorable=_unscorable(completion, score, source if source in played else ""),
         )
-        for completion, text, score in zip(completions, texts, scored, strict=True)
+        for completion, text, score, source in zip(completions, texts, scored, sources, strict=True)
     ]
     return [
         RolloutGroup(
@@ -85,9 +88,9 @@ def _reward(completion: Completion, score: Scored, of_truncated: float | None) -
     return score.reward + completion.trajectory.reward
 
 
-def _unscorable(completion: Completion, score: Scored) -> dict[str, StatedReason]:
+def _unscorable(completion: Completion, score: Scored, source: str) -> dict[str, StatedReason]:
     """What could not judge the completion: the environment, then scorers."""
     found: dict[str, StatedReason] = {**score.unscorable}
     if completion.trajectory is not UNSET and completion.trajectory.failure is not UNSET:
-        found = {ENVIRONMENT: completion.trajectory.failure, **found}
+        found = {environment_name(source): completion.trajectory.failure, **found}
     return found

@@ -29,6 +29,7 @@ from contracts.errors import DeadlineExceeded, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import with_environments
 from onbeat.audit.chain import verify_run
 from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
@@ -389,6 +390,6 @@ def hardened(spec: JobSpec) -> JobSpec:
     """Returns the job with short leases, and with as many attempts as the campaign may take away from it."""
     timeouts = replace(spec.timeouts, generator_lease_s=LEASE_S, trainer_lease_s=LEASE_S, max_trainer_starts=1000)
     stages = tuple(replace(stage, lease_s=LEASE_S, max_attempts=1000) for stage in spec.stages)
-    environment = spec.environment and replace(spec.environment, max_attempts=1000)
+    played = with_environments(spec.dataset, spec.environment, lambda _, one: replace(one, max_attempts=1000))
     rollout = replace(spec.rollout, max_attempts=1000)
-    return replace(spec, timeouts=timeouts, rollout=rollout, stages=stages, environment=environment)
+    return replace(spec, timeouts=timeouts, rollout=rollout, stages=stages, **played)

@@ -76,12 +76,12 @@ def _check_lengths(spec: JobSpec, rates: Rates) -> None:
 
 def _most_observed(spec: JobSpec) -> int:
     """Most tokens of a completion that are not sampled: each turn samples one or more."""
-    return 0 if spec.environment is None else spec.environment.max_tokens - 1
+    return spec.longest_completion[1] - 1 if spec.environments else 0
 
 
 def _bound(spec: JobSpec) -> str:
     """What bounds the sampled tokens of a completion, in words."""
-    if spec.environment is None:
+    if not spec.environments:
         return "sampling ends at rollout.sampling.max_new_tokens"
     return "sampling ends by environment.max_turns and environment.max_tokens"
 

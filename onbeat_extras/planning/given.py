@@ -130,7 +130,7 @@ def given_costs(spec: JobSpec, rates: Rates, *, seed: int = 0) -> Costs:
     sync = rates.sync
     return Costs(
         source="given rates",
-        warnings=() if spec.environment is None else (NO_STEPS,),
+        warnings=(NO_STEPS,) if spec.environments else (),
         training=tuple(_training_batch(spec, rates, draw) for _ in range(number)),
         evaluation=tuple(_evaluation_batch(spec, rates, draw) for _ in range(FEWEST_BATCHES)),
         steps=(StepCost(step_s=rates.trainer.step_s, publish_s=sync.publish_s),),

@@ -573,7 +573,8 @@ export interface MixtureDataset {
 export interface MixtureSource {
   name: string;
   weight: number;
-  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset);
+  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset | EnvironmentDataset);
+  environment?: EnvironmentSpec;
 }
 
 export interface ModelSpec {

@@ -21,30 +21,29 @@ from producer.served_model import LoadedModel
 class Players:
     """`play_for` is called for each batch."""
 
-    make_client: Callable[[JobSpec, EnvironmentSpec], EnvironmentCalls]
+    make_client: Callable[[JobSpec], EnvironmentCalls]
     make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
     """Blocks for seconds, the first time; raises InvalidInput that names the spec's field."""
 
     async def prepare(self, spec: JobSpec) -> None:
         """Makes what plays the job's batches. Raises InvalidInput where this generator can't, whatever the batch."""
-        if spec.environment is not None:
-            await asyncio.to_thread(self.make_renderer, spec.model, spec.environment)
+        for environment in spec.environments.values():
+            await asyncio.to_thread(self.make_renderer, spec.model, environment)
 
     def play_for(self, spec: JobSpec, loaded: LoadedModel) -> Play | None:
         """Answers how to sample a round of the job; None for one call of the engine."""
-        if spec.environment is None:
+        if not spec.environments:
             return None
-        generate = partial(loaded.generate, deadline_s=spec.timeouts.generation_s)
-        return partial(self._play, spec=spec, environment=spec.environment, generate=generate)
+        return partial(self._play, spec=spec, generate=partial(loaded.generate, deadline_s=spec.timeouts.generation_s))
 
-    async def _play(
-        self, batch: PromptBatch, *, spec: JobSpec, environment: EnvironmentSpec, generate: Generate
-    ) -> list[list[Completion]]:
+    async def _play(self, batch: PromptBatch, *, spec: JobSpec, generate: Generate) -> list[list[Completion]]:
         try:
-            renderer = await asyncio.to_thread(self.make_renderer, spec.model, environment)
-            player = TurnPlayer(
-                environments=self.make_client(spec, environment), renderer=renderer, spec=spec, generate=generate
-            )
+            renderers = {
+                source: await asyncio.to_thread(self.make_renderer, spec.model, environment)
+                for source, environment in spec.environments.items()
+            }
+            environments = self.make_client(spec)
+            player = TurnPlayer(environments=environments, renderers=renderers, spec=spec, generate=generate)
             return await player.play(batch)
         except InvalidInput as error:
             # A service that refuses whatever this generator asks is another error: this one is about the batch.

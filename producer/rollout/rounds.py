@@ -109,6 +109,7 @@ class Rounds:
                 num_resamples=num_resamples,
                 with_texts=asked.purpose == "train" and spec.stage_plan.carries_texts,
                 reward_of_truncated=spec.algorithm.reward_of_truncated if asked.purpose == "train" else None,
+                played=spec.environments,
             )
         )
         self.freed()

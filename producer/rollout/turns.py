@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -39,7 +39,6 @@ from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rewards import UP_TO_LUCK
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
-from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.process.crash_points import reach
 from onbeat.rendering.base import Renderer
 from producer.engine.base import Trajectories, Turn, all_or_none
@@ -108,6 +107,8 @@ class Session:
     sample: int
     row: int
     """Its row in the batch."""
+    source: str
+    """Whose environment answers it, as `JobSpec.environments` has it."""
     played: PlayedTrajectory
     num_failures: int = 0
     """Failures of the session, since the trajectory was begun first; but for those at messages, where on_failure states
@@ -122,33 +123,30 @@ class TurnPlayer:
     """`play` takes the place of the engine's call, once for each round of a batch."""
 
     environments: EnvironmentCalls
-    renderer: Renderer
+    renderers: Mapping[str, Renderer]
+    """Of each source that has an environment, as `JobSpec.environments`; other prompts have one turn, and no answer."""
     spec: JobSpec
     generate: Generate
     closing: set[asyncio.Task[None]] = field(default_factory=set)
 
-    @property
-    def _environment(self) -> EnvironmentSpec:
-        if self.spec.environment is None:
-            raise AssertionError("a job without an environment has no turns to play")
-        return self.spec.environment
-
     async def play(self, batch: PromptBatch) -> list[list[Completion]]:
-        """Completions [k][G] with their trajectories.
+        """Completions [k][G], those that an environment answers with their trajectories.
 
         Raises what the engine raises; BatchFailed where an environment fails beyond environment.max_attempts, or in a
         way that no other attempt mends; EnvironmentUnavailable without its service; PrefixBroken (I9).
         """
-        name = uuid.uuid4().hex
+        name, environments = uuid.uuid4().hex, self.spec.environments
         sessions = [
             Session(
                 session_id=f"{name}/{place}/{sample}",
                 prompt=prompt,
                 sample=sample,
                 row=place * batch.group_size + sample,
-                played=PlayedTrajectory.of(prompt, batch, self._environment, self.renderer),
+                source=source,
+                played=PlayedTrajectory.of(prompt, batch, environments[source], self.renderers[source]),
             )
             for place, prompt in enumerate(batch.prompts)
+            if (source := "" if "" in environments else prompt.source or "") in environments
             for sample in range(batch.group_size)
         ]
         trajectories = Trajectories(opening=batch)
@@ -156,10 +154,12 @@ class TurnPlayer:
             # The first turn needs nothing of a session: both are asked at the same time.
             generating = self.generate(batch, Turn(trajectories=trajectories))
             sampled, _ = await _both(generating, self._open(sessions, batch.job_id))
-            again = await self._play_on(trajectories, sessions, [one for of_prompt in sampled for one in of_prompt])
+            made = [one for of_prompt in sampled for one in of_prompt]
+            again = await self._play_on(trajectories, sessions, [made[session.row] for session in sessions])
             while again:
                 again = await self._begin_again(trajectories, again)
-        made = [session.played.completion() for session in sessions]
+        for session in sessions:
+            made[session.row] = session.played.completion()
         return [made[start : start + batch.group_size] for start in range(0, len(made), batch.group_size)]
 
     async def _play_on(
@@ -217,26 +217,34 @@ class TurnPlayer:
         """Opens a session for each, at the end of what was played of it. Raises as `play` does."""
         waiting = list(sessions)
         while waiting:
-            asked = [
+            parts: dict[str, list[Session]] = {}
+            for session in waiting:
+                parts.setdefault(session.source, []).append(session)
+            calls = [partial(self._open_of, source, part, job_id) for source, part in parts.items()]
+            waiting = [session for failed in await all_or_none(calls) for session in failed]
+
+    async def _open_of(self, source: str, sessions: Sequence[Session], job_id: str) -> list[Session]:
+        """Opens sessions of one environment; answers those that have to be opened again."""
+        environment = self.spec.environments[source]
+        results = await self.environments.open(
+            service.table_of(environment),
+            [
                 service.NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
-                for one in waiting
-            ]
-            results = await self.environments.open(
-                service.table_of(self._environment),
-                asked,
-                step_timeout_s=self._environment.step_timeout_s,
-                # Sessions end with the lease of their batch: soon after the generator that renews both is gone.
-                idle_s=self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S,
-                job_id=job_id,
-            )
-            failed: list[Session] = []
-            for session, result in zip(waiting, results, strict=True):
-                if isinstance(result, service.Failure):
-                    self._count(session, result)
-                    failed.append(session)
-                else:
-                    _check_opening(session, result)
-            waiting = failed
+                for one in sessions
+            ],
+            step_timeout_s=environment.step_timeout_s,
+            # Sessions end with the lease of their batch: soon after the generator that renews both is gone.
+            idle_s=self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S,
+            job_id=job_id,
+        )
+        failed: list[Session] = []
+        for session, result in zip(sessions, results, strict=True):
+            if isinstance(result, service.Failure):
+                self._count(session, result)
+                failed.append(session)
+            else:
+                _check_opening(session, result)
+        return failed
 
     async def _step(self, sessions: Sequence[Session], job_id: str) -> list[Session]:
         """Takes the replies to the last turn of each; answers those whose trajectory has to begin again."""
@@ -262,7 +270,7 @@ class TurnPlayer:
 
     def _ends(self, session: Session, result: service.Result) -> bool:
         """Counts a failed step; True where the trajectory ends with it, with the stated score. Raises BatchFailed."""
-        score = self._environment.stated_score
+        score = session.played.environment.stated_score
         if score is None or not isinstance(result, service.Failure) or not service.is_of_message(result.reason):
             self._count(session, result)
             return False
@@ -271,22 +279,22 @@ class TurnPlayer:
         failing.num += 1
         failing.is_luck |= result.reason in UP_TO_LUCK
         session.failing = failing
-        if failing.num < self._tries(failing):
-            log.warning("%s; time %d of %d", self._what(session, result), failing.num, self._tries(failing))
+        if failing.num < (tries := self._tries(session)):
+            log.warning("%s; time %d of %d", self._what(session, result), failing.num, tries)
             return False
         log.info("%s: it gets the score that is stated for that", self._what(session, result))
         session.played.fail(result.reason, score)
         return True
 
-    def _tries(self, failing: FailingMessage) -> int:
+    def _tries(self, session: Session) -> int:
         """How often the environment has to fail at a message in a row before the stated score. What isn't a function of
         the message has to happen as often as all attempts of a deterministic job's batch would try (I7)."""
-        attempts = self.spec.rollout.max_attempts if failing.is_luck and self.spec.deterministic else 1
-        return min(MAX_ATTEMPTS, self._environment.max_attempts * attempts)
+        attempts = self.spec.rollout.max_attempts if session.failing.is_luck and self.spec.deterministic else 1
+        return min(MAX_ATTEMPTS, session.played.environment.max_attempts * attempts)
 
     def _what(self, session: Session, failure: service.Failure) -> str:
         return (
-            f"environment `{self._environment.name}`, {session.prompt.prompt_id}, sample {session.sample}, "
+            f"environment `{session.played.environment.name}`, {session.prompt.prompt_id}, sample {session.sample}, "
             f"turn {session.played.num_turns}: {failure.reason}: {failure.detail}"
         )
 
@@ -302,10 +310,10 @@ class TurnPlayer:
         else:
             session.num_failures += 1
         num_failures = session.num_failures + session.num_losses // LOSSES_OF_AN_ATTEMPT
-        what = self._what(session, failure)
-        if failure.reason not in service.RETRYABLE or num_failures >= self._environment.max_attempts:
+        what, most = self._what(session, failure), session.played.environment.max_attempts
+        if failure.reason not in service.RETRYABLE or num_failures >= most:
             raise BatchFailed(what)
-        log.warning("%s; attempt %d of %d", what, num_failures + 1, self._environment.max_attempts)
+        log.warning("%s; attempt %d of %d", what, num_failures + 1, most)
 
     @contextlib.asynccontextmanager
     async def _living(self, sessions: Sequence[Session]) -> AsyncIterator[None]:

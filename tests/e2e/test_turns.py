@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, convert
 from msgspec.structs import replace
 
 from broker.monitor import job_status
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import ResumeRequest
+from contracts.rewards import ExactReward, RewardSpec
 from contracts.run_folder import RunFolder
+from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import MixtureDataset
 from gateway.run_files import iteration_metrics
 from onbeat.process.child_process import ChildProcess
 from tests.chaos.short_job import (
@@ -40,27 +43,41 @@ ENVIRONMENT: dict[str, Any] = {
     "max_attempts": 100,
     "request_timeout_s": 60.0,
 }
+JOB_DATASET = {"type": "environment", "num_train_prompts": 64}
+SUMS = {"prompt": "sum", "reference": "answers.reversed"}
 JOB = short_job(
     iterations=4,
     model__path="configs/models/secret-table",
-    dataset={"type": "environment", "num_train_prompts": 64},
+    dataset=JOB_DATASET,
     environment=ENVIRONMENT,
     reward__components=[],
 )
+
+TWO_AND_SUMS: list[dict[str, Any]] = [
+    {"name": "secrets", "weight": 2, "dataset": JOB_DATASET, "environment": ENVIRONMENT},
+    {
+        "name": "echoed",
+        "dataset": {"type": "jsonl", "train_path": "tests/e2e/easy_sums.jsonl", "columns": SUMS},
+        "environment": ENVIRONMENT | {"name": "echo", "params": {"turns": 2}, "on_failure": -1.0},
+    },
+    {"name": "sums", "dataset": {"type": "addition"}},
+]
+MIXTURE = replace(
+    JOB,
+    dataset=convert({"type": "mixture", "sources": TWO_AND_SUMS}, MixtureDataset),
+    environment=None,
+    reward=RewardSpec(components=(ExactReward(sources=("sums",)),)),
+)
+"""Two environments, of their own tasks and of rows, and sums that have one turn."""
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     needs("secret_table")
-    with Pipeline(tmp_path_factory.mktemp("turns")) as pipeline:
-        yield pipeline
-
-
-@pytest.fixture(scope="module")
-def oracle(pipeline: Pipeline) -> str:
-    """Final digest of the undisturbed synchronous run with one generator."""
-    with running(pipeline, "producer-oracle"):
-        return undisturbed_digest(pipeline, JOB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]))
+        with Pipeline(tmp_path_factory.mktemp("turns")) as pipeline:
+            yield pipeline
 
 
 def killed_again(pipeline: Pipeline, **changes: Any) -> ChildProcess:
@@ -85,13 +102,22 @@ def death_of(pipeline: Pipeline, child: ChildProcess) -> int:
     return wait_for_exit(child)
 
 
-@pytest.mark.parametrize("point", ["producer.after_step", pytest.param("producer.after_turn", marks=long_variant)])
+@pytest.mark.parametrize(
+    ("job", "point"),
+    [
+        pytest.param(JOB, "producer.after_step", id="one environment"),
+        pytest.param(JOB, "producer.after_turn", id="one environment, before its reply", marks=long_variant),
+        pytest.param(MIXTURE, "producer.after_step", id="a mixture"),
+    ],
+)
 def test_reward_service_generator_and_trainer_die_between_turns_and_the_weights_are_the_same(
-    pipeline: Pipeline, oracle: str, point: str
+    pipeline: Pipeline, job: JobSpec, point: str
 ) -> None:
     """The service dies with replies that it has not answered: the sessions of its successor are played to there."""
+    with running(pipeline, "producer-oracle"):
+        oracle = undisturbed_digest(pipeline, job)
     service = killed_again(pipeline, crash_at="environment.after_play:9")
-    job_id, _ = pipeline.jobs.create(JOB)
+    job_id, _ = pipeline.jobs.create(job)
     trainer = pipeline.start(f"consumer-{job_id}", job_id, crash_at="consumer.after_step:2")
     generator = pipeline.start(f"producer-{point}", crash_at=f"{point}:3")
     assert death_of(pipeline, generator) == -signal.SIGKILL, generator.tail()
@@ -103,13 +129,20 @@ def test_reward_service_generator_and_trainer_die_between_turns_and_the_weights_
     folder = RunFolder(pipeline.settings.run_root_path, job_id)
     metrics = [decode_json(line, IterationMetrics) for line in folder.metrics.read_bytes().splitlines()]
     assert {one.iteration for one in metrics} == set(range(JOB.iterations))
+    if job is MIXTURE:
+        assert metrics[0].source_rewards
+        assert metrics[0].source_rewards.keys() == {"secrets", "echoed", "sums"}
+        assert metrics[0].trajectories
+        assert "echoed/right" in metrics[0].trajectories.environment
+        played = {record.environment for record in pipeline.jobs.audit(job_id) if record.kind == "commit"}
+        assert [str(one).partition(" ")[0] for one in played] == ["secrets:"]
+        assert str(played.pop()).endswith("; echoed: environment-plugin 1.0")
 
 
 @long_variant
 def test_an_environment_that_raises_at_a_message_ends_its_job_until_a_resume_states_a_score_which_no_death_changes(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]))
     killed_again(pipeline)
     picky = replace(JOB.environment, name="picky", max_attempts=2) if JOB.environment else None
     spec = replace(JOB, iterations=3, environment=picky, rollout=replace(JOB.rollout, max_attempts=2))

@@ -11,6 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from contracts.errors import InvalidInput
+from contracts.jobs import ResumeRequest, resumed_spec
 from contracts.rewards import RewardItem, Scored
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
@@ -22,6 +23,12 @@ from tests.builders import job_spec
 DEMO_MODEL = Path(__file__).parents[3] / "configs" / "models" / "two-digit-addition"
 SUMS = {"name": "sums", "weight": 3, "dataset": {"type": "addition"}}
 ROWS = {"name": "rows", "dataset": {"type": "jsonl", "train_path": "rows.jsonl"}}
+GUESS = {"environment": {"name": "guess", "max_turns": 3, "max_tokens": 64, "renderer": "text"}}
+TASKS = {"name": "tasks", "dataset": {"type": "environment"}}
+
+
+def chatting() -> dict[str, Any]:
+    return {"name": "rows", "dataset": {**ROWS["dataset"], "chat": {}}}
 
 
 def mixture(*sources: dict[str, Any], **changes: Any) -> JobSpec:
@@ -96,6 +103,18 @@ def test_a_component_scores_the_sources_that_it_names_and_has_no_score_of_others
             r"components\[0\]\.sources names `row`",
         ),
         ([SUMS, ROWS], {"components": [{"type": "exact", "sources": ["sums"]}]}, "none that scores .*`rows`"),
+        ([SUMS, ROWS | GUESS], {"components": []}, "needs one or more, or sums an environment that rewards"),
+        (
+            [SUMS, TASKS],
+            {},
+            r"\[1\]\.dataset = .* name one as dataset\.sources\[1\]\.environment\.name",
+        ),
+        (
+            [SUMS, ROWS | {"environment": {"name": "guess", "max_tokens": 4}}],
+            {},
+            r"sources\[1\]\.environment\.max_tokens",
+        ),
+        ([SUMS, chatting() | GUESS], {}, r"dataset\.sources\[1\]\.dataset\.chat has no effect with an environment"),
     ],
 )
 def test_a_mixture_that_makes_no_sense_is_refused(
@@ -103,6 +122,24 @@ def test_a_mixture_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=problem):
         mixture(*sources, **({"reward": reward} if reward else {}))
+
+
+def test_a_job_names_one_environment_for_all_or_those_of_sources_which_may_state_scores_by_their_names() -> None:
+    with pytest.raises(InvalidInput, match=r"\[1\]\.environment has no effect with environment, which"):
+        mixture(SUMS, TASKS | GUESS, environment={"name": "guess"})
+    spec = mixture(SUMS, TASKS | GUESS, reward={"components": [{"type": "exact", "sources": ["sums"]}]})
+    assert spec.longest_completion == ("dataset.sources[1].environment.max_tokens", 64)
+    assert spec.max_sampled_tokens == 3 * 5
+    resumed = resumed_spec(spec, ResumeRequest(on_failure={"environment/tasks": -1.0}))
+    assert resumed.stated_scores == {"environment/tasks": -1.0}
+    with pytest.raises(InvalidInput, match="no `environment` that judges"):
+        resumed_spec(spec, ResumeRequest(on_failure={"environment": -1.0}))
+
+
+def test_tasks_of_an_environment_keep_their_split_and_number_beside_other_sources(folder: Path) -> None:
+    loaded = load(folder, mixture(ROWS, TASKS | GUESS, reward={"components": [{"type": "exact", "sources": ["rows"]}]}))
+    ids = [one.example_id for one in (*loaded.train, *loaded.evaluation) if one.source == "tasks"]
+    assert (ids[0], ids[-1], len(ids)) == ("tasks/train/0", "tasks/evaluation/3", 1024 + 4)
 
 
 def test_a_component_names_no_source_without_a_mixture() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
@@ -33,7 +33,7 @@ from onbeat.rendering.factory import make_renderer
 from onbeat.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
 from onbeat.scoring.reward_client import RewardClient
-from producer.engine.base import Turn
+from producer.engine.base import Trajectories, Turn
 from producer.engine.sampling import completion_uniforms
 from producer.rollout import turns
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
@@ -157,13 +157,14 @@ def play(
     service: Echo,
     engine: Generate | None = None,
     asked: PromptBatch | None = None,
+    mixed: JobSpec | None = None,
     **changes: Any,
 ) -> Any:
     async def run() -> list[list[Completion]]:
         player = TurnPlayer(
             environments=service,
-            renderer=make_renderer(TOKENIZER, "text", ""),
-            spec=spec(**changes),
+            renderers=dict.fromkeys((mixed or spec()).environments, make_renderer(TOKENIZER, "text", "")),
+            spec=mixed or spec(**changes),
             generate=engine or Engine(),
         )
         try:
@@ -498,7 +499,7 @@ def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
             raise AssertionError
 
         player = TurnPlayer(
-            environments=service, renderer=make_renderer(TOKENIZER, "text", ""), spec=spec(), generate=never
+            environments=service, renderers={"": make_renderer(TOKENIZER, "text", "")}, spec=spec(), generate=never
         )
         playing = asyncio.ensure_future(player.play(batch()))
         while len(service.opened) < 4:
@@ -535,6 +536,36 @@ def test_without_scorers_a_reward_is_what_the_environment_gave_and_no_reward_ser
     (published,) = carried.side.published
     assert [rollout.reward for group in published.groups for rollout in group.rollouts] == [3.0] * 4
     assert carried.loaded.asked == []
+
+
+def test_a_prompt_of_a_source_without_an_environment_has_one_turn_beside_those_that_are_answered() -> None:
+    asked, service = batch(), Echo(num_turns=2)
+    plain, answered = asked.prompts
+    mixed = replace(asked, prompts=(replace(plain, source="sums", environment=UNSET), replace(answered, source="said")))
+    own = {"name": "said", "dataset": {"type": "environment"}, "environment": structs.asdict(spec().environments[""])}
+    sums = {"name": "sums", "dataset": {"type": "addition"}}
+    of_two = job_spec(
+        dataset={"type": "mixture", "sources": [sums, own]}, reward__components=[{"type": "exact", "sources": ["sums"]}]
+    )
+    of_sums, of_said = play(service, asked=mixed, mixed=of_two)
+    alone = asyncio.run(Engine()(mixed, Turn(trajectories=Trajectories(opening=mixed))))
+    assert of_sums == alone[0]
+    assert [[turn.reward for turn in one.trajectory.turns] for one in of_said] == [[1.0, 1.0]] * 2
+    assert service.calls == [2, 2]
+    failed = replace(of_said[0].trajectory, stop="failed", failure="crashed")
+    groups = rollout_groups(
+        mixed,
+        completions=[*of_sums, replace(of_said[0], trajectory=failed), of_said[1]],
+        texts=["x"] * 4,
+        scored=[Scored(reward=0.0, breakdown={})] * 4,
+        played=["said"],
+    )
+    assert [one.unscorable for group in groups for one in group.rollouts] == [
+        {},
+        {},
+        {"environment/said": "crashed"},
+        {},
+    ]
 
 
 @pytest.mark.parametrize("problem", ["no folder", "no such format"])
