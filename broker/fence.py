@@ -9,6 +9,7 @@ from broker.connection.client import Broker
 from broker.keys import JobKeys
 from broker.ledger import read_of
 from contracts.encoding.wire import Record, decode
+from contracts.jobs import WindowIteration
 
 LEDGER_FORMAT = b"6"
 """As scripts/prelude.lua writes it; a window of another format was left by an older Onbeat, and is opened anew."""
@@ -32,21 +33,6 @@ class WindowEntry(Record, frozen=True, kw_only=True):
     opened_ms: int
 
 
-class OpenIteration(Record, frozen=True, kw_only=True):
-    """An open iteration and how far it is."""
-
-    iteration: int
-    oldest_version: int
-    """Its batches are sampled by this version, or a newer one up to newest_version."""
-    newest_version: int
-    expected: int
-    """Batches; published and dead ones are among them, and so are those that go out later."""
-    published: int
-    dead: int
-    rows_waiting: int = 0
-    """Rows of published batches that lack columns of the job's stages."""
-
-
 class FenceState(Record, frozen=True, kw_only=True):
     """The fence as it stands."""
 
@@ -54,7 +40,7 @@ class FenceState(Record, frozen=True, kw_only=True):
     """open, closed, or "" before the first iteration."""
     committed: int
     """Last committed iteration; -1 before the first."""
-    window: tuple[OpenIteration, ...] = ()
+    window: tuple[WindowIteration, ...] = ()
     """The open iterations, oldest first: committed + 1, committed + 2 and so on."""
     versions: dict[int, str]
     """Version → weights digest, of those that batches of the window may be sampled with; oldest first."""
@@ -84,20 +70,16 @@ class FenceState(Record, frozen=True, kw_only=True):
     @property
     def expected(self) -> int:
         """Batches of the oldest open iteration; published and dead ones are among them."""
-        return self.window[0].expected if self.window else 0
+        return self.window[0].batches_expected if self.window else 0
 
     @property
     def published(self) -> int:
-        return self.window[0].published if self.window else 0
-
-    @property
-    def dead(self) -> int:
-        return self.window[0].dead if self.window else 0
+        return self.window[0].batches_published if self.window else 0
 
     @property
     def is_sampled(self) -> bool:
         """Whether nothing of the oldest open iteration is left to sample: `synchronous` and `colocated` wait for it."""
-        return self.published + self.dead >= self.expected
+        return all(one.batches_published + one.batches_dead >= one.batches_expected for one in self.window[:1])
 
     def is_held(self, now_s: float) -> bool:
         """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
@@ -132,13 +114,12 @@ def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> Fenc
     )
 
 
-def _open_iteration(entry: WindowEntry, counts: Mapping[bytes, bytes]) -> OpenIteration:
-    return OpenIteration(
+def _open_iteration(entry: WindowEntry, counts: Mapping[bytes, bytes]) -> WindowIteration:
+    return WindowIteration(
         iteration=entry.iteration,
         oldest_version=entry.oldest_version,
         newest_version=entry.newest_version,
-        expected=entry.expected,
-        published=int(counts.get(f"published:{entry.slot}".encode(), 0)),
-        dead=int(counts.get(f"dead:{entry.slot}".encode(), 0)),
-        rows_waiting=int(counts.get(f"waiting:{entry.slot}".encode(), 0)),
+        batches_expected=entry.expected,
+        batches_published=int(counts.get(f"published:{entry.slot}".encode(), 0)),
+        batches_dead=int(counts.get(f"dead:{entry.slot}".encode(), 0)),
     )

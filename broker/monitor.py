@@ -22,7 +22,7 @@ from contracts.answers import StackState
 from contracts.encoding.wire import decode
 from contracts.errors import ContractViolation
 from contracts.events import AuditRecord
-from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus, WindowIteration
+from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
 from onbeat.process.dependency import REWARD_SERVICE
@@ -221,28 +221,9 @@ def _stream_state(name: str, sizes: Sequence[Any], times_ms: Sequence[int], now_
 def _sum(of_slots: Sequence[StreamState]) -> StreamState:
     """The streams of one name over the window."""
     ages_s = [one.oldest_age_s for one in of_slots if one.oldest_age_s is not None]
-    return StreamState(
-        name=of_slots[0].name,
-        num_entries=sum(one.num_entries for one in of_slots),
-        num_pending=sum(one.num_pending for one in of_slots),
-        num_waiting=sum(one.num_waiting for one in of_slots),
-        oldest_age_s=max(ages_s, default=None),
-        memory_bytes=sum(one.memory_bytes for one in of_slots),
-    )
-
-
-def _window(fence: FenceState) -> tuple[WindowIteration, ...]:
-    return tuple(
-        WindowIteration(
-            iteration=one.iteration,
-            oldest_version=one.oldest_version,
-            newest_version=one.newest_version,
-            batches_expected=one.expected,
-            batches_published=one.published,
-            batches_dead=one.dead,
-        )
-        for one in fence.window
-    )
+    numbers = ("num_entries", "num_pending", "num_waiting", "memory_bytes")
+    sums = {name: sum(getattr(one, name) for one in of_slots) for name in numbers}
+    return StreamState(name=of_slots[0].name, oldest_age_s=max(ages_s, default=None), **sums)
 
 
 def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]:
@@ -356,7 +337,7 @@ def _counted(
     rejected = {name.removeprefix(REJECTED): n for name, n in counts.items() if name.startswith(REJECTED)}
     fields = {field: counts.get(name, 0) for field, name in COUNTERS.items() if field in kind.__struct_fields__}
     return {
-        "window": _window(fence),
+        "window": fence.window,
         "policy_version": version,
         "weights_digest": digest,
         "trainer_epoch": fence.trainer_epoch,

@@ -92,8 +92,8 @@ class Prompt(Record, frozen=True, kw_only=True):
                 _check_array(tokens, name, min_items=1)
 
 
-class PromptBatch(Record, frozen=True, kw_only=True):
-    """k prompts to be sampled G times each under one policy version."""
+class Batch(Record, frozen=True, kw_only=True):
+    """What a batch is called, and which version samples it."""
 
     job_id: str
     batch_id: str
@@ -102,8 +102,14 @@ class PromptBatch(Record, frozen=True, kw_only=True):
     purpose: Purpose
     policy_version: PolicyVersion
     weights_digest: Digest
+    """Asked for; of a batch that was sampled, that of the tensors which the generator had loaded."""
     group_size: Annotated[int, Meta(ge=1)]
     """G, completions per prompt."""
+
+
+class PromptBatch(Batch, frozen=True, kw_only=True):
+    """k prompts to be sampled G times each under one policy version."""
+
     sampling: SamplingParams
     seed: int
     prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1)]
@@ -277,17 +283,9 @@ class BatchTimings(Record, frozen=True, kw_only=True):
     scoring_ended_s: float
 
 
-class RolloutBatch(Record, frozen=True, kw_only=True):
+class RolloutBatch(Batch, frozen=True, kw_only=True):
     """A complete batch (I1): every prompt has exactly G scored rollouts, all sampled under one version."""
 
-    job_id: str
-    batch_id: str
-    iteration: Annotated[int, Meta(ge=0)]
-    purpose: Purpose
-    policy_version: PolicyVersion
-    weights_digest: Digest
-    """Digest of the tensors that the generator had loaded when it sampled this batch."""
-    group_size: Annotated[int, Meta(ge=1)]
     generator_id: str
     attempt: Annotated[int, Meta(ge=1)]
     timings: BatchTimings

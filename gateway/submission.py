@@ -198,12 +198,9 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
     for source, environment in spec.environments.items():
         try:
             facts = EnvironmentService(settings, deadline_s=ENVIRONMENT_TIMEOUT_S).facts(environment)
-        except EnvironmentUnavailable as error:
-            log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
-            return
-        except InvalidInput as error:
-            if error.field not in ENVIRONMENT_FIELDS:
-                log.warning("the reward service refuses to say what it has: %s", error)
+        except (EnvironmentUnavailable, InvalidInput) as error:
+            if isinstance(error, EnvironmentUnavailable) or error.field not in ENVIRONMENT_FIELDS:
+                log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
                 return
             field = error.field.replace("environment", environment_field(spec.dataset, source))
             raise InvalidInput(error.problem, field=field, cure=error.cure) from error

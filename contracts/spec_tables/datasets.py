@@ -179,14 +179,13 @@ class MixtureSource(Record, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
     """Its share of each iteration's prompts, among the weights of all."""
     dataset: OneDataset | EnvironmentDataset
-    """Any but a mixture; an environment's own where the source, or the job, has one."""
+    """Any but a mixture."""
     environment: EnvironmentSpec | UnsetType = UNSET
     """What answers the model at its prompts, where the job has no `environment` for all."""
 
 
 class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
-    """Several data sets, each with its share of every iteration and of the held-out prompts, a mean reward, and an
-    environment where it has one."""
+    """Several data sets, each with its share of every iteration and of the held-out prompts, and a mean reward."""
 
     sources: Annotated[tuple[MixtureSource, ...], Meta(min_length=2, max_length=16)]
     """The data sets."""

@@ -88,10 +88,10 @@ class GatewayClient:
         return _member(self._ask("GET", "/v1/generators"), "generators", list[GeneratorSeen])
 
     def job(self, job_id: str) -> JobStatus:
-        return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}"), JobStatus)
+        return convert(self._of_job("GET", job_id), JobStatus)
 
     def cancel(self, job_id: str) -> JobStatus:
-        return convert(self._ask("POST", f"/v1/jobs/{_segment(job_id)}/cancel"), JobStatus)
+        return convert(self._of_job("POST", job_id, "/cancel"), JobStatus)
 
     def resume(
         self,
@@ -104,19 +104,15 @@ class GatewayClient:
         """May be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
         asked = ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable), on_failure=dict(on_failure))
-        body = encode_json(asked)
-        return convert(
-            self._ask("POST", f"/v1/jobs/{_segment(job_id)}/resume", content=body, headers=headers), JobStatus
-        )
+        return convert(self._of_job("POST", job_id, "/resume", content=encode_json(asked), headers=headers), JobStatus)
 
     def delete(self, job_id: str) -> None:
         """Removes an ended job for good, its files too; may be repeated."""
-        self._ask("DELETE", f"/v1/jobs/{_segment(job_id)}")
+        self._of_job("DELETE", job_id)
 
     def dead(self, job_id: str, *, limit: int = 100) -> tuple[DeadLetter, ...]:
         """The newest dead batches, newest first."""
-        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/dead", params={"limit": limit})
-        return convert(body, DeadLetters).letters
+        return convert(self._of_job("GET", job_id, "/dead", params={"limit": limit}), DeadLetters).letters
 
     def journal(self, job_id: str = "", *, limit: int = 100) -> tuple[JournalLine, ...]:
         """Who changed the job, or any, newest first; needs a key with the scope admin."""
@@ -124,37 +120,32 @@ class GatewayClient:
 
     def retry_dead(self, job_id: str, entry_id: str) -> JobStatus:
         """Queues the job of a dead batch again; may be repeated while it is queued."""
-        path = f"/v1/jobs/{_segment(job_id)}/dead/{_segment(entry_id)}/retry"
-        return convert(self._ask("POST", path), JobStatus)
+        return convert(self._of_job("POST", job_id, f"/dead/{_segment(entry_id)}/retry"), JobStatus)
 
     def log(self, job_id: str, *, after: int, limit: int = LOG_BYTES) -> LogPart:
         """A part of the trainer's log; text as processes wrote it."""
-        params = {"after": after, "limit": limit}
-        return convert(self._ask("GET", f"/v1/jobs/{_segment(job_id)}/log", params=params), LogPart)
+        return convert(self._of_job("GET", job_id, "/log", params={"after": after, "limit": limit}), LogPart)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
         """Has the gateway check the audit chain, and the weights that it sees."""
-        body = self._ask("POST", f"/v1/jobs/{_segment(job_id)}/verify", timeout=within_s)
-        return convert(body, AuditVerdict)
+        return convert(self._of_job("POST", job_id, "/verify", timeout=within_s), AuditVerdict)
 
     def evaluations(self, job_id: str) -> list[EvaluationScore]:
         """Held-out scores, oldest first."""
-        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/evaluations")
-        return _member(body, "evaluations", list[EvaluationScore])
+        return _member(self._of_job("GET", job_id, "/evaluations"), "evaluations", list[EvaluationScore])
 
     def metrics(self, job_id: str, *, last: int | None = None) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""
         params = {"last": last} if last else {}
-        body = self._ask("GET", f"/v1/jobs/{_segment(job_id)}/metrics", params=params)
-        return _member(body, "iterations", list[IterationMetrics])
+        return _member(self._of_job("GET", job_id, "/metrics", params=params), "iterations", list[IterationMetrics])
 
     def streams(self, job_id: str) -> dict[str, Any]:
         """What the stream monitor reports, as it stands in the answer."""
-        return self._ask("GET", f"/v1/jobs/{_segment(job_id)}/streams")
+        return self._of_job("GET", job_id, "/streams")
 
     def audit(self, job_id: str) -> list[AuditEntry]:
         """The audit chain, oldest first."""
-        return audit_entries(self._ask("GET", f"/v1/jobs/{_segment(job_id)}/audit"))
+        return audit_entries(self._of_job("GET", job_id, "/audit"))
 
     def events(self, job_id: str, *, after: str = "") -> Iterator[tuple[str, JobEvent]]:
         """(event id, event) from the one after `after` to the job's final state, over as many connections as it takes.
@@ -198,6 +189,9 @@ class GatewayClient:
                 answer.read()
                 raise problem_of(answer)
             yield answer
+
+    def _of_job(self, method: str, job_id: str, behind: str = "", **request: Any) -> Any:
+        return self._ask(method, f"/v1/jobs/{_segment(job_id)}{behind}", **request)
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:
         try:

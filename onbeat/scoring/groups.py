@@ -5,12 +5,13 @@ Everything here is in the order of the batch: prompt by prompt, and the G sample
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
 from contracts.rewards import RewardComponent, RewardItem, Scored, StatedReason, imports_plugins
 from contracts.rollouts import Completion, PromptBatch, Rollout, RolloutGroup
+from contracts.spec import JobSpec
 from contracts.spec_tables.environment import environment_name
 
 
@@ -38,27 +39,25 @@ def reward_items(
 
 def rollout_groups(
     batch: PromptBatch,
+    spec: JobSpec,
     *,
     completions: Sequence[Completion],
     texts: Sequence[str],
     scored: Sequence[Scored],
     num_resamples: int = 0,
-    with_texts: bool = False,
-    reward_of_truncated: float | None = None,
-    played: Collection[str] = (),
 ) -> list[RolloutGroup]:
-    """[k·G] completions, texts and scores, prompt by prompt → [k] groups.
-
-    with_texts: whether stages of the job read the prompt and its reference (`StagePlan.carries_texts`).
-    reward_of_truncated: of what was cut before it had ended; None: the one that it earned. played: sources that have an
-    environment of their own.
+    """[k·G] completions, texts and scores, prompt by prompt → [k] groups: for training with the texts that stages read,
+    and with what the job states for a completion that was cut.
     """
+    is_trained, played = batch.purpose == "train", spec.environments
+    with_texts = is_trained and spec.stage_plan.carries_texts
+    of_truncated = spec.algorithm.reward_of_truncated if is_trained else None
     sources = [prompt.source or "" for prompt in batch.prompts for _ in range(batch.group_size)]
     rollouts = [
         Rollout(
             completion=completion,
             text=text,
-            reward=_reward(completion, score, reward_of_truncated),
+            reward=_reward(completion, score, of_truncated),
             reward_breakdown=score.breakdown,
             unscorable=_unscorable(completion, score, source if source in played else ""),
         )

@@ -219,11 +219,10 @@ class Producer(OwnWorker[Claim, PromptClaim]):
             )
         groups = rollout_groups(
             asked,
+            self.spec,
             completions=completions,
             texts=[one.text for of_prompt in samples for one in of_prompt],
             scored=[one for of_prompt in scores for one in of_prompt],
-            with_texts=asked.purpose == "train" and self.spec.stage_plan.carries_texts,
-            reward_of_truncated=self.spec.algorithm.reward_of_truncated if asked.purpose == "train" else None,
         )
         return RolloutBatch(
             job_id=asked.job_id,

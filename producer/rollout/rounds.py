@@ -88,7 +88,6 @@ class Rounds:
         self.activity.sampled(num_tokens, started_s=generation.started_s, ended_s=scoring_started_s)
         self.activity.went_on(batch.loaded.context_tokens)
         texts = batch.loaded.detokenizer(completions)
-        spec = batch.spec
         scored = await self._score(batch, asked, completions=completions, texts=texts)
         reach("producer.after_scoring")
         timings = BatchTimings(
@@ -103,13 +102,11 @@ class Rounds:
         batch.places.fill(
             rollout_groups(
                 asked,
+                batch.spec,
                 completions=completions,
                 texts=texts,
                 scored=scored,
                 num_resamples=num_resamples,
-                with_texts=asked.purpose == "train" and spec.stage_plan.carries_texts,
-                reward_of_truncated=spec.algorithm.reward_of_truncated if asked.purpose == "train" else None,
-                played=spec.environments,
             )
         )
         self.freed()

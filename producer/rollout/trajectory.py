@@ -56,7 +56,7 @@ class PlayedTrajectory:
 
     @classmethod
     def of(
-        cls, prompt: Prompt, batch: PromptBatch, environment: EnvironmentSpec, renderer: Renderer
+        cls, prompt: Prompt, batch: PromptBatch, environment: EnvironmentSpec, renderer: Renderer, *, attempt: int = 1
     ) -> PlayedTrajectory:
         """prompt: one of the batch. Raises BatchFailed for a prompt that no environment opened."""
         if prompt.environment is UNSET:
@@ -69,20 +69,8 @@ class PlayedTrajectory:
             max_new_tokens=batch.sampling.max_new_tokens,
             policy_version=batch.policy_version,
             prompt_ids=prompt_ids,
+            attempt=attempt,
             context=list(prompt_ids),
-        )
-
-    def begun_again(self) -> PlayedTrajectory:
-        """Returns the same task before its first turn."""
-        return PlayedTrajectory(
-            task=self.task,
-            environment=self.environment,
-            renderer=self.renderer,
-            max_new_tokens=self.max_new_tokens,
-            policy_version=self.policy_version,
-            prompt_ids=self.prompt_ids,
-            attempt=self.attempt + 1,
-            context=list(self.prompt_ids),
         )
 
     @property

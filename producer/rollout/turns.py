@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Protocol
 
 from msgspec import UNSET
@@ -152,9 +152,12 @@ class TurnPlayer:
         trajectories = Trajectories(opening=batch)
         async with self._living(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
-            generating = self.generate(batch, Turn(trajectories=trajectories))
-            sampled, _ = await _both(generating, self._open(sessions, batch.job_id))
-            made = [one for of_prompt in sampled for one in of_prompt]
+            made: list[Completion] = []
+
+            async def sample() -> None:
+                made.extend(itertools.chain(*await self.generate(batch, Turn(trajectories=trajectories))))
+
+            await all_or_none([sample, partial(self._open, sessions, batch.job_id)])
             again = await self._play_on(trajectories, sessions, [made[session.row] for session in sessions])
             while again:
                 again = await self._begin_again(trajectories, again)
@@ -180,9 +183,12 @@ class TurnPlayer:
             sampled = await self._sample(trajectories, alive)
 
     async def _begin_again(self, trajectories: Trajectories, sessions: list[Session]) -> list[Session]:
+        batch = trajectories.opening
         for session in sessions:
-            session.played = session.played.begun_again()
-        await self._open(sessions, trajectories.opening.job_id)
+            played, prompt = session.played, session.prompt
+            environment, renderer, attempt = played.environment, played.renderer, played.attempt + 1
+            session.played = PlayedTrajectory.of(prompt, batch, environment, renderer, attempt=attempt)
+        await self._open(sessions, batch.job_id)
         return await self._play_on(trajectories, sessions, await self._sample(trajectories, sessions))
 
     async def _sample(self, trajectories: Trajectories, alive: Sequence[Session]) -> list[Completion]:
@@ -207,7 +213,7 @@ class TurnPlayer:
             partial(
                 self.generate,
                 replace(batch, group_size=1, prompts=tuple(part), reserves=()),
-                Turn(trajectories=trajectories, rows=list(islice(left, len(part)))),
+                Turn(trajectories=trajectories, rows=list(itertools.islice(left, len(part)))),
             )
             for part in calls_of(prompts)
         ]
@@ -355,20 +361,6 @@ def calls_of(prompts: Sequence[Prompt], most_tokens: int = MOST_TOKENS) -> list[
             longest = len(prompt.token_ids) // ITEM_BYTES
         calls[-1].append(prompt)
     return calls
-
-
-async def _both(
-    generated: Awaitable[list[list[Completion]]], opened: Awaitable[None]
-) -> tuple[list[list[Completion]], None]:
-    """Waits for both; where one fails, the other is cancelled, and is over when the error is raised."""
-    tasks = (asyncio.ensure_future(generated), asyncio.ensure_future(opened))
-    try:
-        sampled, _ = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return sampled, None
 
 
 def _check_opening(session: Session, result: service.Turned) -> None:

@@ -15,7 +15,7 @@ from contracts.engines import BatchingOptions, EngineOptions, OpenaiOptions, Tra
 from contracts.events import Event, JobEvent
 from contracts.jobs import JobCounts
 from contracts.rewards import Component
-from contracts.rollouts import batch_digest
+from contracts.rollouts import Batch, batch_digest
 from contracts.settings import StackSettings
 from contracts.spec_tables.datasets import DatasetTable, RowsTable
 from contracts.spec_tables.stages import JudgingStage, LogProbStage, StageTable
@@ -24,7 +24,7 @@ from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, re
 
 NEVER_SENT = {
     *(Component, DatasetTable, RowsTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
-    JobCounts,
+    *(Batch, JobCounts),
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }
 """The bases, and what a process reads from its own environment."""

@@ -67,7 +67,7 @@ def test_an_item_that_fails_is_tried_again_and_past_its_attempts_the_batch_is_de
     assert job.trainer.dead_batches(0) == {"0/train/0": "stage judge: no number"}
     assert side.put([(other, job.made(other))]) == [PutOutcome.SETTLED]
     assert job.left_behind() == {"waiting:0"}
-    assert job.trainer.fence().window[0].rows_waiting == 0
+    assert job.operator.redis.hget(job.keys.progress, "waiting:0") == b"0"
     assert job.trainer.claim_rollouts(0, max_batches=1) == ([], 1)
 
 

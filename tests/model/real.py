@@ -221,7 +221,7 @@ class RealFence:
         owners = {key: (f"g{one[2]}", one[1]) for key, one in items.items() if one[:1] == (LEASED,)}
         assert {key: (claim.worker, claim.attempt) for key, claim in slot.leases.items()} == owners, name
         counts = held.fence.window[opened.iteration - server.committed - 1]
-        counted = (counts.published, counts.dead, counts.expected)
+        counted = (counts.batches_published, counts.batches_dead, counts.batches_expected)
         assert counted == (kinds.count((DONE,)), kinds.count((DEAD,)), len(kinds)), name
         self._check_rollouts(server, opened.iteration, slot, name)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.fence import FenceState, OpenIteration
+from broker.fence import FenceState
+from contracts.jobs import WindowIteration
 from tests.builders import DIGEST
 
 
@@ -14,8 +15,9 @@ from tests.builders import DIGEST
 def test_an_iteration_is_sampled_once_each_expected_batch_is_published_or_dead(
     published: int, dead: int, is_sampled: bool
 ) -> None:
-    oldest = OpenIteration(iteration=3, oldest_version=3, newest_version=3, expected=4, published=published, dead=dead)
-    later = OpenIteration(iteration=4, oldest_version=3, newest_version=3, expected=4, published=0, dead=0)
+    versions = {"oldest_version": 3, "newest_version": 3, "batches_expected": 4}
+    oldest = WindowIteration(iteration=3, batches_published=published, batches_dead=dead, **versions)
+    later = WindowIteration(iteration=4, batches_published=0, batches_dead=0, **versions)
     fence = FenceState(
         state="open",
         committed=2,

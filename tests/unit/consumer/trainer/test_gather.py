@@ -11,7 +11,7 @@ import pytest
 
 import consumer.trainer.gather as gather_module
 import onbeat.loop.gathering as gathering
-from broker.fence import FenceState, OpenIteration
+from broker.fence import FenceState
 from broker.trainer_side import Arrived
 from consumer.gradient.learner import Trained
 from consumer.gradient.micro_batch import batch_rewards
@@ -22,6 +22,7 @@ from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, DeadlineExceeded, FenceViolation, Unavailable
 from contracts.events import BatchDead, GeneratorsChanged
 from contracts.experience.columns import values_digest
+from contracts.jobs import WindowIteration
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.run_folder import RunFolder
 from contracts.schedule import Schedule
@@ -86,13 +87,13 @@ class Played:
             state="open",
             committed=self.committed,
             window=(
-                OpenIteration(
+                WindowIteration(
                     iteration=0,
                     oldest_version=0,
                     newest_version=0,
-                    expected=len(IDS),
-                    published=self._num_published,
-                    dead=len(self._dead),
+                    batches_expected=len(IDS),
+                    batches_published=self._num_published,
+                    batches_dead=len(self._dead),
                 ),
             ),
             versions={0: DIGEST},

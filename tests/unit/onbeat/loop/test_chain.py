@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.fence import FenceState, OpenIteration
+from broker.fence import FenceState
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, versions_of
+from contracts.jobs import WindowIteration
 from onbeat.loop.chain import check_same_environment, check_same_run, first_version, furthest_commit, needs_rewind
 from tests.builders import commit_record, job_spec, manifest
 
@@ -71,9 +72,16 @@ def test_the_model_that_the_job_found_is_in_the_chain_once_an_iteration_was_comm
     assert first_version([*CHAIN, rewind(0), commit(0)]) == {0: digest_of(0)}
 
 
-def opened(*iterations: int) -> tuple[OpenIteration, ...]:
+def opened(*iterations: int) -> tuple[WindowIteration, ...]:
     return tuple(
-        OpenIteration(iteration=one, oldest_version=one, newest_version=one, expected=0, published=0, dead=0)
+        WindowIteration(
+            iteration=one,
+            oldest_version=one,
+            newest_version=one,
+            batches_expected=0,
+            batches_published=0,
+            batches_dead=0,
+        )
         for one in iterations
     )
 

@@ -10,16 +10,18 @@ from msgspec.structs import replace
 from contracts.rewards import ExactReward, PluginReward, Scored
 from contracts.rollouts import RolloutGroup
 from onbeat.scoring.groups import reward_items, rollout_groups
-from tests.builders import completion, prompt_batch
+from tests.builders import completion, job_spec, prompt_batch
+
+JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{prompt} {completion}"}
 
 
-def groups(**options: Any) -> list[RolloutGroup]:
+def groups(**changes: Any) -> list[RolloutGroup]:
     return rollout_groups(
         prompt_batch([[5, 6], [7]]),
+        job_spec(**changes),
         completions=[completion([number]) for number in range(3, 7)],
         texts=list("abcd"),
         scored=[Scored(reward=float(number), breakdown={"exact": 1.0}) for number in range(4)],
-        **options,
     )
 
 
@@ -33,10 +35,10 @@ def test_what_was_cut_has_the_stated_reward_and_keeps_its_scores_in_sight() -> N
     cut, whole = replace(completion([3]), finish_reason="length"), completion([4])
     (group,) = rollout_groups(
         prompt_batch([[5, 6]]),
+        job_spec(algorithm__on_truncated="penalise", algorithm__truncated_reward=-0.5),
         completions=[cut, whole],
         texts=["a", "b"],
         scored=[Scored(reward=1.0, breakdown={"exact": 1.0})] * 2,
-        reward_of_truncated=-0.5,
     )
     assert [one.reward for one in group.rollouts] == [-0.5, 1.0]
     assert [one.reward_breakdown for one in group.rollouts] == [{"exact": 1.0}] * 2
@@ -45,7 +47,7 @@ def test_what_was_cut_has_the_stated_reward_and_keeps_its_scores_in_sight() -> N
 
 def test_prompt_and_reference_travel_as_texts_only_where_they_are_read() -> None:
     assert [(group.prompt_text, group.reference) for group in groups()] == [(UNSET, UNSET)] * 2
-    assert [(group.prompt_text, group.reference) for group in groups(with_texts=True)] == [
+    assert [(group.prompt_text, group.reference) for group in groups(deterministic=False, stages=[JUDGE])] == [
         ("prompt 0", "0"),
         ("prompt 1", "1"),
     ]

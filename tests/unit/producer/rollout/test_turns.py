@@ -454,7 +454,7 @@ def test_a_trajectory_has_a_reason_exactly_where_it_has_failed() -> None:
 def test_a_failed_trajectory_is_marked_in_its_group_beside_what_scorers_could_not_score() -> None:
     completions = rows_of(play(Hates(1, "raised"), environment=STATED))
     scored = [Scored(reward=1.0, breakdown={"exact": 1.0}, unscorable={"exact": "timeout"})] * 4
-    groups = rollout_groups(batch(), completions=completions, texts=["x"] * 4, scored=scored)
+    groups = rollout_groups(batch(), spec(), completions=completions, texts=["x"] * 4, scored=scored)
     rollouts = [one for group in groups for one in group.rollouts]
     assert [one.reward for one in rollouts] == [4.0, 0.75, 4.0, 4.0]
     assert rollouts[1].unscorable == {"environment": "raised", "exact": "timeout"}
@@ -555,10 +555,10 @@ def test_a_prompt_of_a_source_without_an_environment_has_one_turn_beside_those_t
     failed = replace(of_said[0].trajectory, stop="failed", failure="crashed")
     groups = rollout_groups(
         mixed,
+        of_two,
         completions=[*of_sums, replace(of_said[0], trajectory=failed), of_said[1]],
         texts=["x"] * 4,
         scored=[Scored(reward=0.0, breakdown={})] * 4,
-        played=["said"],
     )
     assert [one.unscorable for group in groups for one in group.rollouts] == [
         {},
