@@ -98,17 +98,11 @@ class Rounds:
         )
         self.activity.observe("score", timings.scoring_ended_s - scoring_started_s)
         batch.rounds.append(timings)
-        num_resamples = len(batch.rounds) - 1
-        batch.places.fill(
-            rollout_groups(
-                asked,
-                batch.spec,
-                completions=completions,
-                texts=texts,
-                scored=scored,
-                num_resamples=num_resamples,
-            )
+        resamples = len(batch.rounds) - 1
+        groups = rollout_groups(
+            asked, batch.spec, completions=completions, texts=texts, scored=scored, num_resamples=resamples
         )
+        batch.places.fill(groups)
         self.freed()
         return True
 
