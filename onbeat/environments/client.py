@@ -24,6 +24,7 @@ from contracts.answers import ProblemDetails
 from contracts.encoding.wire import Record, decode, decode_json, encode
 from contracts.environments import service as wire
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, RewardUnavailable
+from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.process.waiting import backoff, tried_again
@@ -67,39 +68,36 @@ class EnvironmentClient:
     def _headers(self) -> dict[str, str]:
         return {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
 
-    async def names(self) -> tuple[str, ...]:
-        """What a spec may name."""
-        return (await self._get("/v1/environments", wire.EnvironmentNames)).environments
-
-    async def facts(self, environment: wire.EnvironmentTable) -> wire.EnvironmentFacts:
+    async def facts(self, environment: EnvironmentSpec) -> wire.EnvironmentFacts:
         """InvalidInput names `environment.name` or `environment.params`."""
-        return await self._post("/v1/environments/check", environment, wire.EnvironmentFacts)
+        return await self._post("/v1/environments/check", wire.table_of(environment), wire.EnvironmentFacts)
 
-    async def canary(
-        self, environment: wire.EnvironmentTable, tasks: Sequence[wire.Task], *, step_timeout_s: float
-    ) -> str:
+    async def canary(self, environment: EnvironmentSpec, tasks: Sequence[wire.Task]) -> str:
         """What differs where it is played twice; "" where nothing does."""
-        request = wire.CanaryRequest(environment=environment, tasks=tuple(tasks), step_timeout_s=step_timeout_s)
+        limit_s = environment.step_timeout_s
+        request = wire.CanaryRequest(environment=wire.table_of(environment), tasks=tuple(tasks), step_timeout_s=limit_s)
         return (await self._post("/v1/environments/canary", request, wire.CanaryResponse)).problem
 
     async def openings(
-        self, environment: wire.EnvironmentTable, tasks: Sequence[wire.Task], *, step_timeout_s: float, job_id: str = ""
+        self, environment: EnvironmentSpec, tasks: Sequence[wire.Task], *, job_id: str = ""
     ) -> list[wire.TaskOpening | wire.Failure]:
         """How the tasks begin, in their order."""
         found: list[wire.TaskOpening | wire.Failure] = []
         for part in _parts(tasks, lambda task: len(task.task)):
             request = wire.OpeningRequest(
-                environment=environment, tasks=tuple(part), step_timeout_s=step_timeout_s, job_id=job_id
+                environment=wire.table_of(environment),
+                tasks=tuple(part),
+                step_timeout_s=environment.step_timeout_s,
+                job_id=job_id,
             )
             found += (await self._post("/v1/openings", request, wire.OpeningResponse, number=len(part))).openings
         return found
 
     async def open(
         self,
-        environment: wire.EnvironmentTable,
+        environment: EnvironmentSpec,
         sessions: Sequence[wire.NewSession],
         *,
-        step_timeout_s: float,
         idle_s: float,
         job_id: str = "",
     ) -> list[wire.Result]:
@@ -109,9 +107,9 @@ class EnvironmentClient:
             sessions, lambda new: len(new.task.task) + sum(len(one.message.content) + 128 for one in new.history)
         ):
             request = wire.OpenRequest(
-                environment=environment,
+                environment=wire.table_of(environment),
                 sessions=tuple(part),
-                step_timeout_s=step_timeout_s,
+                step_timeout_s=environment.step_timeout_s,
                 idle_s=idle_s,
                 job_id=job_id,
             )
@@ -126,28 +124,15 @@ class EnvironmentClient:
             found += (await self._post("/v1/steps", request, wire.SessionResponse, number=len(part))).results
         return found
 
-    async def renew(self, session_ids: Sequence[str]) -> int:
-        """Says that they are still needed; answers how many of them there are."""
-        num_open = 0
+    async def renew(self, session_ids: Sequence[str]) -> None:
+        """Says that they are still needed."""
         for part in _parts(session_ids, len):
-            num_open += (
-                await self._post("/v1/sessions/renew", wire.RenewRequest(session_ids=tuple(part)), wire.RenewResponse)
-            ).num_open
-        return num_open
+            await self._post("/v1/sessions/renew", wire.RenewRequest(session_ids=tuple(part)), wire.RenewResponse)
 
-    async def close(self, session_ids: Sequence[str]) -> int:
-        """Ends those that are open, and says how many there were."""
-        num_closed = 0
+    async def close(self, session_ids: Sequence[str]) -> None:
+        """Ends those that are open."""
         for part in _parts(session_ids, len):
-            request = wire.CloseRequest(session_ids=tuple(part))
-            num_closed += (await self._post("/v1/sessions/close", request, wire.CloseResponse)).num_closed
-        return num_closed
-
-    async def _get(self, path: str, kind: type[A]) -> A:
-        def send(timeout_s: float) -> Awaitable[httpx.Response]:
-            return self.http.get(path, headers=self._headers, timeout=timeout_s)
-
-        return await self._tried(path, send, lambda content: decode_json(content, kind))
+            await self._post("/v1/sessions/close", wire.CloseRequest(session_ids=tuple(part)), wire.CloseResponse)
 
     async def _post(self, path: str, request: Record, kind: type[A], *, number: int | None = None) -> A:
         """number: of the results that the answer must have."""

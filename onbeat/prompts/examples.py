@@ -109,14 +109,12 @@ def load_environment(spec: EnvironmentDataset, request: Request) -> ExampleSets:
 
     That the two splits share no task is the environment's to keep; so is the question, which is its opening.
     """
+
+    def tasks(split: str, number: int) -> tuple[Example, ...]:
+        return tuple(Example(example_id=f"{split}/{index}", question="", reference="") for index in range(number))
+
     return ExampleSets(
-        train=tuple(
-            Example(example_id=f"train/{index}", question="", reference="") for index in range(spec.num_train_prompts)
-        ),
-        evaluation=tuple(
-            Example(example_id=f"evaluation/{index}", question="", reference="")
-            for index in range(request.num_evaluation)
-        ),
+        train=tasks("train", spec.num_train_prompts), evaluation=tasks("evaluation", request.num_evaluation)
     )
 
 

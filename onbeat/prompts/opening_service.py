@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import httpx
 
-from contracts.environments.service import EnvironmentFacts, Failure, Task, TaskOpening, table_of
+from contracts.environments.service import EnvironmentFacts, Failure, Task, TaskOpening
 from contracts.errors import DeadlineExceeded, EnvironmentUnavailable
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -36,21 +36,13 @@ class EnvironmentService:
         self._outlasts = outlasts
 
     def facts(self, environment: EnvironmentSpec) -> EnvironmentFacts:
-        return self._ask(environment, lambda client: client.facts(table_of(environment)))
+        return self._ask(environment, lambda client: client.facts(environment))
 
     def openings(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> list[TaskOpening | Failure]:
-        return self._ask(
-            environment,
-            lambda client: client.openings(
-                table_of(environment), tasks, step_timeout_s=environment.step_timeout_s, job_id=self._job_id
-            ),
-        )
+        return self._ask(environment, lambda client: client.openings(environment, tasks, job_id=self._job_id))
 
     def canary(self, environment: EnvironmentSpec, tasks: Sequence[Task]) -> str:
-        return self._ask(
-            environment,
-            lambda client: client.canary(table_of(environment), tasks, step_timeout_s=environment.step_timeout_s),
-        )
+        return self._ask(environment, lambda client: client.canary(environment, tasks))
 
     def _ask(self, environment: EnvironmentSpec, call: Callable[[EnvironmentClient], Awaitable[T]]) -> T:
         async def ask() -> T:

@@ -67,30 +67,29 @@ class OpenedPrompts:
     def __init__(
         self,
         spec: JobSpec,
-        environment: EnvironmentSpec,
-        *,
         source: str,
+        *,
         service: OpeningService | None,
         tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         check_length: Callable[[Example, int], None],
     ) -> None:
-        """environment: the source's. end_ids: tokens that end what the model samples. check_length: raises for a prompt
-        of so many tokens.
+        """source: of `JobSpec.environments`. end_ids: tokens that end what the model samples. check_length: raises for
+        a prompt of so many tokens.
 
         Raises InvalidInput that names the field of an environment that this job can't have.
         """
         self._field = environment_field(spec.dataset, source)
         if service is None:
             raise InvalidInput("there is no reward service to open the tasks with", field=self._field)
-        self._spec, self._environment, self._service = spec, environment, service
+        self._spec, self._environment, self._service = spec, spec.environments[source], service
         self._tokenizer, self._end_ids, self._check_length = tokenizer, end_ids, check_length
         self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
         self._is_tried = False
         facts = service.facts(self._environment)
         self.version = facts.version
         """What the service says that it plays: a package and its version."""
-        check_determinism(spec, environment, facts)
+        check_determinism(spec, self._environment, facts)
 
     def __call__(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:
         """Answers a prompt for each example. Raises InvalidInput that names the field, and the example.

@@ -59,16 +59,10 @@ class PromptSource:
         self._tokenizer = tokenizer
         self._chats = {source: part.chat for source, part in sources_of(spec.dataset).items()}
         self._opened = {
-            source: OpenedPrompts(
-                spec,
-                environment,
-                source=source,
-                service=environments,
-                tokenizer=tokenizer,
-                end_ids=end_ids,
-                check_length=self._check_length,
+            name: OpenedPrompts(
+                spec, name, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
             )
-            for source, environment in spec.environments.items()
+            for name in spec.environments
         }
         self.environment = versions_in_words({source: opened.version for source, opened in self._opened.items()})
         """Package and version of each environment, as its service names them; "" in a job without one."""

@@ -39,6 +39,7 @@ from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput
 from contracts.rewards import UP_TO_LUCK
 from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.process.crash_points import reach
 from onbeat.rendering.base import Renderer
 from producer.engine.base import Trajectories, Turn, all_or_none
@@ -68,10 +69,9 @@ class EnvironmentCalls(Protocol):
 
     async def open(
         self,
-        environment: service.EnvironmentTable,
+        environment: EnvironmentSpec,
         sessions: Sequence[service.NewSession],
         *,
-        step_timeout_s: float,
         idle_s: float,
         job_id: str,
     ) -> Sequence[service.Result]:
@@ -233,12 +233,11 @@ class TurnPlayer:
         """Opens sessions of one environment; answers those that have to be opened again."""
         environment = self.spec.environments[source]
         results = await self.environments.open(
-            service.table_of(environment),
+            environment,
             [
                 service.NewSession(session_id=one.session_id, task=one.played.task, history=one.played.history)
                 for one in sessions
             ],
-            step_timeout_s=environment.step_timeout_s,
             # Sessions end with the lease of their batch: soon after the generator that renews both is gone.
             idle_s=self.spec.timeouts.generator_lease_s + IDLE_BEYOND_LEASE_S,
             job_id=job_id,

@@ -17,14 +17,15 @@ import msgpack
 import pytest
 
 from contracts.encoding.wire import encode, encode_json
-from contracts.environments.service import EnvironmentTable, Step, Task
+from contracts.environments.service import Step, Task
 from contracts.errors import EnvironmentUnavailable, InvalidInput
+from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments.client import EnvironmentClient
 from onbeat.process.child_process import descendants, living
 from tests.played import KEY, PLUGIN, new, played, reason_of, reply_of, request, said, text_of
 from tests.until import until
 
-ECHO = EnvironmentTable(name="echo")
+ECHO = EnvironmentSpec(name="echo")
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -146,12 +147,12 @@ async def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_r
         assert (facts.deterministic, facts.version) == (True, "environment-plugin 1.0")
         assert "echo" in await client.names()
         with pytest.raises(InvalidInput, match="level is easy or hard") as refused:
-            await client.facts(EnvironmentTable(name="strict", params={"level": "odd"}))
+            await client.facts(EnvironmentSpec(name="strict", params={"level": "odd"}))
         assert refused.value.field == "environment.params"
         tasks = [Task(task="{}", seed=seed) for seed in (3, 4)]
-        assert await client.canary(ECHO, tasks, step_timeout_s=10.0) == ""
-        assert "turn 0 differs" in await client.canary(EnvironmentTable(name="clock"), tasks, step_timeout_s=10.0)
-        shown = await client.openings(ECHO, tasks, step_timeout_s=10.0, job_id="job-1")
+        assert await client.canary(ECHO, tasks) == ""
+        assert "turn 0 differs" in await client.canary(EnvironmentSpec(name="clock"), tasks)
+        shown = await client.openings(ECHO, tasks, job_id="job-1")
         assert [getattr(one, "messages", ())[0].content for one in shown] == ["say 3", "say 4"]
 
 
@@ -165,11 +166,11 @@ def test_a_service_that_was_killed_in_a_step_has_lost_its_sessions_and_they_go_o
     """The third play is the second step: the first was opening, the second turn 0."""
     service = Service()
     service.start(crash_at=crash_at)
-    table = EnvironmentTable(name="nasty")
+    table = EnvironmentSpec(name="nasty")
 
     async def run() -> list[str]:
         async with client_of(service, max_attempts=1) as client:
-            await client.open(table, [new(0), new(1)], step_timeout_s=10.0, idle_s=600.0)
+            await client.open(table, [new(0), new(1)], idle_s=600.0)
             first = await client.step(steps(0, "a", "b"))
             with pytest.raises(EnvironmentUnavailable):
                 await client.step(steps(1, "c", last))
@@ -178,7 +179,7 @@ def test_a_service_that_was_killed_in_a_step_has_lost_its_sessions_and_they_go_o
             service.start()
             assert [reason_of(one) for one in await client.step(steps(1, "c", "d"))] == ["lost", "lost"]
             again = [new(number, history=[played("ab"[number], one)]) for number, one in enumerate(first)]
-            opened = await client.open(table, again, step_timeout_s=10.0, idle_s=600.0)
+            opened = await client.open(table, again, idle_s=600.0)
             assert [reply_of(one) for one in opened] == [reply_of(one) for one in first]
             return [text_of(one) for one in await client.step(steps(1, "c", "d"))]
 

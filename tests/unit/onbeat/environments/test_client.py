@@ -14,13 +14,13 @@ from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message
 from contracts.environments.service import (
     EnvironmentFacts,
-    EnvironmentTable,
     Failure,
     SessionResponse,
     Step,
     StepRequest,
 )
 from contracts.errors import EnvironmentUnavailable, InvalidInput
+from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments import client as client_module
 from onbeat.environments.client import EnvironmentClient
 
@@ -118,7 +118,7 @@ def test_a_refusal_is_not_repeated_and_names_the_field_and_the_cure() -> None:
     body = problem_body(422, "no such", field="environment.name", cure="another")
     service = Service(lambda request: httpx.Response(422, content=body))
     with pytest.raises(InvalidInput, match="no such") as refused:
-        service.ask(lambda client: client.facts(EnvironmentTable(name="x")))
+        service.ask(lambda client: client.facts(EnvironmentSpec(name="x")))
     assert (refused.value.field, refused.value.cure) == ("environment.name", "another")
     assert len(service.requests) == 1
     with pytest.raises(InvalidInput, match="refused /v1/steps with 418"):
@@ -142,4 +142,4 @@ def test_large_calls_are_made_in_parts_and_answered_as_one(monkeypatch: pytest.M
 def test_facts_are_the_services() -> None:
     facts = EnvironmentFacts(deterministic=False, version="1")
     service = Service(lambda request: httpx.Response(200, content=encode(facts)))
-    assert service.ask(lambda client: client.facts(EnvironmentTable(name="x"))) == facts
+    assert service.ask(lambda client: client.facts(EnvironmentSpec(name="x"))) == facts

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, messages_digest
 from contracts.environments.service import (
-    EnvironmentTable,
     Failure,
     FailureReason,
     NewSession,
@@ -29,6 +28,7 @@ from contracts.errors import BatchFailed, ContractViolation, EnvironmentUnavaila
 from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
+from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.rendering.factory import make_renderer
 from onbeat.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
@@ -70,10 +70,9 @@ class Echo:
 
     async def open(
         self,
-        environment: EnvironmentTable,
+        environment: EnvironmentSpec,
         sessions: Sequence[NewSession],
         *,
-        step_timeout_s: float,
         idle_s: float,
         job_id: str,
     ) -> list[Result]:
