@@ -78,6 +78,6 @@ def environment_name(source: str) -> str:
     return f"{ENVIRONMENT}/{source}" if source else ENVIRONMENT
 
 
-def versions_in_words(versions: Mapping[str, str]) -> str:
+def played_by(versions: Mapping[str, str]) -> str:
     """`guess 1.2`, or `games: guess 1.2; tools: mcp 0.9` of a mixture's sources; "" of none."""
     return VERSIONS_END.join(f"{source}: {version}" if source else version for source, version in versions.items())

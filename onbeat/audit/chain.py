@@ -31,7 +31,7 @@ from contracts.events import AuditRecord, SampledBy, record_digest
 from contracts.rewards import source_digests
 from contracts.schedule import versions_in_words
 from contracts.spec import JobSpec
-from contracts.spec_tables.environment import VERSIONS_END, versions_in_words
+from contracts.spec_tables.environment import VERSIONS_END, played_by
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):
@@ -231,7 +231,7 @@ def _check_unscorable(walk: _Walk, record: AuditRecord, name: str) -> None:
 def _check_environment(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
     played = (record.environment or "").split(VERSIONS_END)
     for source, environment in spec.environments.items():
-        if environment.file_version and versions_in_words({source: environment.file_version}) not in played:
+        if environment.file_version and played_by({source: environment.file_version}) not in played:
             walk.gaps.append(f"{name}: its environment is of another file than the spec's")
     if record.environment is UNSET:
         return

@@ -16,7 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, RowsTable, no_chat_template, sources_of
-from contracts.spec_tables.environment import versions_in_words
+from contracts.spec_tables.environment import played_by
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.completions import answer_behind, given_ids
 from onbeat.prompts.examples import Example, ExampleSets, job_examples
@@ -64,7 +64,7 @@ class PromptSource:
             )
             for name in spec.environments
         }
-        self.environment = versions_in_words({source: opened.version for source, opened in self._opened.items()})
+        self.environment = played_by({source: opened.version for source, opened in self._opened.items()})
         """Package and version of each environment, as its service names them; "" in a job without one."""
         self._train = self._prompts(dataset.train, held_out=False)
         self._evaluation = self._prompts(dataset.evaluation, held_out=True)

@@ -145,7 +145,6 @@ async def test_the_client_says_what_an_environment_is_and_what_is_wrong_with_a_r
     async with client_of(service) as client:
         facts = await client.facts(ECHO)
         assert (facts.deterministic, facts.version) == (True, "environment-plugin 1.0")
-        assert "echo" in await client.names()
         with pytest.raises(InvalidInput, match="level is easy or hard") as refused:
             await client.facts(EnvironmentSpec(name="strict", params={"level": "odd"}))
         assert refused.value.field == "environment.params"
