@@ -124,7 +124,7 @@ class TurnPlayer:
 
     environments: EnvironmentCalls
     renderers: Mapping[str, Renderer]
-    """Of each source that has an environment, as `JobSpec.environments`; other prompts have one turn, and no answer."""
+    """By source, as `JobSpec.environments`; prompts of other sources have one turn, which nothing answers."""
     spec: JobSpec
     generate: Generate
     closing: set[asyncio.Task[None]] = field(default_factory=set)
