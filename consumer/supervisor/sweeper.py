@@ -152,6 +152,8 @@ class Sweeper:
             return
         self._left[job_id] = left
         now_s = time.time()
+        if left.is_due(now_s) and JobStore(self._broker).forks_of(job_id):
+            return  # they begin with its checkpoint
         if left.is_over(now_s):
             self._removals.note(job_id, Removal(files="removed", at_s=now_s))
             del self._left[job_id]
@@ -243,12 +245,16 @@ class LeftFolder:
         """Whether nothing of it is kept any longer."""
         return now_s >= self._result_until_s
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether something of it is to go."""
+        return self.is_over(now_s) or (now_s >= self._files_until_s and not self._is_reduced)
+
     def reduce(self, now_s: float, forget: Callable[[list[Path]], None] = lambda _: None) -> list[Path]:
         """Removes what the result doesn't need, once its time has come; what was removed. Raises OnbeatError.
 
         forget: removes copies of what is to go.
         """
-        if self._is_reduced or now_s < self._files_until_s:
+        if not self.is_due(now_s):
             return []
         removed = []
         forget(going := needless(self._folder, *self._result))

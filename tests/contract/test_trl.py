@@ -8,14 +8,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
+from consumer.gradient.advantages.estimators import ADVANTAGES as ESTIMATORS
+from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards
+from consumer.gradient.log_probs import frozen_logprobs
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, policy_loss
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.model.policy import load_policy
+from contracts.encoding.arrays import unpack_float32
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from tests.builders import job_spec, tiny_model_folder
+from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.trainer import OptimizerSpec
+from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
@@ -129,7 +139,8 @@ def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: P
 
 
 def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: Tensor) -> dict[str, Any]:
-    """What TRL makes of rollouts whose sampler answered `tokens.generator`: its own code computes the weights."""
+    """What TRL makes of rollouts whose sampler answered `tokens.generator`: its own code computes weights and
+    advantages."""
     lengths = mask.sum(dim=1).tolist()
     completions = [[7] * length for length in lengths]
     sampled = [row[:length].tolist() for row, length in zip(tokens.generator, lengths, strict=True)]
@@ -145,8 +156,73 @@ def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: T
     )
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (proximal, torch.zeros_like(proximal), None)
     trainer.use_vllm = True
-    made = trainer._generate_and_score_completions([{"prompt": "1+1="}] * len(lengths))
-    return made | {"advantages": torch.tensor(ADVANTAGES, dtype=torch.float64)}
+    return trainer._generate_and_score_completions([{"prompt": "1+1="}] * len(lengths))
+
+
+SCORES = ((1.0, 0.2), (0.0, 0.9), (1.0, 0.4), (0.0, 0.1), (1.0, 0.7), (1.0, 0.7), (0.0, 0.3), (1.0, 0.8))
+"""What two reward functions say of two groups of four."""
+OF_ITERATION = {"gdpo": {"multi_objective_aggregation": "normalize_then_sum"}, "lite_ppo": {"scale_rewards": "batch"}}
+
+
+@pytest.mark.parametrize("advantage", OF_ITERATION)
+def test_advantages_over_an_iteration_are_trls(model_folder: Path, advantage: str) -> None:
+    length = {"type": "length", "target_chars": 1, "max_chars": 9, "weight": 0.5}
+    algorithm = {"advantage": advantage, "advantage_epsilon": 1e-4}
+    spec = job_spec(algorithm=algorithm, reward__components=[{"type": "exact"}, length])
+    breakdowns = [{"exact": exact, "length": length} for exact, length in SCORES]
+    rollouts = [
+        replace(rollout([5], exact + 0.5 * length, logprobs=[-1.0]), reward_breakdown=breakdown)
+        for (exact, length), breakdown in zip(SCORES, breakdowns, strict=True)
+    ]
+    batch = batch_of([([5], rollouts[:4]), ([6], rollouts[4:])])
+    earned = np.array([one.reward for one in rollouts]).reshape(2, 4)
+    values = batch_advantages(batch, compared_rewards(batch, earned, spec), spec.algorithm)
+    late = ESTIMATORS[advantage].late(values.ravel().tolist(), earned.ravel().tolist(), 1e-4)
+
+    trainer = trl_trainer(model_folder, beta=0.0, **OF_ITERATION[advantage])
+    trainer.reward_funcs, trainer.reward_func_names = trainer.reward_funcs * 2, ["exact", "length"]
+    trainer.reward_weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    trainer._calculate_rewards = lambda *_: torch.tensor(SCORES, dtype=torch.float64)
+    tokens, mask = drawn()
+    expected = lagged_inputs(trainer, tokens, mask, tokens.generator)["advantages"]
+    ours = (values.ravel() - late.baseline) / late.deviation
+    # The correction of its deviation is a float32.
+    torch.testing.assert_close(torch.from_numpy(ours), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_a_reference_moves_as_trls() -> None:
+    from trl.trainer.callbacks import SyncRefModelCallback
+
+    policy, ours, theirs = (torch.nn.Linear(8, 4) for _ in range(3))
+    theirs.load_state_dict(ours.state_dict())
+    named = dict(policy.named_parameters())
+    optimizer = PolicyOptimizer(named, OptimizerSpec(), reference=dict(ours.named_parameters()), mixup_alpha=0.6)
+    optimizer.sync_reference()
+    SyncRefModelCallback._sync_target_model(policy, theirs, 0.6)
+    for moved, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(moved, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_log_probs_of_a_float32_head_are_trls(model_folder: Path) -> None:
+    """Of a bfloat16 model; without the cast they are some thousandths off."""
+    options = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True}
+    spec = job_spec(model={"path": model_folder.name} | options, trainer__packing="padded")
+    policy = load_policy(spec.model, model_root=SpecRoot(model_folder.parent), gradient_checkpointing=False)
+    prompt, answer = [5, 6, 7, 8], [9, 10, 11]
+    batch = batch_of([(prompt, [rollout(answer, 0.0, logprobs=[-1.0] * 3)] * 4)])
+    ours = torch.tensor([unpack_float32(row) for row in frozen_logprobs(policy, batch, spec=spec)])
+    trainers = {
+        cast: trl_trainer(model_folder, beta=0.0, model_init_kwargs={"dtype": "bfloat16"}, cast_lm_head_to_fp32=cast)
+        for cast in (True, False)
+    }
+    ids = torch.tensor([[*prompt, *answer]] * 4)
+    with torch.no_grad():
+        theirs = {
+            cast: one._get_per_token_logps_and_entropies(one.model, ids, torch.ones_like(ids), 3)[0].float()
+            for cast, one in trainers.items()
+        }
+    torch.testing.assert_close(ours, theirs[True], rtol=0.0, atol=1e-5)
+    assert (ours - theirs[False]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first update", "later update"])
@@ -183,6 +259,7 @@ def test_loss_and_gradient_of_lagged_rollouts_are_trls(
     proximal = (mu + 0.5 * (2.0 * torch.rand(mu.shape, generator=draw, dtype=torch.float64) - 1.0)).detach()
     policy = (proximal.clone() if is_first else tokens.policy.detach()).requires_grad_()
     inputs = lagged_inputs(trainer, TokenLogprobs(policy=policy, generator=mu), mask, proximal)
+    inputs["advantages"] = torch.tensor(ADVANTAGES, dtype=torch.float64)
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (policy, torch.zeros_like(policy), None)
     expected = trainer._compute_loss(trainer.model, inputs)
     (expected_gradient,) = torch.autograd.grad(expected, policy)

@@ -31,8 +31,10 @@ EASY = {
     },
 }
 VARIANTS: dict[str, dict[str, object]] = {
-    "updates of a mixture": {
+    "gdpo, updates of a mixture": {
         "optimizer__type": "muon",
+        "algorithm__advantage": "gdpo",
+        "algorithm__reward_clip": 0.9,
         "algorithm__updates_per_iteration": 3,
         "algorithm__clip_low": 0.01,
         "algorithm__clip_high": 0.01,
@@ -66,6 +68,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm__old_policy": "generator",
         "algorithm__kl_coefficient": 0.01,
     },
+    "lite_ppo": {"algorithm__advantage": "lite_ppo", "algorithm__loss": "dapo", "algorithm__reward_clip": 0.9},
     "REINFORCE++, a float32 head": {
         "model": {"path": "configs/models/two-digit-addition", "dtype": "bfloat16", "cast_lm_head_to_fp32": True},
         "algorithm__advantage": "reinforce++",
@@ -75,7 +78,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
 }
 STEPS_BEFORE_DEATH = {
-    "updates of a mixture": 3 * (ITERATIONS - 1) + 2,
+    "gdpo, updates of a mixture": 3 * (ITERATIONS - 1) + 2,
     "mini-batches": 4 * (ITERATIONS - 1) + 3,
     "SFT in mini-batches": 7,
 }
@@ -126,7 +129,8 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
 @pytest.mark.parametrize(
     ("variant", "sharding"),
     [
-        ("updates of a mixture", "none"),
+        ("gdpo, updates of a mixture", "none"),
+        ("lite_ppo", "none"),
         ("mini-batches", "fsdp"),
         ("LoRA", "fsdp"),
         ("SFT in mini-batches", "none"),
@@ -192,7 +196,7 @@ def test_given_completions_are_learnt_and_nothing_is_sampled(pipeline: Pipeline,
 
 
 def test_only_the_updates_after_the_first_are_clipped(pipeline: Pipeline, oracles: dict[str, str]) -> None:
-    for metrics in metrics_of(pipeline, oracles["updates of a mixture"]):
+    for metrics in metrics_of(pipeline, oracles["gdpo, updates of a mixture"]):
         first, *others = metrics.updates
         assert first.clip_share == 0.0
         assert [update.clip_share > 0.0 for update in others] == [True, True]
@@ -203,7 +207,7 @@ def test_each_source_of_a_mixture_has_its_rewards_and_its_components(
     pipeline: Pipeline, oracles: dict[str, str]
 ) -> None:
     """Three of four prompts are sums of two digits; the other reward is of the easy ones alone."""
-    for metrics in metrics_of(pipeline, oracles["updates of a mixture"]):
+    for metrics in metrics_of(pipeline, oracles["gdpo, updates of a mixture"]):
         assert metrics.source_rewards
         rewards, exact = metrics.source_rewards, metrics.reward_components["exact"]
         assert set(rewards) == {"all", "easy"}

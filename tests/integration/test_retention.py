@@ -267,6 +267,22 @@ def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
     assert not folder.path.exists()
 
 
+def test_files_stay_while_a_fork_that_begins_with_them_has_not_ended(stack: Stack) -> None:
+    folder = stack.ended(days_ago=40, retention__keys_days=1.0, retention__files_days=30.0, retention__result_days=30.0)
+    forget(stack, folder)
+    fork, _ = stack.jobs.create(job_spec(fork={"job": folder.job_id, "version": 1}))
+    before = sorted(folder.path.rglob("*"))
+    stack.sweep()
+    assert sorted(folder.path.rglob("*")) == before
+    with pytest.raises(Conflict, match=f"job {fork} goes on from version 1 of {folder.job_id}"):
+        remove_for_good(stack.gateway, folder.job_id)
+    assert Removals(stack.consumer).notes().removals == {}
+    stack.jobs.request_cancel(fork)
+    stack.sweep()
+    stack.sweep()
+    assert not folder.path.exists()
+
+
 def test_a_run_folder_whose_job_redis_never_had_is_left_alone(stack: Stack) -> None:
     """A server that lost its data has forgotten all jobs: their folders hold all that is left of them."""
     folder = stack.ended(days_ago=400, retention__keys_days=1.0, retention__files_days=1.0, retention__result_days=1.0)

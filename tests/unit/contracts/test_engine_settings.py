@@ -13,6 +13,8 @@ from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import ModelSpec
 from producer.engine.factory import CLASSES, make_engine
 
+HEAD = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True}
+
 
 @pytest.mark.parametrize(
     ("environment", "problem"),
@@ -61,13 +63,23 @@ def test_engine_settings_survive_the_way_through_the_environment() -> None:
         assert engine_from(options.environment()) == options
 
 
-def test_an_engine_that_samples_batches_beside_each_other_is_not_made_for_a_deterministic_job() -> None:
-    with pytest.raises(InvalidInput, match="deterministic = false") as caught:
+@pytest.mark.parametrize(
+    ("fields", "deterministic", "problem", "field"),
+    [
+        ({}, True, "deterministic = false", "deterministic"),
+        (HEAD, False, "vllm computes logits in the model's dtype", "model.cast_lm_head_to_fp32"),
+    ],
+    ids=["batches beside each other", "a float32 head"],
+)
+def test_an_engine_is_not_made_for_a_job_that_it_would_sample_otherwise(
+    fields: dict[str, Any], deterministic: bool, problem: str, field: str
+) -> None:
+    with pytest.raises(InvalidInput, match=problem) as caught:
         make_engine(
-            ModelSpec(path="any"),
+            ModelSpec(path="any", **fields),
             options=VllmOptions(),
             settings=StackSettings(),
-            deterministic=True,
+            deterministic=deterministic,
             chunks=lambda job_id: pytest.fail(f"{job_id} is not asked for"),
         )
-    assert caught.value.field == "deterministic"
+    assert caught.value.field == field

@@ -90,6 +90,8 @@ def refused(**fields: Any) -> str:
         ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1, or trainer.hosts"),
         (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),
+        (FSDP | {"optimizer__type": "muon"}, "it steps whole matrices"),
+        ({"optimizer__type": "muon", "trainer__lora": {}}, "is for whole matrices, of which trainer.lora trains none"),
         (FSDP | {"algorithm__advantage": "reinforce++"}, 'needs trainer.sharding = "none"'),
         (AS_SAMPLED | {"model__dtype": "bfloat16"}, 'packing = "as_sampled" needs model.dtype = "float32"'),
         (AS_SAMPLED | {"deterministic": False}, "needs deterministic = true"),

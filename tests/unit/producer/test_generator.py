@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.generator_side import PublishOutcome
-from broker.presence import AWAKE_FOR, RELOAD_PAUSES_S
+from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
@@ -296,6 +296,22 @@ async def test_a_lease_that_was_lost_with_its_iteration_takes_no_other_of_its_na
         await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
         assert side.renewed[-1] == ["0/train/0"]
         gate.set()
+        await stack.changes.until(lambda: len(side.published) == 1)
+
+
+async def test_a_load_is_said_when_it_begins_and_when_it_ends_however_late_the_next_beat_is(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer keeps the version that is said to be loading, and counts who holds it."""
+    monkeypatch.setattr("onbeat.work.heartbeat.PRESENCE_S", 100.0)
+    loads, samples = (stack.shop.gates.setdefault(name, asyncio.Event()) for name in ("load 0", "0/train/0"))
+    side = stack.add_job(num_batches=1, timeouts__generator_lease_s=600.0)
+    async with stack.running():
+        await stack.changes.until(lambda: bool(stack.jobs.infos and stack.jobs.infos[-1][LOADING_WEIGHTS]))
+        loads.set()
+        await stack.changes.until(lambda: stack.jobs.infos[-1]["policy_version"] == "0")
+        assert stack.jobs.infos[-1][LOADING_WEIGHTS] == ""
+        samples.set()
         await stack.changes.until(lambda: len(side.published) == 1)
 
 
