@@ -104,8 +104,7 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
         components = with_on_unscorable(before.reward.components, asked.on_unscorable)
         after = changed(after, reward=changed(before.reward, components=components))
     if asked.on_failure:
-        parts = with_on_failure(before.dataset, before.environment, before.stages, asked.on_failure)
-        after = changed(after, **parts)
+        after = changed(after, **with_on_failure(before.dataset, before.environment, before.stages, asked.on_failure))
     return after
 
 

@@ -21,12 +21,9 @@ from contracts.spec_tables.datasets import DatasetSpec, environments_of, with_en
 from contracts.spec_tables.environment import EnvironmentSpec, environment_name
 from contracts.spec_tables.stages import JudgingStage, StageSpec
 
-Environments = Mapping[str, EnvironmentSpec]
-"""By source, as `JobSpec.environments`."""
-
 
 def all_stated_scores(
-    components: tuple[RewardComponent, ...], environments: Environments, stages: Sequence[StageSpec]
+    components: tuple[RewardComponent, ...], environments: Mapping[str, EnvironmentSpec], stages: Sequence[StageSpec]
 ) -> dict[str, float]:
     """Returns name → score, of whatever states one."""
     of_others = {name: judge.stated_score for name, judge in _judges(environments, stages).items()}
@@ -34,7 +31,7 @@ def all_stated_scores(
 
 
 def names_problem(
-    components: tuple[RewardComponent, ...], environments: Environments, stages: Sequence[StageSpec]
+    components: tuple[RewardComponent, ...], environments: Mapping[str, EnvironmentSpec], stages: Sequence[StageSpec]
 ) -> str:
     """Says which stated score couldn't be told from another's; "" where each has a name of its own."""
     taken = {*breakdown_names(components), *map(environment_name, environments)}
@@ -72,6 +69,8 @@ def with_on_failure(
     }
 
 
-def _judges(environments: Environments, stages: Sequence[StageSpec]) -> dict[str, EnvironmentSpec | JudgingStage]:
+def _judges(
+    environments: Mapping[str, EnvironmentSpec], stages: Sequence[StageSpec]
+) -> dict[str, EnvironmentSpec | JudgingStage]:
     judging = {stage.name: stage for stage in stages if isinstance(stage, JudgingStage)}
     return {**{environment_name(source): one for source, one in environments.items()}, **judging}

@@ -75,7 +75,7 @@ class Sweeper:
         self._metrics = metrics
         self._removals = Removals(broker)
         self._roots = tuple({settings.run_root_path, settings.weight_root_path})
-        self._left: dict[str, LeftFolder] = {}
+        self._left: dict[str, LeftFolder | None] = {}
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -147,13 +147,11 @@ class Sweeper:
         return [job_id for job_id in there if job_id not in known]
 
     def _see_to_left(self, job_id: str) -> None:
-        left = self._left.get(job_id) or left_folder(self._folder_of(job_id), self._settings)
-        if left is None:
-            return
-        self._left[job_id] = left
+        left = self._left[job_id] = self._left.get(job_id) or left_folder(self._folder_of(job_id), self._settings)
         now_s = time.time()
-        if left.is_due(now_s) and JobStore(self._broker).forks_of(job_id):
-            return  # they begin with its checkpoint
+        # A fork that has not ended may begin with its checkpoint, again.
+        if left is None or (left.is_due(now_s) and JobStore(self._broker).forks_of(job_id)):
+            return
         if left.is_over(now_s):
             self._removals.note(job_id, Removal(files="removed", at_s=now_s))
             del self._left[job_id]

@@ -259,9 +259,8 @@ def sources_problem(
     if environment is not None and (own := environments_of(dataset, None)):
         field = environment_field(dataset, next(iter(own)))
         return f"{field} has no effect with environment, which plays all sources; leave one of the two out"
-    for name, table in sources.items() if "" not in plays else ():
-        if name in plays:
-            continue
+    unplayed = {name: table for name, table in sources.items() if not {"", name} & plays.keys()}
+    for name, table in unplayed.items():
         if isinstance(table, EnvironmentDataset):
             field = environment_field(dataset, name)
             where = field.replace("environment", "dataset" if name else "dataset.type")

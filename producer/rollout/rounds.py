@@ -98,9 +98,8 @@ class Rounds:
         )
         self.activity.observe("score", timings.scoring_ended_s - scoring_started_s)
         batch.rounds.append(timings)
-        resamples = len(batch.rounds) - 1
         groups = rollout_groups(
-            asked, batch.spec, completions=completions, texts=texts, scored=scored, num_resamples=resamples
+            asked, batch.spec, completions=completions, texts=texts, scored=scored, num_resamples=len(batch.rounds) - 1
         )
         batch.places.fill(groups)
         self.freed()
