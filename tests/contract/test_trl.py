@@ -204,7 +204,7 @@ def test_a_reference_moves_as_trls() -> None:
 
 
 def test_log_probs_of_a_float32_head_are_trls(model_folder: Path) -> None:
-    """Of a bfloat16 model; without the cast they are some thousandths off."""
+    """The model is of bfloat16; without the cast they are off by far more."""
     options = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True}
     spec = job_spec(model={"path": model_folder.name} | options, trainer__packing="padded")
     policy = load_policy(spec.model, model_root=SpecRoot(model_folder.parent), gradient_checkpointing=False)
