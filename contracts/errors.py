@@ -34,6 +34,9 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import ClassVar
 
+MOST_CHARACTERS = 500
+"""A library's line is cut here."""
+
 
 class OnbeatError(Exception):
     """One line that names the field or thing, the problem and the cure."""
@@ -173,3 +176,9 @@ class TrainingDiverged(OnbeatError, status=HTTPStatus.INTERNAL_SERVER_ERROR):
 
 class DeadlineExceeded(OnbeatError, status=HTTPStatus.GATEWAY_TIMEOUT):
     """A wait that ended without progress."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, or its type where it has none: what follows is for those who debug it."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:MOST_CHARACTERS] if lines else type(error).__name__

@@ -158,23 +158,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         for key in ("trackers", "tags"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key} names one twice; name each once")
-        tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
-        plays, lags = bool(self.environments), self.schedule in LAGGING
-        is_given = self.algorithm.learns_given
-        problem = (
-            (external_problem(tables, self.trackers, self.schedule) if self.trainer.external else "")
-            or hosts_problem(self.trainer, self.weights, self.schedule)
-            or environment_problem(self.environments, self.rollout, self.evaluation, self.dataset)
-            or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
-            or sources_problem(
-                self.dataset,
-                self.reward.components,
-                self.environment,
-                scores=self.evaluation.num_prompts > 0 or not is_given,
-            )
-        )
-        problem = problem or overlong_problem(self.reward.components, self.max_sampled_tokens)
-        if problem:
+        if problem := self._problem_between_tables():
             raise ValueError(problem)
         self._check_group_size()
         if self.rollout.batches_per_iteration % self.algorithm.num_mini_batches:
@@ -192,7 +176,25 @@ class JobSpec(Record, frozen=True, kw_only=True):
             self.evaluation,
             num_open=self.num_open,
             longest=self.longest_completion,
-            given_tokens=self.rollout.sampling.max_new_tokens if is_given else 0,
+            given_tokens=self.rollout.sampling.max_new_tokens if self.algorithm.learns_given else 0,
+        )
+
+    def _problem_between_tables(self) -> str:
+        tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
+        plays, lags = bool(self.environments), self.schedule in LAGGING
+        is_given = self.algorithm.learns_given
+        return (
+            (external_problem(tables, self.trackers, self.schedule) if self.trainer.external else "")
+            or hosts_problem(self.trainer, self.weights, self.schedule)
+            or environment_problem(self.environments, self.rollout, self.evaluation, self.dataset)
+            or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
+            or sources_problem(
+                self.dataset,
+                self.reward.components,
+                self.environment,
+                scores=self.evaluation.num_prompts > 0 or not is_given,
+            )
+            or overlong_problem(self.reward.components, self.max_sampled_tokens)
         )
 
     def _check_group_size(self) -> None:

@@ -21,20 +21,13 @@ from transformers.utils import logging as transformers_logging
 from consumer.model.adapters import Adapters, attach_adapters, base_name, is_adapter_name
 from consumer.model.published_weights import PublishedWeights
 from consumer.model.rows import local_rows, stored_rows, stored_shape
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, first_line
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import (
-    LOADING_ERRORS,
-    cast_head,
-    context_tokens,
-    first_line,
-    load_tokenizer,
-    weight_tensors,
-)
+from onbeat.weights.model_folder import LOADING_ERRORS, cast_head, context_tokens, load_tokenizer, weight_tensors
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import TensorSink
 

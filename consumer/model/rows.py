@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import QueueEmptyError  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.tensor import DTensor
 
-from contracts.errors import Unavailable
+from contracts.errors import Unavailable, first_line
 from onbeat.weights.files.stored_tensors import StoredTensors
 
 
@@ -74,5 +74,4 @@ def store_errors() -> Iterator[None]:
     except QueueEmptyError:
         raise
     except RuntimeError as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise Unavailable(f"the trainer's ranks have lost each other: {first_line}", field="ranks") from error
+        raise Unavailable(f"the trainer's ranks have lost each other: {first_line(error)}", field="ranks") from error

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, first_line
 from onbeat.weights.model_path import FIELD, check_tokenizer_files
 
 LOADING_ERRORS = (
@@ -155,9 +155,3 @@ def text_of(folder: Path) -> Callable[[list[int]], str]:
     tokenizer = functools.cache(functools.partial(load_tokenizer, folder, needs_end=False))
     # Cleaning up spaces would change what is scored: "1 ." is not "1.".
     return lambda tokens: str(tokenizer().decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a library's message, or its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from contracts.errors import ContractViolation, DeadlineExceeded, InvalidInput, NotFound, ObjectsUnavailable
+from contracts.errors import ContractViolation, DeadlineExceeded, InvalidInput, NotFound, ObjectsUnavailable, first_line
 from onbeat.process.folders import make_missing
 from onbeat.process.waiting import Waiting
 
@@ -42,7 +42,6 @@ STILL_S = 20.0
 CONNECT_S = 5.0
 PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 """Pauses between requests while the store is away; the last one repeats."""
-MOST_WORDS = 300
 
 T = TypeVar("T")
 
@@ -207,7 +206,7 @@ class Bucket:
                 raise NotFound("is not in the object store", field=key) from error
             except (PermissionDeniedError, UnauthenticatedError) as error:
                 raise InvalidInput(
-                    f"the store refuses to {what}: {_words(error)}",
+                    f"the store refuses to {what}: {first_line(error)}",
                     field=SETTING,
                     cure="give the process an account that may, by the provider's own variables",
                 ) from error
@@ -216,7 +215,7 @@ class Bucket:
             try:
                 waiting.poke()
             except DeadlineExceeded as over:
-                raise ObjectsUnavailable(f"{over.problem}: {_words(last)}", field=SETTING) from last
+                raise ObjectsUnavailable(f"{over.problem}: {first_line(last)}", field=SETTING) from last
             self._sleep(min(next(pauses), waiting.left_s))
 
 
@@ -252,7 +251,7 @@ def open_store(url: str, *, still_s: float) -> ObjectStore:
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=still_s)},
         )
     except (BaseError, ValueError, OSError) as error:
-        raise InvalidInput(f"`{url[:200]}` can't be opened: {_words(error)}", field=SETTING, cure=FORMS) from error
+        raise InvalidInput(f"`{url[:200]}` can't be opened: {first_line(error)}", field=SETTING, cure=FORMS) from error
 
 
 def check_name(name: str, form: str) -> str:
@@ -260,8 +259,3 @@ def check_name(name: str, form: str) -> str:
     if not re.fullmatch(form, name):
         raise ContractViolation(f"`{name[:80]!a}` is no name of an object", field="name")
     return name
-
-
-def _words(error: BaseException) -> str:
-    """The first line: what follows is written for those who debug obstore."""
-    return str(error).partition("\n")[0][:MOST_WORDS]

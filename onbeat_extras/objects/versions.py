@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from pathlib import Path
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -27,8 +26,8 @@ from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.weights.layout import PlannedVersion
 from onbeat.weights.redis.chunks import ChunkedFile
-from onbeat.weights.stores import CopiedFiles, VersionFile, VersionFiles, VersionStore, version_files
-from onbeat.weights.transports import ChunksOf, Store, StoreNeeds
+from onbeat.weights.stores import CopiedFiles, VersionFile, VersionStore, version_files
+from onbeat.weights.transports import Store, StoreNeeds
 from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.bucket import Bucket
 
@@ -250,8 +249,4 @@ def digest_in(name: str) -> str:
     return found["digest"]
 
 
-def _receiver(root: Path, chunks: ChunksOf | None, settings: StackSettings) -> VersionFiles:
-    return ObjectFiles(settings)
-
-
-STORE = Store(trainer=ObjectVersions, receiver=_receiver)
+STORE = Store(trainer=ObjectVersions, receiver=lambda root, chunks, settings: ObjectFiles(settings))
