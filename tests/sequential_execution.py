@@ -20,8 +20,8 @@ from consumer.gradient.learner import OptimizerStep, mini_batch_of
 from consumer.gradient.optimizer import learning_rate_at
 from consumer.gradient.statistics import divided_by, iteration_scaling
 from contracts.encoding.wire import encode
-from contracts.rewards import RewardItem, Scored
-from contracts.rollouts import BatchTimings, PromptBatch, Rollout, RolloutBatch, RolloutGroup
+from contracts.rewards import Scored
+from contracts.rollouts import BatchTimings, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
@@ -31,6 +31,7 @@ from contracts.weights import FileWeights
 from onbeat.prompts.examples import load_dataset
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
+from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
@@ -108,31 +109,11 @@ class SequentialExecution:
             return publication.finish()
 
     async def _sampled(self, batch: PromptBatch) -> RolloutBatch:
-        completions = await self._engine.generate(batch)
-        groups = []
-        for prompt, of_prompt in zip(batch.prompts, completions, strict=True):
-            rollouts = []
-            for completion, text in zip(of_prompt, self._texts(of_prompt), strict=True):
-                item = RewardItem(
-                    prompt=prompt.text,
-                    completion=text,
-                    reference=prompt.reference,
-                    task_entry=prompt.task_entry,
-                    num_tokens=completion.num_sampled,
-                )
-                scored = rubric.score_item(self._spec.reward.components, item)
-                assert isinstance(scored, Scored)
-                rollouts.append(
-                    Rollout(completion=completion, text=text, reward=scored.reward, reward_breakdown=scored.breakdown)
-                )
-            groups.append(
-                RolloutGroup(
-                    prompt_id=prompt.prompt_id,
-                    prompt_index=prompt.index,
-                    prompt_token_ids=prompt.token_ids,
-                    rollouts=tuple(rollouts),
-                )
-            )
+        completions = [one for of_prompt in await self._engine.generate(batch) for one in of_prompt]
+        texts, components = self._texts(completions), self._spec.reward.components
+        items = reward_items(components, batch, completions, texts)
+        scored = [score for item in items if isinstance(score := rubric.score_item(components, item), Scored)]
+        groups = rollout_groups(batch, self._spec, completions=completions, texts=texts, scored=scored)
         return RolloutBatch(
             job_id="job",
             batch_id=batch.batch_id,
@@ -163,7 +144,8 @@ class SequentialExecution:
                     divisor=dataclasses.replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor,
                     baseline=scaling.baseline,
                     learning_rate=rate,
-                    is_last=(update, part) == steps[-1],
+                    is_last=(is_last := (update, part) == steps[-1]),
+                    syncs_reference=is_last and spec.algorithm.syncs_reference_after(iteration),
                 )
             )
         return self._published(iteration + 1)

@@ -17,6 +17,7 @@ from tests.hosts.ranks import HOSTS, both_training, comes_in, consume, cut_off, 
 from tests.pipeline import wait_for_exit
 
 LORA = {"rank": 4}
+MOVING: dict[str, Any] = {"algorithm__kl_coefficient": 0.05, "algorithm__ref_model_sync_iterations": 2}
 
 
 def signalled(processes: list[int], number: signal.Signals) -> None:
@@ -34,7 +35,7 @@ def test_two_hosts_with_two_ranks_each_make_the_weights_of_one_process(machines:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"trainer__sharding": "fsdp"}, id="rows"),
+        pytest.param({"trainer__sharding": "fsdp"} | MOVING, id="rows, a reference that moves"),
         pytest.param({"trainer__lora": LORA, "trainer__sharding": "fsdp"}, id="adapters over rows", marks=long_variant),
         pytest.param({"trainer__lora": LORA}, id="adapters", marks=long_variant),
         pytest.param(LAG, id="lag", marks=long_variant),
