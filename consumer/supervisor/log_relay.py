@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 import threading
 import time
+from io import RawIOBase
 from pathlib import Path
 
+from contracts.encoding.json_lines import open_plain
 from onbeat.telemetry.logs import UNSHOWN, iso, shown
 
 LOOK_S = 0.25
@@ -52,18 +53,18 @@ class LogRelay:
 
     @staticmethod
     def _run(path: Path, start: int, lines: _Lines, ending: threading.Event) -> None:
-        number = None
+        file = None
         while True:
             is_last = ending.wait(LOOK_S)
-            number = _opened(path, start) if number is None else number
-            if number is not None and os.fstat(number).st_size < os.lseek(number, 0, os.SEEK_CUR):
-                os.lseek(number, 0, os.SEEK_SET)  # it reached its bound, and was emptied
-            while number is not None and (data := os.read(number, READ_BYTES)):
+            file = file or _opened(path, start)
+            if file and os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)  # it reached its bound, and was emptied
+            while file and (data := file.read(READ_BYTES)):
                 lines.take(data)
             if is_last:
                 lines.close()
-                if number is not None:
-                    os.close(number)
+                if file:
+                    file.close()
                 return
 
 
@@ -119,17 +120,14 @@ def as_log_line(line: str, log_format: str) -> str:
     return shown(line)
 
 
-def _opened(path: Path, start: int) -> int | None:
+def _opened(path: Path, start: int) -> RawIOBase | None:
     """None while there is no such file. Code of a job's author may have made it a link, or a pipe."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_plain(path).detach()
     except OSError:
         return None
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        return None
-    os.lseek(number, start, os.SEEK_SET)
-    return number
+    file.seek(start)
+    return file
 
 
 def _write(line: str) -> None:

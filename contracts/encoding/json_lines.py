@@ -16,8 +16,9 @@ import logging
 import os
 import stat
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -33,7 +34,7 @@ def read_plain(path: Path) -> bytes:
         return file.read(MAX_BYTES)
 
 
-def open_plain(path: Path, *, max_bytes: int | None = None) -> BinaryIO:
+def open_plain(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
     """Opens a file for reading. Raises OSError for what is missing, no plain file, or over max_bytes."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(number, "rb")

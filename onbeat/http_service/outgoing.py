@@ -129,10 +129,12 @@ def _options(base_url: str, *, timeout: float | httpx.Timeout, headers: Mapping[
     }
 
 
-class _Count:
-    """Bytes of one answer, or of one event."""
+class _Allowance:
+    """The time of one answer from now on, and its bytes, or those of one event."""
 
     def __init__(self, request: httpx.Request, bounds: Bounds) -> None:
+        self._within_s = bounds.for_request(request)
+        self.ends_s = time.monotonic() + self._within_s
         self._is_followed = bool(request.extensions.get("onbeat.followed"))
         self._most = bounds.max_bytes
         self._num_bytes = 0
@@ -145,14 +147,13 @@ class _Count:
         if self._is_followed and b"\n\n" in chunk:
             self._num_bytes = 0
 
+    def late(self) -> httpx.ReadTimeout:
+        return httpx.ReadTimeout(f"no whole answer within {self._within_s:g} s")
+
 
 def _check_encoding(answer: httpx.Response) -> None:
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise AnswerRefused("the answer is compressed, which it was asked not to be")
-
-
-def _late(within_s: float) -> str:
-    return f"no whole answer within {within_s:g} s"
 
 
 class _BoundedAsyncTransport(httpx.AsyncBaseTransport):
@@ -161,14 +162,13 @@ class _BoundedAsyncTransport(httpx.AsyncBaseTransport):
         self._bounds = bounds
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        within_s = self._bounds.for_request(request)
-        ends_s = time.monotonic() + within_s
+        allowed = _Allowance(request, self._bounds)
         try:
-            async with asyncio.timeout(_left(ends_s)):
+            async with asyncio.timeout(_left(allowed.ends_s)):
                 answer = await self._inner.handle_async_request(request)
         except TimeoutError as error:
-            raise httpx.ReadTimeout(_late(within_s)) from error
-        body = _AsyncBody(answer.stream, _Count(request, self._bounds), within_s=within_s, ends_s=ends_s)
+            raise allowed.late() from error
+        body = _AsyncBody(answer.stream, allowed)
         try:
             _check_encoding(answer)
         except AnswerRefused:
@@ -181,23 +181,21 @@ class _BoundedAsyncTransport(httpx.AsyncBaseTransport):
 
 
 class _AsyncBody(httpx.AsyncByteStream):
-    def __init__(self, stream: Any, count: _Count, *, within_s: float, ends_s: float) -> None:
+    def __init__(self, stream: Any, allowed: _Allowance) -> None:
         self._stream = stream
-        self._count = count
-        self._within_s = within_s
-        self._ends_s = ends_s
+        self._allowed = allowed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = aiter(self._stream)
         while True:
             try:
-                async with asyncio.timeout(_left(self._ends_s)):
+                async with asyncio.timeout(_left(self._allowed.ends_s)):
                     chunk = await anext(chunks, None)
             except TimeoutError as error:
-                raise httpx.ReadTimeout(_late(self._within_s)) from error
+                raise self._allowed.late() from error
             if chunk is None:
                 return
-            self._count.add(chunk)
+            self._allowed.add(chunk)
             yield chunk
 
     async def aclose(self) -> None:
@@ -210,11 +208,10 @@ class _BoundedTransport(httpx.BaseTransport):
         self._bounds = bounds
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        within_s = self._bounds.for_request(request)
-        ends_s = time.monotonic() + within_s
-        with _until(ends_s, within_s):
+        allowed = _Allowance(request, self._bounds)
+        with _in_time(allowed):
             answer = self._inner.handle_request(request)
-        body = _Body(answer.stream, _Count(request, self._bounds), within_s=within_s, ends_s=ends_s)
+        body = _Body(answer.stream, allowed)
         try:
             _check_encoding(answer)
         except AnswerRefused:
@@ -227,20 +224,18 @@ class _BoundedTransport(httpx.BaseTransport):
 
 
 class _Body(httpx.SyncByteStream):
-    def __init__(self, stream: Any, count: _Count, *, within_s: float, ends_s: float) -> None:
+    def __init__(self, stream: Any, allowed: _Allowance) -> None:
         self._stream = stream
-        self._count = count
-        self._within_s = within_s
-        self._ends_s = ends_s
+        self._allowed = allowed
 
     def __iter__(self) -> Iterator[bytes]:
         chunks = iter(self._stream)
         while True:
-            with _until(self._ends_s, self._within_s):
+            with _in_time(self._allowed):
                 chunk = next(chunks, None)
             if chunk is None:
                 return
-            self._count.add(chunk)
+            self._allowed.add(chunk)
             yield chunk
 
     def close(self) -> None:
@@ -300,14 +295,14 @@ def _left(ends_s: float) -> float | None:
 
 
 @contextmanager
-def _until(ends_s: float, within_s: float) -> Iterator[None]:
-    before = _ends_s.set(ends_s)
+def _in_time(allowed: _Allowance) -> Iterator[None]:
+    before = _ends_s.set(allowed.ends_s)
     try:
         yield
     except httpx.TimeoutException as error:
-        if time.monotonic() < ends_s:
+        if time.monotonic() < allowed.ends_s:
             raise
-        raise httpx.ReadTimeout(_late(within_s)) from error
+        raise allowed.late() from error
     finally:
         _ends_s.reset(before)
 

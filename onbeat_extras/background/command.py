@@ -13,6 +13,7 @@ import typer
 from msgspec import field
 
 from contracts.answers import StackState
+from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import InvalidInput, OnbeatError
 from onbeat.client.gateway import GatewayClient
@@ -72,8 +73,7 @@ def down(run_dir: options.RunDir = None, json_output: options.Json = False) -> N
 def holder_of(root: Path) -> Holder | None:
     """The stack that lives over this folder; None where none does, or the file is of another hand."""
     try:
-        descriptor = os.open(root / FILE_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
+        with open_plain(root / FILE_NAME) as file:
             holder = decode_json(file.read(MAX_BYTES), Holder)
     except (OSError, InvalidInput):
         return None
