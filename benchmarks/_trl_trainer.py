@@ -136,7 +136,7 @@ def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOCon
         "seed": spec.seed,
         "per_device_train_batch_size": rollout.prompts_per_iteration * rollout.group_size,
         "num_generations": rollout.group_size,
-        "max_completion_length": spec.longest_completion[1],
+        "max_completion_length": spec.longest_completion()[1],
         "temperature": rollout.sampling.temperature,
         "top_p": rollout.sampling.top_p,
         "top_k": rollout.sampling.top_k,

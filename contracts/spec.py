@@ -175,7 +175,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             self.rollout,
             self.evaluation,
             num_open=self.num_open,
-            longest=self.longest_completion,
+            longest=self.longest_completion(),
             given_tokens=self.rollout.sampling.max_new_tokens if self.algorithm.learns_given else 0,
         )
 
@@ -329,14 +329,13 @@ class JobSpec(Record, frozen=True, kw_only=True):
         """Source → what answers the model at its prompts; "" → what does at all; {} where completions are one turn."""
         return environments_of(self.dataset, self.environment)
 
-    @property
-    def longest_completion(self) -> Longest:
-        """Tokens of a completion, observations included: no trajectory has less room than one turn."""
-        bounds = {
-            f"{environment_field(self.dataset, one)}.max_tokens": of.max_tokens for one, of in self.environments.items()
-        }
-        bounds = bounds or {"rollout.sampling.max_new_tokens": self.rollout.sampling.max_new_tokens}
-        return max(bounds.items(), key=lambda bound: bound[1])
+    def longest_completion(self, source: str | None = None) -> Longest:
+        """Tokens of a completion, of a source or of any, observations included; a trajectory has room for a turn."""
+        bounds = [("rollout.sampling.max_new_tokens", self.rollout.sampling.max_new_tokens)]
+        for name, environment in self.environments.items():
+            if source is None or name in ("", source):
+                bounds.append((f"{environment_field(self.dataset, name)}.max_tokens", environment.max_tokens))
+        return max(reversed(bounds), key=lambda bound: bound[1])
 
     @property
     def max_sampled_tokens(self) -> int:

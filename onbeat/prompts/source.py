@@ -172,7 +172,7 @@ class PromptSource:
                 field="rollout.max_prompt_tokens",
                 cure="raise the limit, or shorten the prompt",
             )
-        bound, longest = self._spec.longest_completion
+        bound, longest = self._spec.longest_completion(example.source)
         if num_tokens + longest > self._context_tokens:
             raise InvalidInput(
                 f"prompt {example.example_id} with its answer takes up to {num_tokens} + {longest} tokens, "

@@ -76,7 +76,7 @@ def _check_lengths(spec: JobSpec, rates: Rates) -> None:
 
 def _most_observed(spec: JobSpec) -> int:
     """Most tokens of a completion that are not sampled: each turn samples one or more."""
-    return spec.longest_completion[1] - 1 if spec.environments else 0
+    return spec.longest_completion()[1] - 1 if spec.environments else 0
 
 
 def _bound(spec: JobSpec) -> str:

@@ -128,7 +128,8 @@ def test_a_job_names_one_environment_for_all_or_those_of_sources_which_may_state
     with pytest.raises(InvalidInput, match=r"\[1\]\.environment has no effect with environment, which"):
         mixture(SUMS, TASKS | GUESS, environment={"name": "guess"})
     spec = mixture(SUMS, TASKS | GUESS, reward={"components": [{"type": "exact", "sources": ["sums"]}]})
-    assert spec.longest_completion == ("dataset.sources[1].environment.max_tokens", 64)
+    assert spec.longest_completion() == ("dataset.sources[1].environment.max_tokens", 64)
+    assert spec.longest_completion("sums") == ("rollout.sampling.max_new_tokens", 5)
     assert spec.max_sampled_tokens == 3 * 5
     resumed = resumed_spec(spec, ResumeRequest(on_failure={"environment/tasks": -1.0}))
     assert resumed.stated_scores == {"environment/tasks": -1.0}

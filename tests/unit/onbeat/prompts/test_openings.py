@@ -57,7 +57,9 @@ class Service:
 
 
 def spec(**changes: Any) -> JobSpec:
-    environment = {"name": "known", "renderer": "text", "max_tokens": 32} | changes.pop("environment", {})
+    environment = changes.pop("environment", {})
+    if environment is not None:
+        environment = {"name": "known", "renderer": "text", "max_tokens": 32} | environment
     values: dict[str, Any] = {"dataset": {"type": "environment", "num_train_prompts": 20}, "reward__components": []}
     return job_spec(environment=environment, **(values | changes))
 
@@ -110,6 +112,18 @@ def test_a_task_of_a_data_set_has_its_question_and_reference() -> None:
         task = json.loads(prompt.environment.task)
         assert task == {"question": prompt.text, "reference": prompt.reference, "entry": ""}
         assert prompt.reference
+
+
+def test_a_source_s_environment_opens_its_tasks_and_prompts_of_others_need_room_for_one_turn() -> None:
+    """A sum of six characters and a trajectory of 32 tokens would not fit."""
+    tasks = {"name": "tasks", "dataset": spec().dataset, "environment": spec().environment}
+    mixture = {"type": "mixture", "sources": [tasks, {"name": "sums", "dataset": {"type": "addition"}}]}
+    sums_alone = [{"type": "exact", "sources": ["sums"]}]
+    service, changes = Service(opens="{index}"), {"dataset": mixture, "reward__components": sums_alone}
+    made = source(service, context_tokens=35, environment=None, **changes)
+    assert made.environment == "tasks: 1"
+    assert {prompt.source: bool(prompt.environment) for prompt in all_prompts(made)} == {"tasks": True, "sums": False}
+    assert {task["split"] for task in map(json.loads, (one.task for one in service.tasks))} == {"train", "evaluation"}
 
 
 def test_an_environment_that_is_not_deterministic_is_refused_in_a_deterministic_job_only() -> None:
