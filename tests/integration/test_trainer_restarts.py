@@ -234,7 +234,7 @@ def until_published(held: HeldJob, *, iterations: int) -> None:
     """Waits until generators have sampled all that is open."""
     assert len(held.side.fence().window) == iterations
     # The evaluation of iteration 4 waits for version 4.
-    until(lambda: sum(one.published for one in held.side.fence().window) == 2 * iterations, "the window to be sampled")
+    until(lambda: sum(one.batches_published for one in held.side.fence().window) == 2 * iterations, "all to be sampled")
 
 
 def test_a_checkpoint_with_a_damaged_older_version_is_skipped_and_its_published_file_is_written_again(
