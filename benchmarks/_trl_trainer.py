@@ -140,6 +140,7 @@ def config_of(spec: JobSpec, output: Path, overrides: dict[str, Any]) -> GRPOCon
         "temperature": rollout.sampling.temperature,
         "top_p": rollout.sampling.top_p,
         "top_k": rollout.sampling.top_k,
+        "repetition_penalty": rollout.sampling.repetition_penalty or 1.0,
         "shuffle_dataset": False,
         "learning_rate": optimizer.learning_rate,
         "adam_beta1": optimizer.beta1,

@@ -7,9 +7,13 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
 
-from contracts.encoding.wire import Record, Tokens
+from contracts.encoding.wire import MAX_TOKENS, Record, Tokens
 
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+TokenId = Annotated[int, Meta(ge=0, le=2**24)]
+TokenNumber = Annotated[str, Meta(max_length=8, pattern=r"^(0|[1-9][0-9]*)$")]
+"""A token id as the key of a table."""
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
 class SamplingParams(Record, frozen=True, kw_only=True):
@@ -20,18 +24,31 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
     """0.0 is greedy: the arg-max token, whose log-prob is reported at temperature 1."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Draws from the fewest most likely tokens whose mass reaches this. Here, with top_k and with min_p, transformers
-    generators say which tokens they kept, and all log-probs are normalised over those."""
+    """Draws from the fewest most likely tokens whose mass reaches this. Log-probs are normalised over what top_p, top_k
+    and min_p keep."""
     top_k: Annotated[int, Meta(ge=0, le=2**24)] = 0
     """Draws from so many most likely tokens; 0 keeps the whole vocabulary."""
     min_p: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
     """Draws from the tokens whose probability is at least this share of the most likely one's; left out: from all."""
 
-    stop_token_ids: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=64)] | UnsetType = UNSET
+    min_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | UnsetType = UNSET
+    """Tokens before a completion or turn may end: earlier no end is drawn, and no text of `stop` counts."""
+    logit_bias: Annotated[dict[TokenNumber, Bias], Meta(min_length=1, max_length=1024)] | UnsetType = UNSET
+    """Token id = what is added to its logit: -100 all but forbids it, 100 all but forces it."""
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | UnsetType = UNSET
+    """Divides positive logits of tokens in prompt or completion so far, multiplies negative ones."""
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] | UnsetType = UNSET
     """Tokens that end a completion beside the model's own; each is sampled, trained and part of it."""
     stop: Annotated[tuple[StopText, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """Texts that end a completion with the token that completes one, which is part of it: trained, and seen by rewards.
     Special tokens have no text."""
+
+    def __post_init__(self) -> None:
+        if self.min_new_tokens is not UNSET and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens = {self.min_new_tokens} is above max_new_tokens; lower it")
+
+    def __hash__(self) -> int:
+        return hash((self.max_new_tokens, self.temperature))  # a map has no hash
 
     @property
     def greedily(self) -> SamplingParams:
@@ -42,6 +59,18 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     def own_end(self) -> str:
         """The setting that ends completions elsewhere than the model does; "" of none."""
         return next((name for name in ("stop_token_ids", "stop") if getattr(self, name)), "")
+
+    @property
+    def processing(self) -> str:
+        """The first setting that changes logits before the temperature divides them; "" where none does."""
+        penalty = "repetition_penalty" if self.repetition_penalty not in (UNSET, 1.0) else ""
+        return next((name for name in ("min_new_tokens", "logit_bias") if getattr(self, name)), penalty)
+
+    def unknown_token(self, vocabulary_tokens: int) -> tuple[str, str] | None:
+        """(setting, problem) of a token that a vocabulary of so many lacks; None where it has each."""
+        named = {"stop_token_ids": self.stop_token_ids or (), "logit_bias": map(int, self.logit_bias or ())}
+        unknown = [(key, token) for key, ids in named.items() for token in ids if token >= vocabulary_tokens]
+        return next(((key, f"no token {one} is in a vocabulary of {vocabulary_tokens}") for key, one in unknown), None)
 
     @property
     def truncation(self) -> str:

@@ -19,7 +19,7 @@ from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, E
 
 def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
-    _check_kept_sets(spec)
+    _check_distribution(spec)
     _check_clips(spec)
 
 
@@ -53,15 +53,16 @@ def _matrices(spec: JobSpec) -> object:
     return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)
 
 
-def _check_kept_sets(spec: JobSpec) -> None:
-    """Refuses log-probs over the whole vocabulary beside those over what truncated sampling kept."""
-    truncation = spec.rollout.sampling.truncation
-    for stage in spec.stages if truncation else ():
+def _check_distribution(spec: JobSpec) -> None:
+    """Refuses log-probs of a stage that isn't told which distribution tokens were drawn from."""
+    sampling = spec.rollout.sampling
+    setting = sampling.truncation or sampling.processing
+    for stage in spec.stages if setting else ():
         made = {REFERENCE_LOGPROBS, TEACHER_LOGPROBS}.intersection(column.name for column in stage.outputs)
         if made and isinstance(stage, ExternalStage):
             raise InvalidInput(
-                f"no column tells stage {stage.name} which tokens {truncation} kept, over which {made.pop()} are",
-                field=f"rollout.sampling.{truncation.split()[0]}",
+                f"no column tells stage {stage.name} the distribution that {setting} made, of which {made.pop()} are",
+                field=f"rollout.sampling.{setting.split()[0]}",
                 cure='leave it out, or take a stage of type "teacher" or "reference"',
             )
 

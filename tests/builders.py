@@ -28,6 +28,8 @@ DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 DIGEST = "ab" * 32
 """A well-formed digest where the test does not look at its value."""
 CHARACTERS = " 0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+-*/=<>.,?!:\n"
+CHANGED_LOGITS = {"max_new_tokens": 5, "min_new_tokens": 2, "logit_bias": {"5": 0.5}, "repetition_penalty": 1.2}
+"""A sampling of which each setting changes logits."""
 VOCABULARY = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS])}
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

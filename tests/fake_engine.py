@@ -22,8 +22,8 @@ from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.layout import check_names
 from onbeat.weights.stores import version_files
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_version
-from producer.engine.batch_rows import BatchRows
 from producer.engine.ends import Ends
+from producer.engine.held_rows import GrowingBatch, HeldRows
 
 
 class FakeEngine(GenerationEngine):
@@ -46,17 +46,18 @@ class FakeEngine(GenerationEngine):
 
     def _sampled(self, batch: PromptBatch) -> list[list[Completion]]:
         """By whatever weights are there: as in a real engine, the version was checked when the batch came."""
-        rows = BatchRows(batch, self._ends)
+        rows, growing = HeldRows(self._ends), GrowingBatch(batch=batch)
+        rows.join(growing)
         prefixes = [
             np.frombuffer(prompt.token_ids, dtype="<i4").tolist()
             for prompt in batch.prompts
             for _ in range(batch.group_size)
         ]
-        while not rows.finished:
-            next_tokens = rows.append(np.stack([self.logits(prefix) for prefix in prefixes]))
+        while not growing.finished:
+            next_tokens, _ = rows.append(np.stack([self.logits(prefix) for prefix in prefixes]))
             for prefix, token in zip(prefixes, next_tokens.tolist(), strict=True):
                 prefix.append(token)
-        return rows.completions()
+        return growing.completions
 
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         """A shard is read with the rest of its version."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from typing import cast
 
 import torch
 from msgspec import UNSET
-from msgspec.structs import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -27,6 +27,8 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.process.launcher import check_threads_stand_still
+from onbeat.weights.model_folder import end_of_sequence_ids, model_config
+from onbeat.weights.model_path import model_folder
 
 Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
@@ -78,23 +80,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
     )
 
 
-def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
-    """Loads a model whose log-probs a job asks for, beside its trainer: the job's own (spec.model.path), or a teacher.
-
-    It goes onto the setting's device, in the dtype and for the packing of the job, and torch is set up as the trainer
-    sets it up: `frozen_logprobs` of it are the bits that the trainer would have. Raises InvalidInput.
-    """
-    set_up_torch(settings, spec)
-    device = device_of(settings)
-    frozen = load_policy(replace(spec.model, path=path), model_root=settings.spec_root, gradient_checkpointing=False)
-    _share_prompts(frozen.model, spec, device)
-    network = cast(nn.Module, frozen.model)
-    network.requires_grad_(False)
-    network.to(device)
-    return frozen
-
-
-def _share_prompts(model: PreTrainedModel, spec: JobSpec, device: torch.device) -> None:
+def share_prompts_of_job(model: PreTrainedModel, spec: JobSpec, device: torch.device) -> None:
     if spec.trainer.packing == "padded":
         return
     share_prompts(model)
@@ -105,7 +91,7 @@ def _share_prompts(model: PreTrainedModel, spec: JobSpec, device: torch.device) 
 def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:
     """This rank has all of the policy and its reference."""
     policy = _policy(settings, spec, load_whole)
-    _share_prompts(policy.model, spec, device)
+    share_prompts_of_job(policy.model, spec, device)
     # No checkpoint is restored yet: the reference is the model as the job found it.
     reference = policy.reference() if spec.loads_reference else None
     for model in (policy.model, reference):
@@ -134,7 +120,7 @@ def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, dev
             reference.requires_grad_(False)
     for model in (policy.model, reference):
         if model is not None and spec.trainer.packing != "padded":
-            _share_prompts(model, spec, device)
+            share_prompts_of_job(model, spec, device)
             # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
             cast(FSDPModule, model).reshard()
     return policy, reference
@@ -144,7 +130,18 @@ def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
     policy = load_policy(
         spec.model, model_root=settings.spec_root, gradient_checkpointing=spec.trainer.gradient_checkpointing, load=load
     )
+    policy = for_job(policy, settings, spec)
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
+
+
+def for_job(loaded: Policy, settings: StackSettings, spec: JobSpec) -> Policy:
+    """Returns a model with what the job's sampling asks of it. Raises InvalidInput for a token that it lacks."""
+    if unknown := spec.rollout.sampling.unknown_token(loaded.vocabulary_size):
+        raise InvalidInput(unknown[1], field=f"rollout.sampling.{unknown[0]}", cure="name tokens of the model's own")
+    if spec.rollout.sampling.min_new_tokens is UNSET:
+        return loaded
+    folder = model_folder(spec.model, settings.spec_root)
+    return dataclasses.replace(loaded, end_ids=end_of_sequence_ids(folder, model_config(folder)))
 
 
 def set_up_torch(settings: StackSettings, spec: JobSpec) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.micro_batch import MicroBatch, make_micro_batch, split_rows
+from consumer.gradient.micro_batch import MicroBatch
 from consumer.model.inputs import PackedInputs
 from consumer.model.language_head import (
     FirstTokens,
@@ -26,14 +26,12 @@ from consumer.model.language_head import (
 from consumer.model.policy import Policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.errors import ContractViolation
-from contracts.rollouts import RolloutBatch
-from contracts.spec import JobSpec
 
 
 def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperature: float) -> Tensor:
     """Returns [R, S_max] log-probs of the sampled tokens under logits / temperature; padding holds 0.0.
 
-    They are normalised over what truncated sampling kept, as those of the generator are.
+    They are of the distribution that the generator drew from: its logits changed as its were, over what it kept.
     """
     logprobs, _ = _values(model, micro_batch, temperature=temperature, entropy=False)
     return _in_rows(logprobs, micro_batch)
@@ -45,27 +43,6 @@ def response_logprobs_and_entropy(
     """Returns `response_logprobs`, and [R, S_max] the entropy in nats of the whole distribution at each token."""
     logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
     return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
-
-
-def frozen_logprobs(frozen: Policy, batch: RolloutBatch, *, spec: JobSpec) -> list[bytes]:
-    """Returns log-probs of the sampled tokens under a frozen model, float32 little-endian: a value for each row.
-
-    They are the very bits of the trainer's own reference, on the same device with as many threads: the same passes, cut
-    and packed as the job says, at its temperature. All rows go through, as they do in every loss that asks for them.
-    Raises ContractViolation for tokens that the model cannot take.
-    """
-    packing = spec.trainer.packing
-    every_row = np.arange(batch.num_completions)
-    unused = np.zeros((len(batch.groups), batch.group_size))
-    values: list[bytes] = []
-    for rows in split_rows(batch, every_row, packing=packing, max_tokens=spec.trainer.max_tokens_per_micro_batch):
-        micro_batch = make_micro_batch(batch, advantages=unused, rows=rows, packing=packing)
-        check_fits(micro_batch, frozen, batch_id=batch.batch_id)
-        with torch.no_grad():
-            logprobs = response_logprobs(frozen.model, micro_batch, spec.rollout.sampling.temperature)
-        for of_row, real in zip(logprobs.float().cpu(), micro_batch.loss_mask, strict=True):
-            values.append(of_row[real].numpy().astype("<f4").tobytes())
-    return values
 
 
 def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:
@@ -101,6 +78,7 @@ def _values(
         states,
         micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
         kept=micro_batch.kept,
+        contexts=micro_batch.contexts,
         first=_first_tokens(model, micro_batch),
         vocabulary_size=vocabulary_size(model),
         temperature=temperature,

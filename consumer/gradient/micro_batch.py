@@ -27,7 +27,9 @@ from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inpu
 from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import Completion, RolloutBatch
+from contracts.sampling import SamplingParams
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from onbeat.sampled_values import Contexts
 
 Packing = Literal["shared_prompt", "as_sampled", "padded"]
 
@@ -56,6 +58,8 @@ class MicroBatch:
     """float32 [R, S_max]; None without distillation."""
     kept: KeptSets | None = None
     """The kept sets of the sampled tokens, row by row; None without truncated sampling."""
+    contexts: Contexts | None = None
+    """What stands before each sampled token, row by row; None where no logit depends on it."""
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -98,8 +102,13 @@ def make_micro_batch(
     advantages: NDArray[np.float64],
     rows: NDArray[np.int64] | None = None,
     packing: Packing = "padded",
+    sampling: SamplingParams | None = None,
+    end_ids: frozenset[int] = frozenset(),
 ) -> MicroBatch:
-    """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G], or [k, G, K] of turns."""
+    """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G], or [k, G, K] of turns.
+
+    sampling, end_ids: as the generator sampled, and the model's ends, where logits were changed by them.
+    """
     size = batch.group_size
     chosen = range(batch.num_completions) if rows is None else rows.tolist()
     if not chosen:
@@ -134,6 +143,7 @@ def make_micro_batch(
         reference_logprobs=_token_column(batch, REFERENCE_LOGPROBS, chosen),
         teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen),
         kept=_kept_sets(completions, sampled),
+        contexts=_contexts(sampling, end_ids, prompts, completions) if sampling and sampling.processing else None,
     )
 
 
@@ -154,6 +164,24 @@ def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.i
     """Reads the kept sets of truncated sampling, which all completions of a job have, or none has."""
     packed = [completion.kept_sets for completion in completions if completion.kept_sets is not UNSET]
     return KeptSets.of(packed, sampled) if packed else None
+
+
+def _contexts(
+    sampling: SamplingParams, end_ids: frozenset[int], prompts: Sequence[NDArray], completions: Sequence[Completion]
+) -> Contexts:
+    """A row sees its own prompt and completion alone, however rows are packed."""
+    spans = [(row, start, end) for row, completion in enumerate(completions) for start, end in completion.spans]
+    places = [(row, prompts[row].size + place) for row, start, end in spans for place in range(start, end)]
+    num_new = np.concatenate([np.arange(end - start) for _, start, end in spans])
+    tokens = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
+    first_places = [np.unique(np.concatenate(row), return_index=True) for row in zip(prompts, tokens, strict=True)]
+
+    def seen(number: int) -> NDArray[np.int32]:
+        row, place = places[number]
+        ids, first = first_places[row]
+        return ids[first < place]
+
+    return Contexts(sampling=sampling, end_ids=np.array(sorted(end_ids)), num_new=num_new, seen=seen)
 
 
 def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:

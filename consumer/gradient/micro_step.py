@@ -141,10 +141,10 @@ def train_kept_batch(
     TrainingDiverged like `train_micro_batch`.
     """
 
+    make = maker(policy, kept.batch, spec)
+
     def measured(one: KeptRows) -> MeasuredPass:
-        micro_batch = make_micro_batch(
-            kept.batch, advantages=kept.advantages, rows=one.rows, packing=spec.trainer.packing
-        )
+        micro_batch = make(advantages=kept.advantages, rows=one.rows)
 
         def logprobs() -> TokenLogprobs:
             now = _token_logprobs(policy, micro_batch, reference=None, spec=spec)
@@ -194,6 +194,12 @@ def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
     return PreparedBatch(rewards=rewards, advantages=advantages, passes=passes)
 
 
+def maker(policy: Policy, batch: RolloutBatch, spec: JobSpec) -> Callable[..., MicroBatch]:
+    """Returns `make_micro_batch` of the batch, laid out and sampled as the job says."""
+    packing, sampling = spec.trainer.packing, spec.rollout.sampling
+    return functools.partial(make_micro_batch, batch, packing=packing, sampling=sampling, end_ids=policy.end_ids)
+
+
 def _measure(
     batch: RolloutBatch,
     prepared: PreparedBatch,
@@ -204,7 +210,7 @@ def _measure(
 ) -> tuple[list[MeasuredPass], NDArray[np.float64]]:
     """Makes the passes with their final advantages, and returns those of the whole batch beside them."""
     algorithm, advantages = spec.algorithm, prepared.advantages
-    make = functools.partial(make_micro_batch, batch, packing=spec.trainer.packing)
+    make = maker(policy, batch, spec)
     micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
     for micro_batch in micro_batches:
         check_fits(micro_batch, policy, batch_id=batch.batch_id)

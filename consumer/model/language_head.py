@@ -25,7 +25,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
-from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, normalised, scaled
+from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
 
 CHUNK_LOGITS = 1 << 25
 """Logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
@@ -126,6 +126,10 @@ class FirstTokens:
     logits_of: Callable[[Tensor], Tensor]
     """Returns logits [k, V] of prompts' last states [k, h], with the prefill's bits."""
 
+    def split(self, size: int) -> list[FirstTokens]:
+        """Cuts after each `size` tokens."""
+        return [replace(self, is_first=part) for part in self.is_first.split(size)]
+
     def put_into(self, logits: Tensor, states: Tensor) -> Tensor:
         """Returns logits [N, V] with those of first tokens; states: [N, h]."""
         logits = logits.detach().clone()
@@ -156,6 +160,7 @@ def chosen_values(
     chosen: Tensor,
     *,
     kept: KeptSets | None = None,
+    contexts: Contexts | None = None,
     first: FirstTokens | None = None,
     vocabulary_size: int,
     temperature: float,
@@ -165,6 +170,7 @@ def chosen_values(
     where `entropy` asks for them, else [0].
 
     kept: what log-probs are normalised over, where that isn't the whole vocabulary; an entropy is of the whole one.
+    contexts: what stands before the tokens, where it changes their logits.
     first: where log-probs are to have the generator's bits.
     """
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
@@ -172,16 +178,13 @@ def chosen_values(
         chunk = max(FEWEST_ROWS, chunk // FEWEST_ROWS * FEWEST_ROWS)
     values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)
     if chosen.numel() <= chunk:
-        return values(states, chosen, kept, first)
-    chosen_parts = chosen.split(chunk)
-    kept_parts = [None] * len(chosen_parts) if kept is None else kept.split(chunk)
-    first_parts = [None] * len(chosen_parts)
-    if first is not None:
-        first_parts = [replace(first, is_first=part) for part in first.is_first.split(chunk)]
+        return values(states, chosen, kept, contexts, first)
+    num_chunks = -(-chosen.numel() // chunk)
+    cut = (states, chosen, kept, contexts, first)
     # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
     parts = [
         checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(states.split(chunk), chosen_parts, kept_parts, first_parts, strict=True)
+        for part in zip(*([None] * num_chunks if one is None else one.split(chunk) for one in cut), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -192,6 +195,7 @@ def _chunk_values(
     states: Tensor,
     chosen: Tensor,
     kept: KeptSets | None,
+    contexts: Contexts | None,
     first: FirstTokens | None,
     *,
     temperature: float,
@@ -201,6 +205,9 @@ def _chunk_values(
     missing = 0 if first is None else -len(states) % FEWEST_ROWS
     logits = logits_of(functional.pad(states, (0, 0, 0, missing)) if missing else states)
     logits = as_computed = logits[: len(states)] if missing else logits
+    if contexts is not None:
+        logits = logits.clone()
+        contexts.process(logits)
     if temperature != 1.0:
         logits = logits / temperature
     if kept is None:
@@ -213,7 +220,7 @@ def _chunk_values(
     if first is not None:
         with torch.no_grad():
             as_computed = first.put_into(as_computed, states)
-            values = _sampled_logprobs(as_computed.numpy(), chosen.numpy(), kept, temperature=temperature)
+            values = _sampled_logprobs(as_computed.numpy(), chosen.numpy(), kept, contexts, temperature=temperature)
         logprobs = cast(Tensor, _Valued.apply(logprobs, values))
     return logprobs, -(whole.exp() * whole).sum(dim=-1) if entropy else logprobs.new_empty(0)
 
@@ -231,7 +238,7 @@ class _Valued(torch.autograd.Function):
 
 
 def _sampled_logprobs(
-    logits: NDArray[np.float32], chosen: NDArray[np.int64], kept: KeptSets | None, *, temperature: float
+    logits: NDArray, chosen: NDArray, kept: KeptSets | None, contexts: Contexts | None, *, temperature: float
 ) -> Tensor:
     """Returns float32 [N], rounded from float64 as a generator's are."""
     left_out = None if kept is None else kept.left_out(logits.shape[1], torch.device("cpu")).numpy()
@@ -239,7 +246,8 @@ def _sampled_logprobs(
     block = max(1, BLOCK_ITEMS // logits.shape[1])
     for start in range(0, len(chosen), block):
         rows = slice(start, start + block)
-        values = scaled(logits[rows], temperature)
+        before = None if contexts is None else contexts.rows(rows)
+        values = scaled(logits[rows], temperature, before)
         if left_out is not None:
             values[left_out[rows]] = -np.inf
         found[rows] = normalised(values)[np.arange(len(values)), chosen[rows]]

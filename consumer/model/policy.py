@@ -46,6 +46,8 @@ class Policy:
     """Upper bound of a prompt and its response together."""
     adapters: Adapters | None = None
     """The adapters in `model` where they alone are trained."""
+    end_ids: frozenset[int] = frozenset()
+    """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
 
     @property
     def vocabulary_size(self) -> int:

@@ -1,6 +1,6 @@
 """What both engines share: they sample several batches beside each other, in another process.
 
-PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ checked_completion
+PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ checked_group
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
 from contracts.errors import BatchFailed, EngineUnavailable
-from contracts.rollouts import Completion, PromptBatch
+from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_context, check_version, check_vocabulary
@@ -89,10 +90,43 @@ def num_samples(batch: PromptBatch) -> int:
     return 1 if batch.sampling.temperature == 0.0 else batch.group_size
 
 
-def checked_completion(
-    batch: PromptBatch, *, token_ids: Sequence[int], logprobs: Sequence[float | None], finish_reason: str | None
+def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int]) -> dict[str, Any]:
+    """Returns vLLM's parameters of a prompt's samples, by the names that its server knows too. end_ids: the model's."""
+    sampling = batch.sampling
+    return {
+        "n": num_samples(batch),
+        "seed": prompt_seed(batch, prompt),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
+        "logit_bias": {int(token): bias for token, bias in (sampling.logit_bias or {}).items()},
+        "min_tokens": sampling.min_new_tokens or 0,
+        "max_tokens": sampling.max_new_tokens,
+        "stop_token_ids": [*end_ids, *(sampling.stop_token_ids or ())],
+        "stop": list(sampling.stop or ()),
+        "logprobs": 0,
+    }
+
+
+Answer = tuple[Sequence[int], Sequence[float | None], str | None]
+"""Token ids, log-probs and finish reason of a sample."""
+
+
+def checked_group(batch: PromptBatch, answers: Sequence[Answer]) -> list[Completion]:
+    """Makes a prompt's G completions of its samples, in their order. Raises BatchFailed."""
+    if len(answers) != num_samples(batch):
+        raise BatchFailed(
+            f"batch {batch.batch_id}: the engine answered {len(answers)} of {num_samples(batch)} samples of a prompt"
+        )
+    return [_completion(batch, *answer) for answer in answers] * (batch.group_size // len(answers))
+
+
+def _completion(
+    batch: PromptBatch, token_ids: Sequence[int], logprobs: Sequence[float | None], finish_reason: str | None
 ) -> Completion:
-    """Makes a Completion of an answer. Raises BatchFailed unless it is a complete and finite sample (I1, I6)."""
+    """Raises BatchFailed unless it is a complete and finite sample (I1, I6)."""
     if finish_reason not in FINISH_REASONS:
         raise BatchFailed(f"batch {batch.batch_id}: the engine ended a completion for the reason {finish_reason}")
     if not 0 < len(token_ids) <= batch.sampling.max_new_tokens or len(logprobs) != len(token_ids):

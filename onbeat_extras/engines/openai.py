@@ -26,11 +26,11 @@ from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
-from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
+from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
-from onbeat_extras.engines.batching import BatchingEngine, checked_completion, num_samples
+from onbeat_extras.engines.batching import BatchingEngine, checked_group, request_of
 from onbeat_extras.engines.server_requests import ServerRequests
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 
@@ -108,40 +108,19 @@ class OpenaiEngine(BatchingEngine):
         body = {
             "model": self._model,
             "prompt": unpack_int32(prompt.token_ids),
-            "n": num_samples(batch),
-            "seed": prompt_seed(batch, prompt),
-            "temperature": batch.sampling.temperature,
-            "top_p": batch.sampling.top_p,
-            "top_k": batch.sampling.top_k,
-            "min_p": 0.0 if batch.sampling.min_p is msgspec.UNSET else batch.sampling.min_p,
-            "repetition_penalty": 1.0,
+            **request_of(batch, prompt, self._stop_ids),
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "max_tokens": batch.sampling.max_new_tokens,
             # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
             "ignore_eos": True,
-            "stop_token_ids": [*self._stop_ids, *(batch.sampling.stop_token_ids or ())],
-            "stop": list(batch.sampling.stop or ()),
             "include_stop_str_in_output": True,
-            "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": bool(batch.sampling.stop),
         }
         answer = await self._requests.post("/v1/completions", body, _CompletionsAnswer)
-        if len(answer.choices) != num_samples(batch):
-            raise BatchFailed(
-                f"batch {batch.batch_id}: the server answered {len(answer.choices)} of {num_samples(batch)} samples"
-            )
-        completions = [
-            checked_completion(
-                batch,
-                token_ids=choice.token_ids,
-                logprobs=choice.logprobs.token_logprobs,
-                finish_reason=choice.finish_reason,
-            )
-            for choice in sorted(answer.choices, key=lambda choice: choice.index)
-        ]
-        return completions * (batch.group_size // len(completions))
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        answers = [(one.token_ids, one.logprobs.token_logprobs, one.finish_reason) for one in choices]
+        return checked_group(batch, answers)
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
         if place := manifest.transport_kind.elsewhere:

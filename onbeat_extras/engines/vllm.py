@@ -25,19 +25,18 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from msgspec import UNSET
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
 from contracts.engines import Engine, VllmOptions, variable
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
-from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
+from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, model_folder
 from onbeat.weights.stores import version_files
 from onbeat_extras.engines import canary, extension
-from onbeat_extras.engines.batching import BatchingEngine, checked_completion, num_samples
+from onbeat_extras.engines.batching import BatchingEngine, checked_group, request_of
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.fingerprint import attention_backend
 
@@ -262,20 +261,10 @@ class VllmEngine(BatchingEngine):
 
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         """The prompt's G completions, by sample number."""
-        sampling = batch.sampling
         params = self._vllm.SamplingParams(
-            n=num_samples(batch),
-            seed=prompt_seed(batch, prompt),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=0.0 if sampling.min_p is UNSET else sampling.min_p,
-            max_tokens=sampling.max_new_tokens,
-            stop_token_ids=[*self._stop_ids, *(sampling.stop_token_ids or ())],
-            stop=list(sampling.stop or ()),
-            include_stop_str_in_output=bool(sampling.stop),
-            logprobs=0,
-            detokenize=bool(sampling.stop),
+            **request_of(batch, prompt, self._stop_ids),
+            include_stop_str_in_output=bool(batch.sampling.stop),
+            detokenize=bool(batch.sampling.stop),
             output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
         )
         self._num_requests += 1
@@ -287,16 +276,9 @@ class VllmEngine(BatchingEngine):
         except self._refused as error:
             raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
         outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
-        if len(outputs) != num_samples(batch):
-            raise BatchFailed(f"batch {batch.batch_id}: the engine answered {len(outputs)} samples of a prompt")
-        completions = [
-            checked_completion(
-                batch,
-                token_ids=output.token_ids,
-                # A map for each token, which holds the log-prob of the sampled one.
-                logprobs=[entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)],
-                finish_reason=output.finish_reason,
-            )
-            for output in outputs
-        ]
-        return completions * (batch.group_size // len(outputs))
+
+        def logprobs(output: Any) -> list[float]:
+            """A map for each token holds that of the sampled one."""
+            return [of_token[token].logprob for token, of_token in zip(output.token_ids, output.logprobs, strict=True)]
+
+        return checked_group(batch, [(one.token_ids, logprobs(one), one.finish_reason) for one in outputs])

@@ -8,17 +8,23 @@ same dtype, with as many threads. So they are the very bits that the trainer wou
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 import numpy as np
+import torch
 from msgspec.structs import replace
+from torch import nn
 
 from broker.stage_side import ClaimedItem
-from consumer.gradient.assembly import load_frozen, set_up_torch
-from consumer.gradient.log_probs import frozen_logprobs
-from consumer.model.policy import Policy
+from consumer.gradient.assembly import device_of, for_job, set_up_torch, share_prompts_of_job
+from consumer.gradient.log_probs import check_fits, response_logprobs
+from consumer.gradient.micro_batch import split_rows
+from consumer.gradient.micro_step import maker
+from consumer.model.policy import Policy, load_policy
 from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
+from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import TeacherStage
@@ -81,6 +87,40 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
     # What adapters are published as isn't the base alone.
     digest = "" if spec.trainer.lora else tensors_digest(frozen.weights())
     return LogProbModel(frozen, settings=settings, stage=stage, digest=digest)
+
+
+def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
+    """Loads a model whose log-probs a job asks for, beside its trainer: the job's own (spec.model.path), or a teacher.
+
+    On the setting's device, with torch set up as the trainer sets it up. Raises InvalidInput.
+    """
+    set_up_torch(settings, spec)
+    device, model = device_of(settings), replace(spec.model, path=path)
+    frozen = for_job(load_policy(model, model_root=settings.spec_root, gradient_checkpointing=False), settings, spec)
+    share_prompts_of_job(frozen.model, spec, device)
+    network = cast(nn.Module, frozen.model)
+    network.requires_grad_(False)
+    network.to(device)
+    return frozen
+
+
+def frozen_logprobs(frozen: Policy, batch: RolloutBatch, *, spec: JobSpec) -> list[bytes]:
+    """Returns log-probs of the sampled tokens under a frozen model, float32 little-endian: a value for each row.
+
+    All rows go through, as in every loss that asks for them. Raises ContractViolation for tokens that it cannot take.
+    """
+    packing, most_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
+    make = maker(frozen, batch, spec)
+    unused = np.zeros((len(batch.groups), batch.group_size))
+    values: list[bytes] = []
+    for rows in split_rows(batch, np.arange(batch.num_completions), packing=packing, max_tokens=most_tokens):
+        micro_batch = make(advantages=unused, rows=rows)
+        check_fits(micro_batch, frozen, batch_id=batch.batch_id)
+        with torch.no_grad():
+            logprobs = response_logprobs(frozen.model, micro_batch, spec.rollout.sampling.temperature)
+        for of_row, real in zip(logprobs.float().cpu(), micro_batch.loss_mask, strict=True):
+            values.append(of_row[real].numpy().astype("<f4").tobytes())
+    return values
 
 
 def threads_of_trainer(settings: StackSettings, spec: JobSpec) -> int:

@@ -822,6 +822,9 @@ export interface SamplingParams {
   top_p: number;
   top_k: number;
   min_p?: number;
+  min_new_tokens?: number;
+  logit_bias?: Record<string, number>;
+  repetition_penalty?: number;
   stop_token_ids?: number[];
   stop?: string[];
 }

@@ -184,11 +184,8 @@ def check_context(batch: PromptBatch, context_tokens: float) -> None:
 
 def check_vocabulary(batch: PromptBatch, vocabulary_tokens: int) -> None:
     """Raises BatchFailed for a token that the model lacks: a GPU is lost to the process that looks one up."""
-    if beyond := [token for token in batch.sampling.stop_token_ids or () if token >= vocabulary_tokens]:
-        raise BatchFailed(
-            f"batch {batch.batch_id}: no token {beyond[0]} can end a completion of a vocabulary of {vocabulary_tokens}",
-            cure="correct rollout.sampling.stop_token_ids",
-        )
+    if unknown := batch.sampling.unknown_token(vocabulary_tokens):
+        raise BatchFailed(f"batch {batch.batch_id}: {unknown[1]}", cure=f"correct rollout.sampling.{unknown[0]}")
     for prompt in batch.prompts:
         tokens = unpack_int32(prompt.token_ids)
         if not 0 <= min(tokens) <= max(tokens) < vocabulary_tokens:

@@ -21,6 +21,7 @@ from torch import Tensor
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.kept_sets import pack_kept_sets
+from onbeat.sampled_values import Contexts
 from producer.engine.base import Turn
 from producer.engine.ends import Ends
 from producer.engine.sampling import Drawn, Logits, completion_uniforms, sample
@@ -143,42 +144,66 @@ class HeldRows:
         """The batch of the row at a place, and the row's number in it."""
         return self._owners[place], int(self._rows[place])
 
+    def has_ended(self) -> NDArray[np.bool_]:
+        """[N] whether the row at each place has ended, and is held all the same."""
+        held = zip(self._owners[: self._num_rows], self._rows[: self._num_rows].tolist(), strict=True)
+        return np.array([row in growing.ended for growing, row in held])
+
+    def keep(self, places: Places) -> None:
+        """Lets only the rows at these places (ascending) stay, in their order."""
+        self._move(Moves(source=places, target=np.arange(len(places)), num_rows=len(places)))
+
     def leave(self, places: Places) -> Moves:
         """Frees places; the last rows move into the holes, and the engine moves what it keeps of them."""
         gone = np.zeros(self._num_rows, dtype=bool)
         gone[places] = True
         num_rows = self._num_rows - len(places)
         target, source = np.flatnonzero(gone[:num_rows]), num_rows + np.flatnonzero(~gone[num_rows:])
+        return self._move(Moves(source=source, target=target, num_rows=num_rows))
+
+    def _move(self, moves: Moves) -> Moves:
         for of_places in (
             self._owners, self._rows, self._kinds, self._steps, self._most,
             self._uniforms, self._tokens, self._logprobs, self._kept,
         ):  # fmt: skip
-            of_places[target] = of_places[source]
-        self._owners[num_rows : self._num_rows] = self._kept[num_rows : self._num_rows] = None
-        self._num_rows = num_rows
-        return Moves(source=source, target=target, num_rows=num_rows)
+            of_places[moves.target] = of_places[moves.source]
+        self._owners[moves.num_rows : self._num_rows] = self._kept[moves.num_rows : self._num_rows] = None
+        self._num_rows = moves.num_rows
+        return moves
 
     def _sample(self, logits: Logits, at: Places, uniforms: NDArray[np.float64]) -> Drawn:
         kinds = self._kinds[at]
-        if len(self._samplings) == 1 or (kinds == kinds[0]).all():
-            first: GrowingBatch = self._owners[int(at[0])]
-            return sample(logits, first.batch.sampling, uniforms)
-        all_drawn = Drawn(tokens=np.empty(len(at), dtype=np.int64), logprobs=np.empty(len(at)))
+        drawn = Drawn(tokens=np.empty(len(at), dtype=np.int64), logprobs=np.empty(len(at)))
         for sampling, kind in self._samplings.items():
-            of_kind = np.flatnonzero(kinds == kind)
-            if len(of_kind):
-                drawn = sample(logits[of_kind], sampling, uniforms[of_kind])
-                all_drawn.tokens[of_kind], all_drawn.logprobs[of_kind] = drawn.tokens, drawn.logprobs
-                all_drawn.kept.update((int(of_kind[row]), ids) for row, ids in drawn.kept.items())
-        return all_drawn
+            rows = np.flatnonzero(kinds == kind)
+            if len(rows):
+                of_kind = logits if len(rows) == len(at) else logits[rows]
+                contexts = self._contexts(sampling, at[rows]) if sampling.processing else None
+                part = sample(of_kind, sampling, uniforms[rows], contexts)
+                drawn.tokens[rows], drawn.logprobs[rows] = part.tokens, part.logprobs
+                drawn.kept.update((int(rows[row]), ids) for row, ids in part.kept.items())
+        return drawn
+
+    def _contexts(self, sampling: SamplingParams, at: Places) -> Contexts:
+        def seen(number: int) -> NDArray[np.int32]:
+            place = at[number]
+            growing, row = self.owner_of(place)
+            prompt = growing.batch.prompts[row // growing.batch.group_size]
+            tokens = self._tokens[place, : self._steps[place]]
+            return np.concatenate((np.frombuffer(prompt.token_ids, dtype="<i4"), tokens))
+
+        return Contexts(sampling=sampling, end_ids=self._ends.eos_ids, num_new=self._steps[at], seen=seen)
 
     def _tail(self, at: Places, row: int, num_tokens: int) -> NDArray[np.int32]:
         place = at[row]
         return self._tokens[place, max(0, self._steps[place] - num_tokens) : self._steps[place]]
 
     def _end(self, place: int, finish_reason: str) -> None:
-        num_tokens, growing = int(self._steps[place]), self._owners[place]
-        growing.ended[int(self._rows[place])] = Completion(
+        growing, row = self.owner_of(place)
+        if row in growing.ended:
+            return  # it is held on, and what is drawn for it is nothing
+        num_tokens = int(self._steps[place])
+        growing.ended[row] = Completion(
             token_ids=self._tokens[place, :num_tokens].tobytes(),
             generator_logprobs=self._logprobs[place, :num_tokens].tobytes(),
             finish_reason="stop" if finish_reason == "stop" else "length",

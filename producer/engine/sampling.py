@@ -3,30 +3,35 @@
 Random state is a function of (job seed, iteration, purpose, prompt index, sample index) alone, and of the turn where an
 environment answers (`Prompt.sampler_seed`), so that neither the generator that samples a batch, nor what it sampled
 before, nor a retry can change a completion (I7).
-Arithmetic is float64: a 151,936-token cumulative sum in float32 would lose the small probabilities.
+Arithmetic is float64: a 151,936-token cumulative sum in float32 would lose the small probabilities. On the device that
+has the logits it is torch's: a token differs from the host's only where a uniform falls within a rounding error of the
+edge between two. Its sums are by blocks of a fixed order, for a device's own have other bits from run to run.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.sampling import SamplingParams
-from onbeat.sampled_values import BLOCK_ITEMS, normalised, scaled
-from producer.engine.device_draws import draw_on_device
+from onbeat.sampled_values import BLOCK_ITEMS, Contexts, library_of, normalised, scaled
 
 Floats = NDArray[np.float64]
 Logits = NDArray[np.floating] | Tensor
 """On the host, or on the device that computed them."""
 
+BLOCK = 256
+"""Numbers that a device adds up at a time: a matrix product with a triangle of ones."""
 DEVICE_BLOCK_ITEMS = 1 << 26
 """Log-probs that a device works on at a time: half a gigabyte for each of a few such tensors."""
 
@@ -43,54 +48,52 @@ class Drawn:
     """Row → the ids that it was drawn from, ascending, none for the whole vocabulary; empty without truncation."""
 
 
-def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats) -> Drawn:
-    """Draws from [N, V] logits by [N] uniforms, where the logits are. Raises BatchFailed unless they are finite."""
-    if isinstance(logits, Tensor):
-        return _sample_on_device(logits, sampling, uniforms)
+def sample(logits: Logits, sampling: SamplingParams, uniforms: Floats, contexts: Contexts | None = None) -> Drawn:
+    """Draws from [N, V] logits by [N] uniforms, where the logits are. Raises BatchFailed unless they are finite.
+
+    contexts: what stands before the tokens, where the logits are changed by it.
+    """
     num_rows, vocab_size = logits.shape
     drawn = Drawn(tokens=np.empty(num_rows, dtype=np.int64), logprobs=np.empty(num_rows))
     # Rows are independent of each other, so how they are cut into blocks changes no number.
-    block = max(1, BLOCK_ITEMS // vocab_size)
+    block = max(1, (DEVICE_BLOCK_ITEMS if isinstance(logits, Tensor) else BLOCK_ITEMS) // vocab_size)
     for start in range(0, num_rows, block):
         rows = slice(start, min(start + block, num_rows))
-        logprobs = log_distribution(logits[rows], sampling)
-        drawn.tokens[rows] = choose(logprobs, sampling, uniforms[rows])
-        drawn.logprobs[rows] = logprobs[np.arange(len(logprobs)), drawn.tokens[rows]]
+        before = None if contexts is None else contexts.rows(rows)
+        logprobs = log_distribution(logits[rows], sampling, before)
+        tokens = choose(logprobs, sampling, uniforms[rows])
+        drawn.tokens[rows] = _on_host(tokens)
+        drawn.logprobs[rows] = _on_host(logprobs[list(range(len(tokens))), tokens])
         if sampling.truncation:
-            drawn.kept.update(enumerate(_kept_sets(logprobs > -np.inf), start=start))
-    return drawn
-
-
-def _sample_on_device(logits: Tensor, sampling: SamplingParams, uniforms: Floats) -> Drawn:
-    drawn = Drawn(tokens=np.empty(len(logits), dtype=np.int64), logprobs=np.empty(len(logits)))
-    block = max(1, DEVICE_BLOCK_ITEMS // logits.shape[-1])
-    for start in range(0, len(logits), block):
-        rows = slice(start, min(start + block, len(logits)))
-        of_block = draw_on_device(logits[rows], sampling, torch.from_numpy(uniforms[rows]).to(logits.device))
-        drawn.tokens[rows], drawn.logprobs[rows] = of_block.tokens.cpu(), of_block.logprobs.cpu()
-        if of_block.kept is not None:
-            drawn.kept.update(enumerate(_kept_sets(of_block.kept.cpu().numpy()), start=start))
+            drawn.kept.update(enumerate(_kept_sets(_on_host(logprobs > -np.inf)), start=start))
     if not np.isfinite(drawn.logprobs).all():
         raise not_finite()
     return drawn
+
+
+def _on_host(values: Any) -> Any:
+    return values.cpu().numpy() if isinstance(values, Tensor) else values
 
 
 def not_finite() -> BatchFailed:
     return BatchFailed("the model's logits are not finite", cure="the weights of this version have diverged")
 
 
-def log_distribution(logits: NDArray[np.floating], sampling: SamplingParams) -> Floats:
+def log_distribution(logits: Logits, sampling: SamplingParams, contexts: Contexts | None = None) -> Any:
     """[N, V] logits → [N, V] log-probs of the distribution that tokens are drawn from; -inf where filtered out.
 
-    Temperature first, then top-k, then top-p over what is left, then min-p. At temperature 0 (greedy) the log-probs are
-    those of temperature 1. Raises BatchFailed for logits that are not finite.
+    What the contexts change first, then the temperature, then top-k, then top-p over what is left, then min-p. At
+    temperature 0 (greedy) the log-probs are those of temperature 1. Raises BatchFailed for logits that are not finite;
+    on a device, which nothing waits for, a row of them is NaN.
     """
-    if not np.isfinite(logits.max(axis=-1)).all():
+    if not isinstance(logits, Tensor) and not np.isfinite(logits.max(axis=-1)).all():
         raise not_finite()
     # No filter below removes the arg-max, which is 0.
-    values = scaled(logits, sampling.temperature)
+    values = scaled(logits, sampling.temperature, contexts)
     if 0 < sampling.top_k < values.shape[-1]:
-        _keep_top_k(values, sampling.top_k)
+        # Exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort.
+        rows, order = _largest_first(values)
+        values[rows, order[:, sampling.top_k :]] = -np.inf
     if sampling.top_p < 1.0:
         _keep_top_p(values, sampling.top_p)
     if sampling.min_p is not UNSET:
@@ -112,11 +115,36 @@ def draw(logprobs: Floats, uniforms: Floats) -> NDArray[np.int64]:
     return (cumulative <= targets).sum(axis=-1)
 
 
-def choose(logprobs: Floats, sampling: SamplingParams, uniforms: Floats) -> NDArray[np.int64]:
+def draw_on_device(logprobs: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
+    """[N, V] log-probs and [N] uniforms in [0, 1) → [N] the first token whose cumulative probability exceeds the
+    uniform's share of their total.
+
+    Where blocks meet, a sum may be a rounding error above the one before it: a token of probability 0 is passed over.
+    """
+    probabilities = logprobs.exp()
+    cumulative = cumulative_sums(probabilities).masked_fill_(probabilities == 0.0, 0.0)
+    targets = torch.from_numpy(uniforms).to(logprobs.device)[:, None] * cumulative.amax(dim=-1, keepdim=True)
+    # argmax answers the first of equal ones.
+    return (cumulative > targets).byte().argmax(dim=-1)
+
+
+def cumulative_sums(values: Tensor) -> Tensor:
+    """[N, V] → [N, V] sums up to each: one product for those inside the blocks, and the same again for the blocks."""
+    num_rows, width = values.shape
+    ones = torch.ones(BLOCK, BLOCK, dtype=values.dtype, device=values.device).triu()
+    blocks = functional.pad(values, (0, -width % BLOCK)).view(num_rows, -1, BLOCK)
+    inside = blocks @ ones
+    if blocks.shape[1] > 1:
+        of_blocks = cumulative_sums(inside[:, :, -1])
+        inside[:, 1:] += of_blocks[:, :-1, None]
+    return inside.flatten(1)[:, :width]
+
+
+def choose(logprobs: Any, sampling: SamplingParams, uniforms: Floats) -> Any:
     """[N] tokens: the arg-max (lowest id on a tie) at temperature 0, else one draw a row."""
     if sampling.temperature == 0.0:
         return logprobs.argmax(axis=-1)
-    return draw(logprobs, uniforms)
+    return draw_on_device(logprobs, uniforms) if isinstance(logprobs, Tensor) else draw(logprobs, uniforms)
 
 
 def completion_uniforms(batch: PromptBatch) -> Floats:
@@ -152,19 +180,19 @@ def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:
     return np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
 
 
-def _keep_top_k(values: Floats, top_k: int) -> None:
-    """Lets exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort."""
-    # A stable sort of the negated values: the largest first, equal ones by ascending id.
-    order = np.argsort(-values, axis=-1, kind="stable")
-    np.put_along_axis(values, order[:, top_k:], -np.inf, axis=-1)
+def _largest_first(values: Any) -> tuple[Any, Any]:
+    """[N, 1] the rows, and [N, V] the ids of each: by a stable sort, equal values by ascending id."""
+    library = library_of(values)
+    rows = library.arange(len(values), device=values.device)[:, None]
+    return rows, library.argsort(-values, axis=-1, stable=True)
 
 
-def _keep_top_p(values: Floats, top_p: float) -> None:
+def _keep_top_p(values: Any, top_p: float) -> None:
     """Lets the fewest most likely tokens with a mass of at least top_p stay: at least one."""
-    order = np.argsort(-values, axis=-1, kind="stable")
-    probabilities = np.exp(np.take_along_axis(values, order, axis=-1))
+    library, places = library_of(values), _largest_first(values)
+    ordered = values[places]
+    probabilities = library.exp(ordered)
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    sums = cumulative_sums(probabilities) if isinstance(values, Tensor) else probabilities.cumsum(axis=-1)
     # The mass of the tokens before each: 0 for the most likely one, which so stays whatever top_p is.
-    mass_before = probabilities.cumsum(axis=-1) - probabilities
-    kept = np.where(mass_before < top_p, np.take_along_axis(values, order, axis=-1), -np.inf)
-    np.put_along_axis(values, order, kept, axis=-1)
+    values[places] = library.where(sums - probabilities < top_p, ordered, -np.inf)

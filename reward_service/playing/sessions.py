@@ -141,15 +141,10 @@ class Advance:
 
 
 @dataclass(slots=True, frozen=True)
-class End:
-    """Ends a session in its child; what its environment says to that changes nothing."""
+class _Last:
+    """Nothing is left of the session behind it."""
 
     session: Session
-
-    def prepare(self, *, deterministic: bool) -> Play | Result:
-        was_in_child = self.session.is_in_child
-        self.session.fail(ENDED)
-        return Play(number=self.session.number, closes=True) if was_in_child else Turned()
 
     def settle(self, result: Result) -> None:
         pass
@@ -159,19 +154,21 @@ class End:
 
 
 @dataclass(slots=True, frozen=True)
-class Show:
-    """Only the opening of a task."""
+class End(_Last):
+    """Ends a session in its child; what its environment says to that changes nothing."""
 
-    session: Session
+    def prepare(self, *, deterministic: bool) -> Play | Result:
+        was_in_child = self.session.is_in_child
+        self.session.fail(ENDED)
+        return Play(number=self.session.number, closes=True) if was_in_child else Turned()
+
+
+@dataclass(slots=True, frozen=True)
+class Show(_Last):
+    """Only the opening of a task."""
 
     def prepare(self, *, deterministic: bool) -> Play | Result:
         return Play(number=self.session.number, task=self.session.task, shows_opening=True, closes=True)
-
-    def settle(self, result: Result) -> None:
-        pass
-
-    def is_last(self, result: Result) -> bool:
-        return True
 
 
 Ask = Begin | Advance | End | Show

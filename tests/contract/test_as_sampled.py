@@ -28,6 +28,12 @@ SAMPLINGS = {
     "plain": SamplingParams(max_new_tokens=19),
     "cool": SamplingParams(max_new_tokens=19, temperature=0.7),
     "cut": SamplingParams(max_new_tokens=19, temperature=1.3, top_p=0.9, top_k=7),
+    "late": SamplingParams(max_new_tokens=19, min_new_tokens=11),
+    "biased": SamplingParams(max_new_tokens=19, logit_bias={"1": 1.5, "5": -2.25}),
+    "penalised": SamplingParams(max_new_tokens=19, temperature=0.9, repetition_penalty=1.3),
+    "all": SamplingParams(
+        max_new_tokens=19, top_p=0.9, min_new_tokens=4, logit_bias={"7": 2.0}, repetition_penalty=0.8
+    ),
 }
 RAGGED = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2, 5, 6, 7, 8, 9, 4, 4, 5, 6, 7, 8], [13, 5])
 ONE = ([3 + number % 20 for number in range(33)],)
@@ -67,7 +73,9 @@ def logprobs_of(
     found: list[bytes] = []
     for part in split_rows(batch, rows, packing=packing, max_tokens=max_tokens):
         advantages = np.ones((len(batch.groups), batch.group_size))
-        micro_batch = make_micro_batch(batch, advantages=advantages, rows=part, packing=packing)
+        micro_batch = make_micro_batch(
+            batch, advantages=advantages, rows=part, packing=packing, sampling=sampling, end_ids=frozenset({1})
+        )
         logprobs = response_logprobs(model, micro_batch, sampling.temperature)
         (logprobs * torch.cos(torch.arange(logprobs.numel())).view_as(logprobs)).sum().backward()
         values = zip(logprobs.detach(), micro_batch.loss_mask, strict=True)

@@ -26,7 +26,7 @@ from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.weights.hashing import tensors_digest
-from tests.builders import job_spec, rollout_batch, tiny_model_folder
+from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
 from tests.trajectories import ENVIRONMENT, played_batch
 from tests.two_ranks import run_two_ranks
 
@@ -53,14 +53,15 @@ LAGGING: dict[str, Any] = {
     "algorithm__correction": "decoupled_ppo",
     "algorithm__correction_high": 2.0,
 }
+CHANGED: dict[str, Any] = {"rollout__sampling": CHANGED_LOGITS}
 PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, decoupled PPO, Muon": UPDATES | LAGGING | {"optimizer__type": "muon"} | DECAY,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
-    "mini-batches, KL, split": PARTS | KL | SPLIT,
+    "mini-batches, KL, split, changed logits": PARTS | KL | SPLIT | CHANGED,
     "FSDP, mini-batches, KL to a reference that moves": FSDP | PARTS | KL | SYNC,
-    "FSDP, trajectories, split": FSDP | PLAYED | SPLIT,
+    "FSDP, trajectories, split, changed logits": FSDP | PLAYED | SPLIT | CHANGED,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | FLOAT32_HEAD,
     "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from consumer.model.policy import Policy, load_policy
 from consumer.model.shared_prompt.trial import share_prompts
 from contracts.encoding.arrays import unpack_float32, unpack_int32
-from contracts.rollouts import Rollout, RolloutBatch, RolloutGroup
+from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from tests.builders import job_spec, kept_ids, tiny_model_folder
@@ -77,6 +78,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 KL = {"kl_coefficient": 0.1}
+Pair = tuple[Policy, Policy]
+Changed = Callable[[Tensor, list[int], Completion], Tensor]
+"""(logits [T, V], prompt, completion) → those that tokens were drawn from."""
 ICEPOP = {"correction": "icepop"}
 GLOBAL = {"advantage": "reinforce++_baseline"}
 
@@ -97,33 +101,35 @@ def models(folder: Path, *, float64: bool) -> tuple[Policy, Policy]:
 
 
 def gradient_of(
-    pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm: dict[str, Any]
+    pair: Pair, batches: list[RolloutBatch], algorithm: dict[str, Any], **changes: Any
 ) -> dict[str, Tensor]:
-    spec = spec_of(algorithm)
+    spec = spec_of(algorithm, **changes)
     return streamed_gradient(pair[0], batches, spec, reference=pair[1] if spec.algorithm.kl_coefficient else None)
 
 
-def equation_gradient(pair: tuple[Policy, Policy], batches: list[RolloutBatch], eq: Equation) -> dict[str, Tensor]:
+def equation_gradient(
+    pair: Pair, batches: list[RolloutBatch], eq: Equation, changed: Changed | None = None
+) -> dict[str, Tensor]:
     """Backward once through the equation of all responses, each of which went through the models by itself."""
     policy, reference = pair
-    iteration_loss(responses_of(pair, batches), eq).backward()
+    iteration_loss(responses_of(pair, batches, changed), eq).backward()
     gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
     for model in (policy.model, reference.model):
         model.zero_grad(set_to_none=True)
     return gradients
 
 
-def responses_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch]) -> list[Response]:
+def responses_of(pair: Pair, batches: list[RolloutBatch], changed: Changed | None = None) -> list[Response]:
     return [
-        response_of(pair, group, index, group_number=1000 * batch_number + group_number, batch_number=batch_number)
+        response_of(pair, group, index, changed, group_number=1000 * batch_number + at, batch_number=batch_number)
         for batch_number, batch in enumerate(batches)
-        for group_number, group in enumerate(batch.groups)
+        for at, group in enumerate(batch.groups)
         for index in range(len(group.rollouts))
     ]
 
 
 def response_of(
-    pair: tuple[Policy, Policy], group: RolloutGroup, index: int, *, group_number: int, batch_number: int
+    pair: Pair, group: RolloutGroup, index: int, changed: Changed | None = None, *, group_number: int, batch_number: int
 ) -> Response:
     prompt, completion = unpack_int32(group.prompt_token_ids), group.rollouts[index].completion
     response = unpack_int32(completion.token_ids)
@@ -133,7 +139,8 @@ def response_of(
     kept = [] if completion.kept_sets is UNSET else kept_ids(completion.kept_sets)
 
     def distribution(policy: Policy) -> Tensor:
-        return torch.log_softmax(policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1], dim=-1)
+        logits = policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits if changed is None else changed(logits, prompt, completion), dim=-1)
 
     def chosen(of_policy: Tensor) -> Tensor:
         """Log-probs of the sampled tokens, of truncated sampling less the logarithm of the mass that was kept."""
@@ -165,7 +172,7 @@ def response_of(
     )
 
 
-def spec_of(algorithm: dict[str, Any]) -> JobSpec:
+def spec_of(algorithm: dict[str, Any], **changes: Any) -> JobSpec:
     """A job that decoupled PPO needs where it is chosen: one with a lag."""
     lag: dict[str, Any] = (
         {"schedule": "delayed", "max_policy_lag": 1} if algorithm.get("correction") == "decoupled_ppo" else {}
@@ -173,7 +180,7 @@ def spec_of(algorithm: dict[str, Any]) -> JobSpec:
     if algorithm.get("advantage") == "gdpo":
         length = {"type": "length", "target_chars": 1, "max_chars": 9, "weight": WEIGHTS["length"]}
         lag["reward__components"] = [{"type": "exact"}, length]
-    return job_spec(algorithm=algorithm, **lag)
+    return job_spec(algorithm=algorithm, **lag, **changes)
 
 
 def batches_of(algorithm: dict[str, Any]) -> list[RolloutBatch]:

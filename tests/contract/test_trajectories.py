@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from consumer.gradient.assembly import load_frozen, make_learner
-from consumer.gradient.log_probs import frozen_logprobs, response_logprobs_and_entropy
+from consumer.gradient.assembly import make_learner
+from consumer.gradient.log_probs import response_logprobs_and_entropy
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import unpack_int32
@@ -152,24 +152,6 @@ def test_a_teacher_judges_the_sampled_tokens_alone(tmp_path: Path, case: str) ->
     expected = test_distillation.gradient_of(pair, with_teacher(responses_of(pair, batches), batches), equation)
     first, _, _ = two_updates(pair, batches, algorithm, stages=[TEACHER], environment=ENVIRONMENT)
     assert relative_error(first, expected) < 1e-8
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_frozen_model_gives_the_trainers_own_bits_one_for_each_sampled_token(tmp_path: Path, layout: str) -> None:
-    tiny_model_folder(tmp_path)
-    spec = environment_spec(algorithm__kl_coefficient=0.1, algorithm__updates_per_iteration=2, **LAYOUTS[layout])
-    stack = StackSettings(model_root=str(tmp_path))
-    batch = played_batch(num_groups=3)
-    learner = make_learner(stack, spec)
-    learner.train(batch)
-    ((_, kept),) = learner.kept
-    expected = []
-    for one in kept.passes:
-        assert one.reference_logprobs is not None
-        for row, values in zip(one.rows.tolist(), one.reference_logprobs.numpy(), strict=True):
-            length = batch.groups[row // 4].rollouts[row % 4].completion.num_sampled
-            expected.append(np.ascontiguousarray(values[:length], dtype="<f4").tobytes())
-    assert frozen_logprobs(load_frozen(stack, spec, path="qwen3"), batch, spec=spec) == expected
 
 
 def test_a_model_that_makes_logits_in_a_way_of_its_own_gives_those_of_the_turns() -> None:

@@ -14,7 +14,7 @@ from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from tests.builders import job_spec
+from tests.builders import CHANGED_LOGITS, job_spec
 from tests.chaos.short_job import long_variant, running
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
@@ -35,7 +35,7 @@ JOBS: dict[str, dict[str, object]] = {
         "algorithm__updates_per_iteration": 2,
         "algorithm__mini_batches": 2,
     },
-    "lag 2": {},
+    "lag 2, changed": {"rollout__sampling": CHANGED_LOGITS},
     "LoRA, lag 1": LORA,
 }
 
@@ -95,33 +95,33 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
     fields: dict[str, object] = {"max_policy_lag": 1, "algorithm__kl_coefficient": 0.1}
-    digests = digests_of_versions(spec("lag 2", **fields), pipeline.settings, tmp_path)
+    digests = digests_of_versions(spec("lag 2, changed", **fields), pipeline.settings, tmp_path)
     with running(pipeline, "consumer.stages-1"):
-        job_id = pipeline.train(spec("lag 2", **fields, stages=[{"type": "reference", "lease_s": 1.0}]))
+        job_id = pipeline.train(spec("lag 2, changed", **fields, stages=[{"type": "reference", "lease_s": 1.0}]))
     assert_versions(pipeline, job_id, digests)
-    unheeded = digests_of_versions(spec("lag 2", max_policy_lag=1), pipeline.settings, tmp_path / "without")
+    unheeded = digests_of_versions(spec("lag 2, changed", max_policy_lag=1), pipeline.settings, tmp_path / "without")
     assert unheeded[-1] != digests[-1], "the reference counts"
 
 
 @pytest.mark.parametrize(
     ("job", "changes", "crash_at"),
     [
-        pytest.param("lag 2", {}, "consumer.after_opening:2", id="between two openings"),
+        pytest.param("lag 2, changed", {}, "consumer.after_opening:2", id="between two openings"),
         pytest.param(
-            "lag 2",
+            "lag 2, changed",
             {"weights": {"transport": "delta", "snapshot_every_versions": 3}},
             "consumer.after_commit:4",
             marks=long_variant,
             id="delta",
         ),
         pytest.param(
-            "lag 2",
+            "lag 2, changed",
             {"weights": {"transport": "redis"}},
             "consumer.after_checkpoint:1",
             id="redis",
         ),
         pytest.param(
-            "lag 2",
+            "lag 2, changed",
             {"trainer__world_size": 2, "trainer__sharding": "fsdp"},
             "consumer.after_weights:5",
             marks=long_variant,
@@ -154,7 +154,7 @@ def test_a_killed_trainer_and_three_generators_make_the_same_versions(
 
 
 def test_a_bounded_job_takes_versions_of_its_range_alone_and_finishes(pipeline: Pipeline) -> None:
-    job_id = pipeline.train(spec("lag 2", schedule="bounded", deterministic=False))
+    job_id = pipeline.train(spec("lag 2, changed", schedule="bounded", deterministic=False))
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.verdict(job_id).gaps == ()
     for record in pipeline.jobs.audit(job_id):

@@ -12,7 +12,7 @@ from contracts.events import IterationMetrics
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from tests.builders import job_spec
+from tests.builders import CHANGED_LOGITS, job_spec
 from tests.chaos.short_job import long_variant
 from tests.pipeline import Pipeline
 
@@ -62,8 +62,8 @@ VARIANTS: dict[str, dict[str, object]] = {
         "reward": {},
     },
     "LoRA": LORA | {"trainer__lora": {"rank": 4, "publish": "adapter"}},
-    "top-p, what is cut is masked": {
-        "rollout__sampling": {"max_new_tokens": 3, "top_p": 0.9},
+    "top-p, what is cut is masked, changed logits": {
+        "rollout__sampling": CHANGED_LOGITS | {"max_new_tokens": 3, "top_p": 0.9},
         "algorithm__on_truncated": "mask",
         "algorithm__old_policy": "generator",
         "algorithm__kl_coefficient": 0.01,

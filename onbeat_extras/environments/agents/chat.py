@@ -30,6 +30,8 @@ SAMPLING = {
     "min_p": "min_p",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "repetition_penalty": "repetition_penalty",
 }
 """Field of a request → field of the job's sampling."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -83,7 +85,7 @@ def check_sampling(
         where = prefix + name
         if name in SAMPLING:
             said = None if sampling is None else getattr(sampling, SAMPLING[name])
-            said = 0 if said is UNSET else said
+            said = NEUTRAL.get(name, (0,))[0] if said is UNSET else said
             if not _is_number(value):
                 raise Refusal(f"{where} is no number", code="invalid", param=where)
             if said is not None and value != said and not (name == "top_k" and value == -1 and said == 0):

@@ -15,17 +15,35 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
-from producer.engine.batch_rows import BatchRows
 from producer.engine.ends import Ends
-from producer.engine.held_rows import GrowingBatch
+from producer.engine.held_rows import GrowingBatch, HeldRows, Places
 from producer.engine.sampling import Logits
 from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
+
+FEWEST_ROWS = 8
+"""Least number of held rows: products of fewer take other kernels, whose last bits differ, and hardly cost less."""
+LEAVE_SHARE = 0.25
+"""Rows leave when so large a share of the held ones has ended: moving the others has its price."""
+
+
+def staying(has_ended: NDArray[np.bool_]) -> Places | None:
+    """[N] whether each held row has ended → the places of those that stay, ascending; None if all stay.
+
+    FEWEST_ROWS stay in any case, ended ones among them.
+    """
+    num_kept = max(FEWEST_ROWS, len(has_ended) - int(has_ended.sum()))
+    if len(has_ended) - num_kept < LEAVE_SHARE * len(has_ended):
+        return None
+    # False sorts before True: rows that go on come first, then as many ended ones as are needed. Then they are sorted
+    # by place again, since an engine moves the rows of its cache forward only.
+    return np.sort(np.argsort(has_ended, kind="stable")[:num_kept])
 
 
 class RoomLayer(DynamicLayer):
@@ -117,9 +135,8 @@ class LoneDecoding:
 
     def __init__(self, model: PreTrainedModel, ends: Ends) -> None:
         self._model = model
-        self._ends = ends
         self._growing: GrowingBatch | None = None
-        self._rows: BatchRows
+        self._rows = HeldRows(ends)
         self._decoding: Decoding
         self._tokens: np.ndarray
 
@@ -128,28 +145,28 @@ class LoneDecoding:
         return False
 
     def join(self, growing: GrowingBatch) -> None:
+        self.reset()
         batch = growing.batch
         token_ids, mask = left_padded(batch, self._model.device)
-        self._rows = BatchRows(batch, self._ends)
         self._decoding = Decoding(self._model, token_ids, mask, max_new_tokens=batch.sampling.max_new_tokens)
-        self._tokens = self._rows.append(self._decoding.prefill(batch.group_size))
+        self._rows.join(growing)
         self._growing = growing
-        self._end_if_finished(growing)
+        self._append(growing, self._decoding.prefill(batch.group_size))
 
     def advance(self) -> list[GrowingBatch]:
         growing = self._growing
         if growing is None:
             raise AssertionError("there are no rows")
-        kept = self._rows.leave()
+        kept = staying(self._rows.has_ended())
         if kept is not None:
             self._decoding.keep(kept)
+            self._rows.keep(kept)
             self._tokens = self._tokens[kept]
         try:
-            self._tokens = self._rows.append(self._decoding.step(self._tokens))
+            self._append(growing, self._decoding.step(self._tokens))
         except BatchFailed:
             self.reset()
             return [growing]
-        self._end_if_finished(growing)
         return []
 
     def drop(self, growing: GrowingBatch) -> None:
@@ -157,10 +174,10 @@ class LoneDecoding:
 
     def reset(self) -> None:
         self._growing = None
+        self._rows.keep(np.arange(0))
         self.__dict__.pop("_decoding", None)
 
-    def _end_if_finished(self, growing: GrowingBatch) -> None:
-        if self._rows.finished:
-            completions = [completion for group in self._rows.completions() for completion in group]
-            growing.ended.update(enumerate(completions))
+    def _append(self, growing: GrowingBatch, logits: Logits) -> None:
+        self._tokens, _ = self._rows.append(logits)
+        if growing.finished:
             self.reset()

@@ -73,8 +73,9 @@ def test_tokens_and_logprobs_come_back_as_the_server_gave_them(rig: Rig) -> None
         assert completion.finish_reason == "stop"
 
 
-def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: StandIn) -> None:
-    sampling = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=4)
+@pytest.mark.parametrize("changed", [{}, {"min_new_tokens": 2, "logit_bias": {"5": -1.0}, "repetition_penalty": 1.1}])
+def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: StandIn, changed: dict[str, Any]) -> None:
+    sampling = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=4, **changed)
     rig.generate(rig.load(), PROMPTS, group_size=3, sampling=sampling)
     bodies = [body for path, body, _ in server.requests if path == "/v1/completions"]
     assert sorted(body["prompt"] for body in bodies) == [[5, 6, 7], [8]]
@@ -89,10 +90,12 @@ def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: Stan
                 "top_p": 0.9,
                 "top_k": 4,
                 "min_p": 0.0,
-                "repetition_penalty": 1.0,
+                "repetition_penalty": changed.get("repetition_penalty", 1.0),
                 "presence_penalty": 0.0,
                 "frequency_penalty": 0.0,
+                "logit_bias": changed.get("logit_bias", {}),
                 "max_tokens": 7,
+                "min_tokens": changed.get("min_new_tokens", 0),
                 "ignore_eos": True,
                 "stop_token_ids": [1],
                 "stop": [],

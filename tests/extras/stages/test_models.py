@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from broker.stage_side import ClaimedItem
-from consumer.gradient.assembly import load_frozen
-from consumer.gradient.log_probs import frozen_logprobs
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from onbeat.weights.hashing import tensors_digest
 from onbeat_extras.stages.compute_service import StageModel
+from onbeat_extras.stages.log_prob_model import frozen_logprobs, load_frozen
 from onbeat_extras.stages.models import model_loader, services
 from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
 from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder

@@ -130,16 +130,19 @@ def test_a_prompt_that_states_its_seed_is_sampled_by_it_and_the_first_turn_by_th
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "truncation", "processing"),
     [
-        ({}, ""),
-        ({"top_p": 0.9, "top_k": 5}, "top_p = 0.9"),
-        ({"top_k": 5, "min_p": 0.1}, "top_k = 5"),
-        ({"min_p": 1.0}, "min_p = 1"),
+        ({"repetition_penalty": 1.0, "stop": ["."]}, "", ""),
+        ({"top_p": 0.9, "top_k": 5, "repetition_penalty": 0.9}, "top_p = 0.9", "repetition_penalty"),
+        ({"top_k": 5, "min_p": 0.1, "min_new_tokens": 2, "logit_bias": {"3": 1.0}}, "top_k = 5", "min_new_tokens"),
+        ({"min_p": 1.0, "logit_bias": {"3": 1.0}, "repetition_penalty": 1.1}, "min_p = 1", "logit_bias"),
     ],
 )
-def test_sampling_names_the_setting_that_keeps_tokens_out_of_the_draw(settings: dict[str, Any], words: str) -> None:
-    assert SamplingParams(max_new_tokens=2, **settings).truncation == words
+def test_sampling_names_the_setting_that_keeps_tokens_out_of_the_draw_or_changes_logits(
+    settings: dict[str, Any], truncation: str, processing: str
+) -> None:
+    sampling = convert({"max_new_tokens": 2} | settings, SamplingParams)
+    assert (sampling.truncation, sampling.processing) == (truncation, processing)
 
 
 def test_kept_sets_stand_in_a_completion_exactly_where_its_sampling_is_truncated() -> None:

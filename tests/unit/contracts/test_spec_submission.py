@@ -16,7 +16,8 @@ from tests.builders import job_spec
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo.toml"
 LAG: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 1}
-TRUNCATED: dict[str, dict[str, Any]] = {"top_p": {"top_p": 0.95}, "top_k": {"top_k": 50}, "min_p": {"min_p": 0.1}}
+SETTINGS: dict[str, Any] = {"top_p": 0.95, "top_k": 50, "min_p": 0.1, "min_new_tokens": 2, "repetition_penalty": 1.1}
+CHANGED = {name: {name: value} for name, value in (SETTINGS | {"logit_bias": {"5": 1.0}}).items()}
 COMPARED: dict[str, dict[str, Any]] = {
     "the generator": {"algorithm__old_policy": "generator"},
     "tis": {"algorithm__correction": "tis"},
@@ -39,17 +40,17 @@ PLUGIN = {"type": "plugin", "entry_point": "own"}
 
 
 @pytest.mark.parametrize("compared", COMPARED)
-@pytest.mark.parametrize("field", TRUNCATED)
-def test_truncated_sampling_goes_with_every_ratio(field: str, compared: str) -> None:
-    sampling = {"rollout__sampling": {"max_new_tokens": 5} | TRUNCATED[field]}
+@pytest.mark.parametrize("field", CHANGED)
+def test_a_changed_distribution_goes_with_every_ratio(field: str, compared: str) -> None:
+    sampling = {"rollout__sampling": {"max_new_tokens": 5} | CHANGED[field]}
     check_submitted(job_spec(**sampling, **COMPARED[compared]))
 
 
-@pytest.mark.parametrize("field", TRUNCATED)
+@pytest.mark.parametrize("field", CHANGED)
 def test_log_probs_of_a_stage_of_one_s_own_are_refused_beside_it(field: str) -> None:
     check_submitted(job_spec(**TAUGHT))
-    with pytest.raises(InvalidInput, match=f"no column tells stage own which tokens {field} = .* kept") as caught:
-        check_submitted(job_spec(**TAUGHT, rollout__sampling={"max_new_tokens": 5} | TRUNCATED[field]))
+    with pytest.raises(InvalidInput, match=f"no column tells stage own the distribution that {field} .*made") as caught:
+        check_submitted(job_spec(**TAUGHT, rollout__sampling={"max_new_tokens": 5} | CHANGED[field]))
     assert caught.value.field == f"rollout.sampling.{field}"
 
 

@@ -10,8 +10,9 @@ from msgspec import UNSET
 
 from contracts.rollouts import Completion
 from contracts.sampling import SamplingParams
-from producer.engine.batch_rows import FEWEST_ROWS, BatchRows
 from producer.engine.ends import Ends
+from producer.engine.held_rows import GrowingBatch, HeldRows
+from producer.engine.transformers.decoding import FEWEST_ROWS, staying
 from tests.builders import prompt_batch
 
 VOCAB_SIZE = 4
@@ -22,17 +23,20 @@ EOS = frozenset({0})
 def decode(*, rows_leave: bool, top_k: int = 0) -> tuple[list[list[Completion]], list[int]]:
     """Completions of 64 rows whose logits are a function of row and step, and how many rows each step held."""
     batch = prompt_batch([[5]] * 8, group_size=8, sampling=SamplingParams(max_new_tokens=24, top_k=top_k))
-    rows = BatchRows(batch, Ends(EOS))
+    rows, growing = HeldRows(Ends(EOS)), GrowingBatch(batch=batch)
+    rows.join(growing)
     held = np.arange(64)
     widths: list[int] = []
-    while not rows.finished:
+    while not growing.finished:
         widths.append(len(held))
         step = len(widths)
         logits = [np.random.default_rng((row, step)).normal(size=VOCAB_SIZE) for row in held.tolist()]
         rows.append(np.stack(logits))
-        kept = rows.leave() if rows_leave and not rows.finished else None
-        held = held if kept is None else held[kept]
-    return rows.completions(), widths
+        kept = staying(rows.has_ended()) if rows_leave and not growing.finished else None
+        if kept is not None:
+            rows.keep(kept)
+            held = held[kept]
+    return growing.completions, widths
 
 
 @pytest.mark.parametrize("top_k", [0, 3])
