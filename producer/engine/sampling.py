@@ -92,8 +92,8 @@ def log_distribution(logits: Logits, sampling: SamplingParams, contexts: Context
     values = scaled(logits, sampling.temperature, contexts)
     if 0 < sampling.top_k < values.shape[-1]:
         # Exactly k tokens a row stay; the lower id wins a tie, so that the choice does not depend on the sort.
-        rows, order = _largest_first(values)
-        values[rows, order[:, sampling.top_k :]] = -np.inf
+        order = library_of(values).argsort(-values, axis=-1, stable=True)
+        _put(values, order[:, sampling.top_k :], -np.inf)
     if sampling.top_p < 1.0:
         _keep_top_p(values, sampling.top_p)
     if sampling.min_p is not UNSET:
@@ -180,19 +180,18 @@ def _key(batch: PromptBatch, prompt: Prompt, sample: int) -> NDArray[np.uint64]:
     return np.frombuffer(hashlib.blake2b(name.encode(), digest_size=16).digest(), dtype="<u8")
 
 
-def _largest_first(values: Any) -> tuple[Any, Any]:
-    """[N, 1] the rows, and [N, V] the ids of each: by a stable sort, equal values by ascending id."""
-    library = library_of(values)
-    rows = library.arange(len(values), device=values.device)[:, None]
-    return rows, library.argsort(-values, axis=-1, stable=True)
+def _put(values: Any, ids: Any, new: Any) -> None:
+    # A deterministic job's tensors would be put at indices by a sort of them.
+    values.scatter_(1, ids, new) if isinstance(values, Tensor) else np.put_along_axis(values, ids, new, axis=-1)
 
 
 def _keep_top_p(values: Any, top_p: float) -> None:
     """Lets the fewest most likely tokens with a mass of at least top_p stay: at least one."""
-    library, places = library_of(values), _largest_first(values)
-    ordered = values[places]
+    library = library_of(values)
+    order = library.argsort(-values, axis=-1, stable=True)
+    ordered = values.gather(1, order) if isinstance(values, Tensor) else np.take_along_axis(values, order, axis=-1)
     probabilities = library.exp(ordered)
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
     sums = cumulative_sums(probabilities) if isinstance(values, Tensor) else probabilities.cumsum(axis=-1)
     # The mass of the tokens before each: 0 for the most likely one, which so stays whatever top_p is.
-    values[places] = library.where(sums - probabilities < top_p, ordered, -np.inf)
+    _put(values, order, library.where(sums - probabilities < top_p, ordered, -np.inf))

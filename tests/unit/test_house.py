@@ -37,7 +37,7 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 50_785, "files": 382, "packages": 7, "arrows": 15, "words": 45_000}
+BUDGET = {"lines": 50_784, "files": 382, "packages": 7, "arrows": 15, "words": 45_000}
 """What a single owner has to hold. The aims are 34,000 lines, 320 files and 45,000 words."""
 AROUND = {"onbeat_extras": 20_961, "tests": 73_400}
 """Lines around the core, by folder; these fall as well. The aims are 9,000 and 35,000."""
