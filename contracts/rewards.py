@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
 from msgspec.structs import replace
@@ -171,6 +171,15 @@ RewardComponent = (
     | MathVerifyReward
     | PluginReward
 )
+
+
+class TaskEntry(Record, frozen=True, kw_only=True):
+    """What RewardItem.task_entry holds as JSON."""
+
+    task: str
+    """Name in reasoning-gym, e.g. "chain_sum"."""
+    entry: dict[str, Any]
+    """The dataset's item: question, answer, metadata."""
 
 
 class RewardItem(Record, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ import torch
 
 from consumer.gradient.statistics import BatchStats, joined
 from consumer.model.policy import Policy
-from consumer.trackers import Trackers, tracker_makers
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import Record
 from contracts.errors import OnbeatError
@@ -24,6 +23,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.trained_job import append_lines, begin_folder
+from onbeat.process.entry_points import load_entry_point
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "
@@ -34,6 +34,8 @@ NOISE_SHARE = 0.01
 
 T = TypeVar("T", bound=Record)
 
+TRACKING = "onbeat.tracking"
+"""A group of entry points: `trackers` takes the numbers of a job to what its spec names, which are extras."""
 log = logging.getLogger(__name__)
 
 
@@ -78,6 +80,19 @@ def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
     )
 
 
+class Tracking:
+    """What gets the numbers of one job beside its run folder, of one that names no tracker as it stands here."""
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        """Takes those of an iteration, which a replay may have given before."""
+
+    def evaluation(self, score: EvaluationScore) -> None:
+        """Takes a held-out score, likewise."""
+
+    def close(self) -> None:
+        """Waits for each tracker, up to its deadline."""
+
+
 class RunLog:
     """Appends lines, of a replayed iteration again: readers take the last. The job's trackers get the numbers once."""
 
@@ -85,12 +100,14 @@ class RunLog:
         """Raises OnbeatError naming the folder when it cannot be made or written, InvalidInput for a tracker."""
         self._folder = folder
         begin_folder(folder, spec)
-        makers = tracker_makers(spec, folder)
-        self._trackers = Trackers(
-            makers,
-            last_iteration=_last_iteration(folder.metrics, IterationMetrics) if makers else -1,
-            last_evaluation=_last_iteration(folder.evaluations, EvaluationScore) if makers else -1,
-        )
+        self._trackers = Tracking()
+        if spec.trackers:
+            self._trackers = load_entry_point(TRACKING, "trackers", field="trackers")(
+                spec,
+                folder,
+                last_iteration=_last_iteration(folder.metrics, IterationMetrics),
+                last_evaluation=_last_iteration(folder.evaluations, EvaluationScore),
+            )
 
     def close(self) -> None:
         """Waits for the trackers, each up to its deadline."""

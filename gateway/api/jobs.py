@@ -19,13 +19,13 @@ from contracts.errors import Conflict
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
-from contracts.spec_tables.references import check_job
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
 from gateway.job_list import MAX_LISTED, newest_jobs, remove_for_good
 from gateway.services import HasServices, KnownJob, Services
 from gateway.submission import check_environment, check_plugins
 from onbeat.http_service.bodies import json_answer
+from onbeat.prompts.references import check_job
 
 EXAMPLE_JOB = {
     "name": "addition",

@@ -11,9 +11,9 @@ from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset
-from contracts.spec_tables.references import check_job, check_reference
 from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
+from onbeat.prompts.references import check_job, check_reference
 
 log = logging.getLogger(__name__)
 

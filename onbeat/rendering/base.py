@@ -10,7 +10,7 @@ What was sampled is never tokenised again: `go_on` answers the tokens that follo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -46,6 +46,15 @@ class Renderer(Protocol):
         The turn ended by a token of its own, not at its length. Raises PrefixBroken where what stands before would have
         to change.
         """
+        ...
+
+
+@runtime_checkable
+class ProvenRenderer(Renderer, Protocol):
+    """One that tries itself at a job's start."""
+
+    def prove(self, messages: Sequence[Message], tools: Sequence[Tool], end_ids: Sequence[int]) -> None:
+        """Goes on from a first turn. Raises InvalidInput that names the field where it can't."""
         ...
 
 

@@ -11,13 +11,16 @@ from contracts.encoding.arrays import ITEM_BYTES, unpack_int32
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec_tables.environment import RendererKind
-from onbeat.rendering.base import Renderer
-from onbeat.rendering.package import BRIDGE_CURE, FIELD, PackageRenderer
-from onbeat.rendering.template import REPLY, TOOL_REPLIES, TemplateRenderer, prove
+from onbeat.process.entry_points import load_entry_point
+from onbeat.rendering.base import ProvenRenderer, Renderer
+from onbeat.rendering.template import TemplateRenderer, prove
 from onbeat.rendering.text import TextRenderer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+FORMATS = "onbeat.chat_formats"
+"""A group of entry points: `package` makes the renderer of a format by its name, and tries it as `prove` does."""
 
 
 def make_renderer(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format: str) -> Renderer:
@@ -32,7 +35,8 @@ def _by_kind(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format
     if kind == "text":
         return TextRenderer(tokenizer)
     if chat_format:
-        return PackageRenderer(tokenizer, chat_format)
+        make = load_entry_point(FORMATS, "package", field="environment.chat_format", where="job")
+        return make(tokenizer, chat_format)
     return TemplateRenderer(tokenizer)
 
 
@@ -53,21 +57,8 @@ def check_renderer(
     renderer = renderer.renderer if isinstance(renderer, GivenTokens) else renderer
     if isinstance(renderer, TemplateRenderer):
         prove(renderer, tokenizer, messages=messages, tools=tools, end_ids=end_ids)
-    if not isinstance(renderer, PackageRenderer):
-        return
-    ends = [token for token in renderer.end_ids if token in end_ids]
-    if not ends:
-        raise InvalidInput(
-            "none of the format's ends of a turn is an end-of-sequence token of the model",
-            field=FIELD,
-            cure="set eos_token_id in generation_config.json, or choose the model's own format",
-        )
-    prompt = renderer.open(messages, tools)
-    turn = [*tokenizer("Let me see.", add_special_tokens=False).input_ids, ends[0]]
-    try:
-        renderer.go_on(prompt, turn, TOOL_REPLIES if tools else (REPLY,), tools)
-    except PrefixBroken as error:
-        raise InvalidInput(error.problem, field=FIELD, cure=BRIDGE_CURE) from error
+    elif isinstance(renderer, ProvenRenderer):
+        renderer.prove(messages, tools, end_ids)
 
 
 class GivenTokens:

@@ -1,4 +1,4 @@
-"""The package's own scorers of reasoning-gym's tasks: those that evaluate nothing (spec_tables/references.py)."""
+"""The package's own scorers of reasoning-gym's tasks: those that evaluate nothing (known_tasks.py)."""
 
 from __future__ import annotations
 

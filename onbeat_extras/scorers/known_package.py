@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from contracts.errors import InvalidInput
-from contracts.spec_tables.references import SOURCE_DIGEST, VERSION, check_version
+from onbeat_extras.scorers.known_tasks import SOURCE_DIGEST, VERSION, check_version
 
 NAME = "reasoning_gym"
 

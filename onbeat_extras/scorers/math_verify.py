@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.rewards import MathVerifyReward, RewardItem
-from contracts.spec_tables.references import MATH_DELIMITER, MATH_WORD
+from onbeat.prompts.references import MATH_DELIMITER, MATH_WORD
 from reward_service.scorers.refusals import BadReference, TooComplex
 
 TAG = re.compile(r"</?[A-Za-z][\w-]*>")

@@ -1,17 +1,17 @@
 """reasoning-gym: the score of the task that made the prompt. The package's parsers are not ours: runs in the pool.
 
-task_entry ─▶ contracts/spec_tables/references.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
-                                                        ├─ else, where there is one of ours ─▶ own_tasks.py
-                                                        └─ else refused by name
+task_entry ─▶ known_tasks.py ─┬─ its scorer evaluates nothing ─▶ its_tasks.py ─▶ the package
+                              ├─ else, where there is one of ours ─▶ own_tasks.py
+                              └─ else refused by name
 """
 
 from __future__ import annotations
 
 from contracts.errors import InvalidInput
-from contracts.rewards import ReasoningGymReward, RewardItem
-from contracts.spec_tables.references import OUR_SCORERS, TaskEntry, read_task_entry
+from contracts.rewards import ReasoningGymReward, RewardItem, TaskEntry
 from onbeat_extras.scorers import its_tasks, own_tasks
 from onbeat_extras.scorers.known_package import check_package
+from onbeat_extras.scorers.known_tasks import OUR_SCORERS, read_task_entry
 from reward_service.scorers.last_tag import last_answer
 from reward_service.scorers.refusals import BadReference
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import ReasoningGymDataset
-from contracts.spec_tables.references import ITS_SCORERS, check_version
 from onbeat.prompts.examples import Example, ExampleSets, Request
+from onbeat_extras.scorers.known_tasks import ITS_SCORERS, check_version
 
 Entry = Mapping[str, Any]
 """What reasoning-gym generates: question, answer, metadata."""

@@ -1,1 +1,1 @@
-"""Experiment trackers, a small file each, through their own libraries (consumer/trackers.py runs them)."""
+"""Experiment trackers, a small file each, through their own libraries (background.py runs them)."""

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from contracts.encoding.wire import convert, decode, decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
-from contracts.rewards import RewardRequest
+from contracts.rewards import RewardRequest, TaskEntry
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
-from contracts.spec_tables.references import read_task_entry
 from onbeat.client.gateway import audit_entries, parse_events
 from onbeat.http_service.problems import Problem
 from reward_service.answered import BodyFormat, decode_request
@@ -152,7 +151,7 @@ def test_the_readers_above_the_wire_refuse_in_their_own_form(data: st.DataObject
     answers_or_refuses(lambda: decode_request(noise, BodyFormat.MSGPACK, RewardRequest), Problem)
     entries = damaged(encode_json(golden("TaskEntry"))).map(lambda one: one.decode("latin-1"))
     text = data.draw(ANY_TEXT | entries)
-    answers_or_refuses(lambda: read_task_entry(text), OnbeatError)
+    answers_or_refuses(lambda: decode_json(text, TaskEntry), OnbeatError)
     answers_or_refuses(lambda: list(parse_events(event_stream(text))), OnbeatError)
 
 

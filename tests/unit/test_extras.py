@@ -48,7 +48,7 @@ WITH_EXTRAS = {
 }
 """File outside the extras that names them → what it does with them."""
 
-OF_THE_CORE = ("tests/unit/onbeat/stack", "tests/unit/consumer/test_trackers.py", "tests/unit/reward_service/player")
+OF_THE_CORE = ("tests/unit/onbeat/stack", "tests/unit/reward_service/player")
 
 
 def test_what_is_no_extra_names_none() -> None:

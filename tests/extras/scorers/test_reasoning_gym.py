@@ -17,10 +17,10 @@ from reasoning_gym.factory import DATASETS
 
 from contracts.errors import InvalidInput
 from contracts.rewards import ExactReward, ReasoningGymReward, RewardItem, Scored, Unscorable
-from contracts.spec_tables import references
 from contracts.spec_tables.datasets import AdditionDataset, ReasoningGymDataset
-from contracts.spec_tables.references import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
+from onbeat.prompts import references
 from onbeat_extras.scorers import known_package, own_tasks
+from onbeat_extras.scorers.known_tasks import ITS_SCORERS, NOT_GENERATED, NOT_SCORED, OUR_SCORERS
 from reward_service.scorers import rubric
 
 ALL_TASKS = sorted(DATASETS)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from consumer.trackers import tracker_makers
 from consumer.trainer.report import RunLog
 from contracts.errors import InvalidInput
 from contracts.run_folder import RunFolder
+from onbeat_extras.trackers.background import tracker_makers
 from tests.builders import job_spec
-from tests.unit.consumer.test_trackers import metrics, score
+from tests.extras.trackers.test_background import metrics, score
 
 
 def run_a_job_that_is_replayed(folder: RunFolder, *trackers: str) -> None:

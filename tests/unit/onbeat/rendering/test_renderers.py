@@ -16,7 +16,6 @@ from contracts.environments.messages import Message, Role, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
 from onbeat.rendering.base import WORD_JOINER, Renderer
 from onbeat.rendering.factory import check_renderer, make_renderer
-from onbeat.rendering.package import PackageRenderer
 from onbeat.rendering.template import TemplateRenderer
 from onbeat.rendering.tool_calls import read, write
 from tests.builders import char_tokenizer
@@ -256,7 +255,7 @@ def test_whatever_a_model_writes_is_a_message_that_can_be_sent(name: str, argume
 def test_a_format_whose_parser_or_bridge_raises_costs_a_message_or_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("renderers")
     tokenizer = chat_tokenizer(CHATML, with_tags=True)
-    renderer = PackageRenderer(tokenizer, "qwen3")
+    renderer: Any = make_renderer(tokenizer, "chat", "qwen3").renderer  # pyright: ignore[reportAttributeAccessIssue]
 
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("a token that it does not know")

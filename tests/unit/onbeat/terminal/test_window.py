@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from consumer.trackers import iteration_values
 from contracts.encoding.wire import encode
 from contracts.events import IterationCommitted, TrajectoryMetrics
 from contracts.jobs import WindowIteration
@@ -125,7 +124,7 @@ def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> 
         panel(progress(PERIODIC, stated))
     )
     assert committed.numbers()["turns_mean"] == 2.25
-    assert iteration_values(committed)["environment/calls\x1b[2J"] == 1.5
+    assert committed.labelled()["environment"]["calls\x1b[2J"] == 1.5
     assert "environment" not in shown(panel(progress(PERIODIC, iteration_metrics())))
     assert b"trajectories" not in encode(iteration_metrics())
 

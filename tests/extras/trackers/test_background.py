@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from consumer.trackers import BackgroundTracker, Trackers, iteration_values
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
+from onbeat_extras.trackers.background import BackgroundTracker, Trackers, iteration_values
 from tests.builders import job_spec
 from tests.contract.golden_files import iteration_metrics
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from consumer.trainer.report import Tracking
 from contracts.errors import InvalidInput
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
@@ -91,7 +92,7 @@ def evaluation_values(score: EvaluationScore) -> dict[str, float]:
     return values if score.greedy is None else values | {"evaluation/greedy": score.greedy}
 
 
-class Trackers:
+class Trackers(Tracking):
     """The trackers of one job. A replayed iteration has its points already: it is passed over."""
 
     def __init__(
@@ -113,7 +114,6 @@ class Trackers:
             self._log(score.iteration, evaluation_values(score))
 
     def close(self) -> None:
-        """Ends each within its deadline."""
         for tracker in self._trackers:
             tracker.close()
 
@@ -136,3 +136,8 @@ def tracker_makers(spec: JobSpec, folder: RunFolder) -> dict[str, Callable[[], T
                 cure=f'pip install "onbeat[{name}]"',
             ) from error
     return makers
+
+
+def trackers_of(spec: JobSpec, folder: RunFolder, *, last_iteration: int, last_evaluation: int) -> Trackers:
+    """Raises what `tracker_makers` raises."""
+    return Trackers(tracker_makers(spec, folder), last_iteration=last_iteration, last_evaluation=last_evaluation)

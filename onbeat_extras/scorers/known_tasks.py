@@ -1,22 +1,19 @@
-"""Can a reward compare anything with this reference? What is known without the scorer's own parser, and which tasks of
-reasoning-gym are scored by what.
+"""Which tasks of reasoning-gym are scored, by what, and which make prompts: the table of one version of the package.
 
 Some of its scorers evaluate as Python what the model wrote, or what stands in the data set's entry. The table below is
 the result of reading every scorer of one version, with all that it calls: a task stands in one of three sets, and no
-other version of the package is run.
+other version of the package is run. Nothing of the package is imported here.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import Any
 
-from contracts import rewards
-from contracts.encoding.numbers import read_number
-from contracts.encoding.wire import Record, decode_json
+from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import DatasetSpec, DatasetTable, ReasoningGymDataset, sources_of
+from contracts.rewards import TaskEntry
+from contracts.spec_tables.datasets import DatasetTable, ReasoningGymDataset
 
 VERSION = "0.1.25"
 """The version of reasoning-gym whose scorers were read."""
@@ -77,15 +74,6 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ENTRY_FIELDS = frozenset({"question", "answer", "metadata"})
 
 
-class TaskEntry(Record, frozen=True, kw_only=True):
-    """What RewardItem.task_entry holds as JSON."""
-
-    task: str
-    """Name in reasoning-gym, e.g. "chain_sum"."""
-    entry: dict[str, Any]
-    """The dataset's item: question, answer, metadata."""
-
-
 def read_task_entry(text: str) -> TaskEntry:
     """Raises InvalidInput for text that is no entry, and for a task that isn't scored."""
     try:
@@ -99,18 +87,14 @@ def read_task_entry(text: str) -> TaskEntry:
     return task_entry
 
 
-def check_job(dataset: DatasetSpec, components: tuple[rewards.RewardComponent, ...]) -> None:
-    """Checks what is known of a job's task from its spec alone. Raises InvalidInput that names the field."""
-    for source, part in sources_of(dataset).items():
-        _check_source(part, [(place, one) for place, one in enumerate(components) if one.scores(source)])
+def check_source(dataset: DatasetTable, places: list[int]) -> None:
+    """Checks what is known of a data set's task from the spec alone. Raises InvalidInput that names the field.
 
-
-def _check_source(dataset: DatasetTable, components: list[tuple[int, rewards.RewardComponent]]) -> None:
+    places: of the rewards of type `reasoning_gym` that score it, among the components.
+    """
     if isinstance(dataset, ReasoningGymDataset):
         _check_generated(dataset)
-    for place, component in components:
-        if not isinstance(component, rewards.ReasoningGymReward):
-            continue
+    for place in places:
         if not dataset.has_task_entries:
             raise InvalidInput(
                 f"a reward of type `reasoning_gym` needs task entries, and the {dataset.kind} data set has none",
@@ -167,32 +151,3 @@ def _check_known(task: str, *, field: str) -> None:
             field=field,
             cure=f"did you mean {' or '.join(close)}?" if close else f"{__name__} lists the tasks",
         )
-
-
-MATH_DELIMITER = re.compile(r"\$|\\boxed|\\\(|\\\[")
-MATH_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")
-"""Letters that would be read as a product of symbols, c·a·t; `\\frac` is a command and sqrt is understood."""
-
-
-def check_reference(component: rewards.RewardComponent, *, reference: str, task_entry: str) -> None:
-    """Raises InvalidInput, with the cure, for what the component refuses whatever a model answers."""
-    if isinstance(component, rewards.NumericReward) and read_number(reference) is None:
-        raise InvalidInput("`numeric` finds no number in the reference", cure="write it as 42, -1,234, 1/2 or 2.5e-3")
-    if isinstance(component, rewards.ExactReward | rewards.MathVerifyReward) and not reference.strip():
-        raise InvalidInput(f"`{component.name}` needs a reference, and it is empty", cure="fill it in")
-    has_group = isinstance(component, rewards.RegexReward) and "answer" in re.compile(component.pattern).groupindex
-    if has_group and not reference.strip():
-        raise InvalidInput("the pattern's group `answer` needs a reference, and it is empty", cure="fill it in")
-    if isinstance(component, rewards.MathVerifyReward):
-        _check_mathematics(reference)
-    if isinstance(component, rewards.ReasoningGymReward):
-        read_task_entry(task_entry)
-
-
-def _check_mathematics(reference: str) -> None:
-    is_bare = not MATH_DELIMITER.search(reference)
-    if is_bare and MATH_WORD.search(reference) and not re.search(r"\d", reference):
-        raise InvalidInput("`math_verify` finds no expression in the reference", cure="write $…$ around it")
-    braces = re.findall(r"(?<!\\)[{}]", reference)
-    if braces.count("{") != braces.count("}"):
-        raise InvalidInput("`math_verify` finds an unbalanced brace in the reference", cure="write balanced LaTeX")

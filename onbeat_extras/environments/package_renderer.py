@@ -15,6 +15,7 @@ from contracts.encoding.wire import encode
 from contracts.environments.messages import MAX_MESSAGES, Message, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
 from onbeat.rendering.base import plain, plain_tools
+from onbeat.rendering.template import REPLY, TOOL_REPLIES
 from onbeat.rendering.tool_calls import as_function
 
 if TYPE_CHECKING:
@@ -96,6 +97,21 @@ class PackageRenderer:
         if bridged is None or list(bridged.token_ids[: len(before)]) != before:
             raise PrefixBroken("the model's chat format can't go on after this turn", cure=BRIDGE_CURE)
         return list(bridged.token_ids[len(before) :])
+
+    def prove(self, messages: Sequence[Message], tools: Sequence[Tool], end_ids: Sequence[int]) -> None:
+        """Goes on from a first turn. Raises InvalidInput that names environment.chat_format where it can't."""
+        ends = [token for token in self.end_ids if token in end_ids]
+        if not ends:
+            raise InvalidInput(
+                "none of the format's ends of a turn is an end-of-sequence token of the model",
+                field=FIELD,
+                cure="set eos_token_id in generation_config.json, or choose the model's own format",
+            )
+        turn = [*self._tokenizer("Let me see.", add_special_tokens=False).input_ids, ends[0]]
+        try:
+            self.go_on(self.open(messages, tools), turn, TOOL_REPLIES if tools else (REPLY,), tools)
+        except PrefixBroken as error:
+            raise InvalidInput(error.problem, field=FIELD, cure=BRIDGE_CURE) from error
 
     def _functions(self, tools: Sequence[Tool]) -> list[Any] | None:
         return [as_function(tool) for tool in plain_tools(self._tokenizer, tools)] or None
