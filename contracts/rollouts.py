@@ -18,7 +18,8 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.wire import Line, Record, encode
+from contracts.encoding.wire import Record, encode
+from contracts.environments.messages import EnvironmentNumbers, check_environment_numbers
 from contracts.errors import ContractViolation
 from contracts.rewards import FinishReason, StatedReason, TokenIds
 from contracts.sampling import SamplingParams
@@ -29,10 +30,6 @@ LogProbs = bytes
 """float32[S] of the sampled ones among T tokens, little-endian, natural logarithm."""
 KeptSets = bytes
 """The kept set of each of the S sampled tokens, one after another: onbeat/kept_sets.py writes and reads it."""
-EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
-"""What an environment counts; each name is a curve, a gauge and a column of its own."""
-MAX_ENVIRONMENT_NUMBER = 1e12
-"""Largest reward of a turn, and metric, either way: sums over an iteration are far from the end of floats."""
 StopReason = Literal["done", "truncated", "max_turns", "max_tokens", "failed"]
 """done         the environment said so
 truncated    the environment said so, and that it cut the trajectory before its end
@@ -40,15 +37,6 @@ max_turns    environment.max_turns were played
 max_tokens   the last turn ended at rollout.sampling.max_new_tokens, or another one has no room in
              environment.max_tokens
 failed       the environment failed at the last turn, and environment.on_failure states a score for that"""
-
-
-def check_environment_numbers(*numbers: float, field: str) -> None:
-    """Raises ContractViolation for what is no number, or too large a one."""
-    if not all(abs(number) <= MAX_ENVIRONMENT_NUMBER for number in numbers):
-        raise ContractViolation(
-            f"a reward and each metric is a number from -{MAX_ENVIRONMENT_NUMBER:g} to {MAX_ENVIRONMENT_NUMBER:g}",
-            field=field,
-        )
 
 
 class PromptTask(Record, frozen=True, kw_only=True):
@@ -150,10 +138,15 @@ class Turn(Record, frozen=True, kw_only=True):
     """What the environment gave for it."""
     reply_digest: Digest
     """`Played.reply_digest` of what the environment replied; of the turn at which it failed, of the reason."""
+    sees_from: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    """The token of the trajectory with which what the model saw began, where the environment had begun anew; left out:
+    the prompt."""
 
     def __post_init__(self) -> None:
         if self.end <= self.start:
             raise ContractViolation("a turn has one sampled token or more", field="turns")
+        if self.sees_from is not UNSET and self.sees_from >= self.start:
+            raise ContractViolation("a turn sees one token or more", field="turns")
         check_environment_numbers(self.reward, field="turns")
 
 
@@ -218,6 +211,16 @@ class Completion(Record, frozen=True, kw_only=True):
         if self.trajectory is UNSET:
             return ((0, self.num_tokens),)
         return tuple((turn.start, turn.end) for turn in self.trajectory.turns)
+
+    @property
+    def lines(self) -> tuple[tuple[int, int, int], ...]:
+        """(begin, start of the first turn, end) of each part of token_ids that the model saw by itself: the first one
+        follows the prompt, each other one begins anew."""
+        if self.trajectory is UNSET:
+            return ((0, 0, self.num_tokens),)
+        starts = {turn.sees_from or 0: turn.start for turn in self.trajectory.turns[::-1]}
+        ends = [*sorted(starts)[1:], self.num_tokens]
+        return tuple((begin, starts[begin], end) for begin, end in zip(sorted(starts), ends, strict=True))
 
     @property
     def num_tokens(self) -> int:
@@ -385,6 +388,11 @@ def _check_turns(turns: tuple[Turn, ...], *, num_tokens: int) -> None:
     """The first turn follows the prompt, none overlaps the one before, and the last ends the trajectory."""
     starts, ends = [turn.start for turn in turns], [turn.end for turn in turns]
     in_order = all(end <= start for end, start in zip(ends[:-1], starts[1:], strict=True))
+    seen = [turn.sees_from or 0 for turn in turns]
+    # What begins anew does so behind the turn before.
+    in_order &= seen[0] == 0 and all(
+        now in (before, end) for before, now, end in zip(seen[:-1], seen[1:], ends[:-1], strict=True)
+    )
     if starts[0] != 0 or not in_order or ends[-1] != num_tokens:
         raise ContractViolation(
             f"turns {list(zip(starts, ends, strict=True))} are not those of a trajectory of {num_tokens} tokens",

@@ -9,10 +9,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, encode
+from contracts.errors import ContractViolation
 
 MAX_MESSAGE_CHARACTERS = 2**22
 MAX_MESSAGES = 1024
 """In one opening or one reply."""
+
+EnvironmentNumbers = Annotated[dict[Line, float], Meta(max_length=64)]
+"""What an environment counts; each name is a curve, a gauge and a column of its own."""
+MAX_ENVIRONMENT_NUMBER = 1e12
+"""Largest reward of a turn, and metric, either way: sums over an iteration are far from the end of floats."""
 
 Content = Annotated[str, Meta(max_length=MAX_MESSAGE_CHARACTERS)]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -76,3 +82,12 @@ Messages = Annotated[tuple[Message, ...], Meta(max_length=MAX_MESSAGES)]
 def messages_digest(messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> Digest:
     """Returns one digest for equal messages and tools, whatever the order of a schema's keys."""
     return content_digest(encode((messages, msgspec.json.encode(tools, order="deterministic"))))
+
+
+def check_environment_numbers(*numbers: float, field: str) -> None:
+    """Raises ContractViolation for what is no number, or too large a one."""
+    if not all(abs(number) <= MAX_ENVIRONMENT_NUMBER for number in numbers):
+        raise ContractViolation(
+            f"a reward and each metric is a number from -{MAX_ENVIRONMENT_NUMBER:g} to {MAX_ENVIRONMENT_NUMBER:g}",
+            field=field,
+        )

@@ -21,10 +21,9 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Line, Record, Seconds, Text, encode
-from contracts.environments.messages import Message, Messages, Tool
+from contracts.environments.messages import EnvironmentNumbers, Message, Messages, Tool, check_environment_numbers
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
-from contracts.rollouts import EnvironmentNumbers, check_environment_numbers
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.environment import EnvironmentParams, EnvironmentSpec
 
@@ -94,19 +93,24 @@ class Reply(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What an environment says to one message of the model."""
 
     messages: Messages = ()
-    """What the model sees next; never the assistant's. Those of the last reply are seen by people alone."""
+    """What the model sees next; the assistant's only where it begins anew. Those of the last reply are seen by people
+    alone."""
     reward: float = 0.0
     done: bool = False
     metrics: EnvironmentNumbers = field(default_factory=dict)
     """Named numbers for people, of the whole trajectory so far."""
     truncated: bool = False
     """With `done`: the trajectory was cut before its end, as `algorithm.on_truncated` reads it."""
+    begins_anew: bool = False
+    """Whether the messages are all that the model sees next, in place of all that stood before."""
 
     def __post_init__(self) -> None:
+        if self.begins_anew and (self.done or not self.messages):
+            raise ContractViolation("what begins anew begins with a message, and isn't done", field="begins_anew")
         if self.truncated and not self.done:
             raise ContractViolation("only a reply that is done has cut its trajectory", field="truncated")
         check_environment_numbers(self.reward, *self.metrics.values(), field="reward")
-        if any(message.role == "assistant" for message in self.messages):
+        if not self.begins_anew and any(message.role == "assistant" for message in self.messages):
             raise ContractViolation("an environment never speaks as the assistant", field="messages")
 
 

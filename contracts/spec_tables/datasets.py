@@ -286,10 +286,13 @@ def environment_problem(
         if ends := rollout.sampling.own_end or evaluation.sampled_as(rollout).own_end:
             return f"sampling.{ends} would end turns that {field}.renderer can't read; leave it out"
         longest = rollout.sampling.max_new_tokens
-        if environment.max_tokens < longest:
+        name, most = environment.seen_bound
+        if most > environment.max_tokens:
+            return f"{field}.{name} above max_tokens has no effect; lower it, or leave it out"
+        if most < longest:
             return (
-                f"{field}.max_tokens = {environment.max_tokens} has no room for one turn of "
-                f"rollout.sampling.max_new_tokens = {longest}; raise the one or lower the other"
+                f"{field}.{name} = {most} has no room for one turn of rollout.sampling.max_new_tokens = {longest}; "
+                "raise the one or lower the other"
             )
     return ""
 

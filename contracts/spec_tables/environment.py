@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePathOrNone, Line, Record, Seconds, Text, Tokens
@@ -40,6 +40,8 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     max_tokens: Tokens = 4096
     """Longest trajectory: sampled tokens and the environment's, without the prompt. It ends with the turn after which
     rollout.sampling.max_new_tokens don't fit in."""
+    max_context_tokens: Tokens | UnsetType = UNSET
+    """Most of them that the model sees at a time, where the environment begins anew; left out: max_tokens."""
     renderer: RendererKind = "chat"
     """How messages become tokens: chat by the model's chat template; text writes their contents one after the other,
     for models without one."""
@@ -57,6 +59,12 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     """What a trajectory gets at whose message the environment fails each time: fail (its batch, in the end the job), or
     a score as the environment's whole reward, counted and audited; for a time-out or a crash as the last resort. A
     resume may change it."""
+
+    @property
+    def seen_bound(self) -> tuple[str, int]:
+        """The key that says how many tokens may follow a prompt, or what begins anew with its own, and their number."""
+        most = self.max_context_tokens
+        return ("max_tokens", self.max_tokens) if most is UNSET else ("max_context_tokens", most)
 
     @property
     def stated_score(self) -> float | None:

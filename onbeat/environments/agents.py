@@ -17,6 +17,8 @@
     guess = "my_package:guess"
 
 Attributes of the function say what an environment's class says: `guess.deterministic = False`, `guess.global_random`.
+With `guess.rewrites = True` a request that isn't what was told before and something new begins the trajectory anew:
+after a summary, or for an agent below this one.
 docs/environments.md says more.
 """
 

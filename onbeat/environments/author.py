@@ -70,6 +70,9 @@ class Reply:
     """Numbers for people, of the whole trajectory so far."""
     truncated: bool = False
     """With `done`: the trajectory was cut before its end, as by a limit of steps (`algorithm.on_truncated`)."""
+    begins_anew: bool = False
+    """Whether the messages are all that the model sees next, in place of all that stood before: a summary of it, or the
+    task of another agent. What was sampled before is trained all the same, with the same reward."""
 
 
 class Environment:

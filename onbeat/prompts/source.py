@@ -15,7 +15,13 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, RowsTable, no_chat_template, sources_of
+from contracts.spec_tables.datasets import (
+    ChatSpec,
+    MixtureDataset,
+    RowsTable,
+    no_chat_template,
+    sources_of,
+)
 from contracts.spec_tables.environment import played_by
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.completions import answer_behind, given_ids

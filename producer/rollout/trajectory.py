@@ -3,7 +3,8 @@
     take(sampled) ─▶ message ─▶ (the environment) ─┬▶ reply(…) ─▶ goes_on() ─▶ context of the next turn
                                                    └▶ fail(…): it ends here, with the score that is stated for that
 
-Tokens are only ever appended: what the model saw and sampled is what is trained (I9).
+Tokens are only ever appended: what the model saw and sampled is what is trained (I9). Where the environment begins
+anew, the model sees what stands from there on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.encoding.digests import content_digest
 from contracts.environments.messages import Message, Sampled, Tool
 from contracts.environments.service import Played, Reply, Task, reply_digest
-from contracts.errors import BatchFailed, PrefixBroken
+from contracts.errors import BatchFailed, InvalidInput, PrefixBroken
 from contracts.rewards import StatedReason
 from contracts.rollouts import Completion, FinishReason, Prompt, PromptBatch, StopReason, Trajectory, Turn
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -39,6 +40,8 @@ class PlayedTrajectory:
     """How many times it was begun, from its first turn."""
     context: list[int] = field(default_factory=list)
     """The prompt and all tokens after it."""
+    _begins: int = 0
+    """Place in the context with which what the model sees begins."""
     tools: tuple[Tool, ...] = ()
     asks_for_tokens: bool = False
     """Whether the environment is told what was sampled beside what it says."""
@@ -79,6 +82,11 @@ class PlayedTrajectory:
         return len(self._turns) + (self._open_turn is not None)
 
     @property
+    def seen(self) -> list[int]:
+        """What the model sees: all tokens, or those since it began anew."""
+        return self.context[self._begins :] if self._begins else self.context
+
+    @property
     def message(self) -> Message:
         """What the model said in its last turn."""
         if self._message is None:
@@ -88,7 +96,7 @@ class PlayedTrajectory:
     def take(self, sampled: Completion) -> None:
         """Appends a turn."""
         turn = unpack_int32(sampled.token_ids)
-        self._message = self.renderer.parse(self.context, turn, self.tools)
+        self._message = self.renderer.parse(self.seen, turn, self.tools)
         if self.asks_for_tokens:
             self._message = replace(self._message, sampled=self._sampled(sampled))
         self._open_turn = (self._num_tokens, sampled.finish_reason)
@@ -118,22 +126,41 @@ class PlayedTrajectory:
             raise AssertionError("a reply follows a turn")
         (start, finish_reason), self._open_turn = self._open_turn, None
         self._turns.append(
-            Turn(start=start, end=self._num_tokens, finish_reason=finish_reason, reward=reward, reply_digest=digest)
+            Turn(
+                start=start,
+                end=self._num_tokens,
+                finish_reason=finish_reason,
+                reward=reward,
+                reply_digest=digest,
+                sees_from=self._begins - len(self.prompt_ids) if self._begins else UNSET,
+            )
         )
 
     def goes_on(self) -> bool:
-        """Appends the observation where another turn has room, by counts alone. Raises PrefixBroken."""
+        """Appends the observation where another turn has room, by counts alone. Raises PrefixBroken, and BatchFailed
+        for messages that nothing can begin with."""
         self._stop = self._stop or self._stop_reason()
         if self._stop is not None or self._reply is None:
             return False
         start = len(self.prompt_ids) + self._turns[-1].start
-        observation = self.renderer.go_on(self.context[:start], self.context[start:], self._reply.messages, self.tools)
-        if self._num_tokens + len(observation) + self.max_new_tokens > self.environment.max_tokens:
+        begins, said = self._begins, self._reply.messages
+        if self._reply.begins_anew:
+            try:
+                begins, observation = len(self.context), self.renderer.open(said, self.tools)
+            except InvalidInput as error:
+                raise BatchFailed(f"an environment can't begin anew with its messages: {error}") from error
+        else:
+            observation = self.renderer.go_on(self.context[begins:start], self.context[start:], said, self.tools)
+        added = len(observation) + self.max_new_tokens
+        num_seen = len(self.context) - (begins or len(self.prompt_ids))
+        most, (_, most_seen) = self.environment.max_tokens, self.environment.seen_bound
+        if self._num_tokens + added > most or num_seen + added > most_seen:
             self._stop = "max_tokens"
             return False
         if not all(type(token) is int and token >= 0 for token in observation):
             raise PrefixBroken("a renderer answered what are no tokens")
         self.context += observation
+        self._begins = begins
         return True
 
     def completion(self) -> Completion:
@@ -161,7 +188,7 @@ class PlayedTrajectory:
             token_ids=completion.token_ids,
             logprobs=completion.generator_logprobs,
             finish_reason=completion.finish_reason,
-            num_prompt_tokens=len(self.context),
+            num_prompt_tokens=len(self.seen),
             policy_version=self.policy_version,
         )
 

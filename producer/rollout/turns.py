@@ -201,7 +201,7 @@ class TurnPlayer:
             Prompt(
                 prompt_id=session.prompt.prompt_id,
                 index=session.prompt.index,
-                token_ids=pack_int32(session.played.context),
+                token_ids=pack_int32(session.played.seen),
                 text="",
                 reference="",
                 sampler_seed=turn_seed(batch, session.prompt, sample=session.sample, turn=session.played.num_turns),

@@ -30,7 +30,7 @@ def reply_of(returned: Any) -> Reply:
     """Raises NoAnswer."""
     if not isinstance(returned, author.Reply):
         raise NoAnswer(f"step returned {_kind(returned)}, and no onbeat.environments.author.Reply")
-    for name in ("done", "truncated"):
+    for name in ("done", "truncated", "begins_anew"):
         if type(value := getattr(returned, name)) is not bool:
             raise NoAnswer(f"{name} is {_kind(value)}, and no bool")
     metrics = returned.metrics
@@ -45,6 +45,7 @@ def reply_of(returned: Any) -> Reply:
             done=returned.done,
             metrics=dict(metrics),
             truncated=returned.truncated,
+            begins_anew=returned.begins_anew,
         )
     except OnbeatError as error:
         raise NoAnswer(str(error)) from error

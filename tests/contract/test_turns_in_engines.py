@@ -254,7 +254,18 @@ class BegunAgain(Game):
         self.contexts = {row: prompts[row] if row % 2 else context for row, context in self.contexts.items()}
 
 
-@pytest.mark.parametrize("play", [Rewritten, BegunAgain])
+class BeginsAnew(Game):
+    """A row has a part of its prompt in common with what it sees next, then all of it, then nothing."""
+
+    def take(self, completions: Sequence[Sequence[Completion]]) -> None:
+        super().take(completions)
+        for row in self.contexts:
+            prompt = unpack_int32(self.opening.prompts[row].token_ids)
+            common = (prompt[: len(prompt) // 2], prompt, [])[(row + self.turn) % 3]
+            self.contexts[row] = [*common, *([2 + row + self.turn] * (5 + row)), 7]
+
+
+@pytest.mark.parametrize("play", [Rewritten, BegunAgain, BeginsAnew])
 def test_of_a_context_that_is_another_one_the_common_tokens_alone_are_kept(play: type[Game]) -> None:
     opening = opening_of(1)
     expected, num_kept = decoded("qwen3", opening, nothing, play=play)

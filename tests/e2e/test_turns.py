@@ -35,8 +35,26 @@ from tests.pipeline import Pipeline, wait_for_exit
 from tests.played import PLUGIN, needs
 
 FAILED = 2
+FORGETFUL = """
+from onbeat.environments.author import Environment, Message, Opening, Reply
+
+
+class Forgetful(Environment):
+    def reset(self, task: dict, seed: int) -> Opening:
+        letters = [chr(ord("a") + number % 26) for number in (seed, seed // 26)]
+        self.opening, self.told = "+".join(letters) + "=", f"{seed % 50} {seed // 50 % 50}="
+        return Opening(self.opening)
+
+    def step(self, message: Message, turn: int) -> Reply:
+        if not message.content.startswith("?"):
+            return Reply(reward=float(message.content < str(turn + 3)), done=True)
+        return Reply(self.told) if turn else Reply(self.opening + self.told, begins_anew=True)
+"""
+"""After its first call a model sees the question and the answer alone, and goes on from there."""
 ENVIRONMENT: dict[str, Any] = {
-    "name": "secret_table",
+    "name": "Forgetful",
+    "file": "forgetful.py",
+    "source": FORGETFUL,
     "renderer": "text",
     "max_turns": 3,
     "max_tokens": 32,
@@ -58,7 +76,8 @@ TWO_AND_SUMS: list[dict[str, Any]] = [
     {
         "name": "echoed",
         "dataset": {"type": "jsonl", "train_path": "tests/e2e/easy_sums.jsonl", "columns": SUMS},
-        "environment": ENVIRONMENT | {"name": "echo", "params": {"turns": 2}, "on_failure": -1.0},
+        "environment": ENVIRONMENT
+        | {"name": "echo", "file": "", "source": "", "params": {"turns": 2}, "on_failure": -1.0},
     },
     {"name": "sums", "dataset": {"type": "addition"}},
 ]
@@ -137,6 +156,8 @@ def test_reward_service_generator_and_trainer_die_between_turns_and_the_weights_
         played = {record.environment for record in pipeline.jobs.audit(job_id) if record.kind == "commit"}
         assert [str(one).partition(" ")[0] for one in played] == ["secrets:"]
         assert str(played.pop()).endswith("; echoed: environment-plugin 1.0")
+    # Those of two turns began anew.
+    assert all(one.trajectories is not UNSET and one.trajectories.turns_max > 1 for one in metrics)
 
 
 @long_variant
@@ -144,7 +165,7 @@ def test_an_environment_that_raises_at_a_message_ends_its_job_until_a_resume_sta
     pipeline: Pipeline,
 ) -> None:
     killed_again(pipeline)
-    picky = replace(JOB.environment, name="picky", max_attempts=2) if JOB.environment else None
+    picky = replace(JOB.environment, name="picky", file="", source="", max_attempts=2) if JOB.environment else None
     spec = replace(JOB, iterations=3, environment=picky, rollout=replace(JOB.rollout, max_attempts=2))
     job_id, _ = pipeline.jobs.create(spec)
     with running(pipeline, "producer-picky"):

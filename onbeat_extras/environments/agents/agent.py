@@ -41,6 +41,8 @@ class Agent:
     version: str
     deterministic: bool
     global_random: bool
+    rewrites: bool = False
+    """Whether it may ask with another history, as after a summary or for an agent below it."""
 
 
 class AgentEnvironment(Environment):
@@ -58,7 +60,7 @@ class AgentEnvironment(Environment):
         self.global_random = found.global_random
         self._agent = found
         self._params = params
-        self._conversation = Conversation()
+        self._conversation = Conversation(rewrites=found.rewrites)
         self._guest: Guest | None = None
         self._thread: threading.Thread | None = None
 
@@ -96,7 +98,7 @@ class AgentEnvironment(Environment):
         if isinstance(event, Ended):
             _check_error(event)
             return _last_reply(event.returned)
-        return Reply(event.messages)
+        return Reply(event.messages, begins_anew=event.begins_anew)
 
     def close(self) -> None:
         """Ends it: the request that waits is refused, as every later one."""
@@ -118,6 +120,7 @@ def agent_named(name: str) -> Agent:
         version=f"{found.dist.name} {found.dist.version}" if found.dist else "",
         deterministic=bool(getattr(function, "deterministic", True)),
         global_random=bool(getattr(function, "global_random", False)),
+        rewrites=bool(getattr(function, "rewrites", False)),
     )
 
 

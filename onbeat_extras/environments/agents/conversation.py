@@ -4,8 +4,8 @@
       ▲                                    ▲                                   │
       └────────── response ◀── future ◀────┴──────────── answer ◀──────────────┘
 
-Each request must be what was told before, and something new; what else it may be is a rewritten history, which no
-trajectory can hold.
+Each request must be what was told before, and something new; what else it may be is a rewritten history: the trajectory
+begins anew with it where the agent says that it rewrites, and can't hold it elsewhere.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Request:
 
 @dataclass(frozen=True)
 class New:
-    """What the agent said since the model's last message."""
+    """What the agent said since the model's last message, or all that the model is to see."""
 
     messages: tuple[Message, ...]
+    begins_anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Broken:
 class Conversation:
     """Requests come from the door's thread, `end` from the agent's; the environment waits and answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rewrites: bool = False) -> None:
+        """rewrites: whether the agent may ask with another history."""
+        self._rewrites = rewrites
         self._guard = Lock()
         self._events: SimpleQueue[New | Ended | Broken] = SimpleQueue()
         self._said: list[Message] = []
@@ -99,11 +102,15 @@ class Conversation:
                     request.answered.set_result(message)
                     return
             problem, new = self._continued(request)
+            begins_anew = bool(problem) and self._rewrites and request.tools == self._tools
+            if begins_anew:
+                self._said, self._context, problem = [], None, ""
+                problem, new = self._continued(request)
             if problem:
                 self._break(problem)
                 self._refuse_if_over()
             self._pending = request
-            self._events.put(New(new))
+            self._events.put(New(new, begins_anew))
 
     def wait(self) -> New | Ended | Broken:
         """Waits for the agent's next request, or its end; the deadline is that of the environment's call."""

@@ -31,9 +31,14 @@ class Past:
 
     def common_with(self, context: Tokens) -> Past:
         """What serves a row of these tokens: its last one is never part of it, since it has to be followed by one."""
-        num_common = min(len(self.tokens), len(context) - 1)
-        num_common = int(np.logical_and.accumulate(self.tokens[:num_common] == context[:num_common]).sum())
-        return Past(tokens=self.tokens[:num_common], held=self.held[:, :, :num_common])
+        num = num_common(self.tokens, context)
+        return Past(tokens=self.tokens[:num], held=self.held[:, :, :num])
+
+
+def num_common(tokens: Tokens, context: Tokens) -> int:
+    """Returns how many tokens both begin with, without the context's last one."""
+    most = min(len(tokens), len(context) - 1)
+    return int(np.logical_and.accumulate(tokens[:most] == context[:most]).sum())
 
 
 class KeptRows:

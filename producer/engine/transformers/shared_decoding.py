@@ -30,7 +30,7 @@ from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, wit
 from producer.engine.sampling import Logits
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.canary import Alike
-from producer.engine.transformers.kept_rows import KeptRows, Past, Tokens
+from producer.engine.transformers.kept_rows import KeptRows, Past, Tokens, num_common
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS
 from producer.engine.transformers.row_cache import CacheShape, RowCache, rounded_up
 from producer.engine.transformers.step_runs import run_of
@@ -125,9 +125,17 @@ class SharedDecoding:
         return self._alike is not None and not self._alike(num_rows)
 
     def _pasts(self, turn: Turn, rows: Sequence[int], contexts: Sequence[Tokens]) -> list[Past]:
-        """What there is of each row: at least its prompt, with which the opening goes through the model again."""
+        """What there is of each row: at least its prompt, with which the opening goes through the model again.
+
+        A row that begins anew may have more of the opening's prompt than what was kept: the prompt's bits come first.
+        """
         trajectories = turn.trajectories
         opening, pasts = trajectories.opening, [trajectories.kept.pop(row, None) for row in rows]
+        prompts = [np.frombuffer(opening.prompts[row // opening.group_size].token_ids, dtype="<i4") for row in rows]
+        pasts = [
+            past if past and num_common(past.tokens, context) >= num_common(prompt, context) else None
+            for past, prompt, context in zip(pasts, prompts, contexts, strict=True)
+        ]
         openings = self._openings(opening) if None in pasts else []
         common = [
             (past or openings[row // opening.group_size]).common_with(context)

@@ -140,6 +140,28 @@ async def test_a_history_that_was_rewritten_is_refused_by_the_first_thing_that_d
     assert result.detail.startswith(problem)
 
 
+@pytest.mark.parametrize("act", REWRITTEN)
+async def test_an_agent_that_says_so_begins_anew_with_another_history_and_has_its_tools(act: str, ask: Asked) -> None:
+    await opened(ask, "rewriting", session(1, act=act))
+    (result,) = await stepped(ask, 0, {1: said("hi", 0)})
+    if act == "other_tools":
+        assert reason_of(result) == "rewritten"
+    else:
+        assert reply_of(result).begins_anew
+        assert reply_of(result).messages[0].role == "user"
+
+
+async def test_an_agent_asks_as_another_one_in_between_and_goes_on_with_what_it_knew(ask: Asked) -> None:
+    await opened(ask, "rewriting", session(1, act="delegate"))
+    (aside,) = await stepped(ask, 0, {1: said("one")})
+    (back,) = await stepped(ask, 1, {1: said("in short")})
+    (last,) = await stepped(ask, 2, {1: said("three")})
+    shown = [[(one.role, one.content) for one in reply_of(result).messages] for result in (aside, back)]
+    assert shown == [[("user", "sum it up")], [("user", "hello"), ("assistant", "one"), ("user", "in short")]]
+    assert [reply_of(result).begins_anew for result in (aside, back, last)] == [True, True, False]
+    assert reply_of(last).reward == 5.0
+
+
 async def test_two_requests_at_a_time_are_no_trajectory(ask: Asked) -> None:
     (result,) = await opened(ask, "faulty", session(1, act="two_at_once"))
     if reason_of(result) == "turned":

@@ -73,6 +73,18 @@ def test_each_token_has_a_kept_set_where_there_are_any(kept: bytes) -> None:
     refused(changed(sampled), "kept_sets", kept_sets=kept)
 
 
+def test_what_begins_anew_does_so_behind_the_turn_before() -> None:
+    whole = played([[7, 8], [9], [6]], [[4, 4], [5]], anew=[0]).completion
+    assert whole.trajectory is not UNSET
+    first, second, third = whole.trajectory.turns
+    assert decode(encode(whole), Completion).lines == ((0, 0, 2), (2, 4, 7))
+    for later in ((UNSET, 3), (3, 3), (2, 1), (2, UNSET), (1, 1)):
+        turns = (first, *(replace(one, sees_from=seen) for one, seen in zip((second, third), later, strict=True)))
+        refused(changed(whole), "turns", trajectory=changed(whole.trajectory)(turns=turns))
+    with pytest.raises(ContractViolation, match="a turn sees one token or more"):
+        replace(second, sees_from=4)
+
+
 @pytest.mark.parametrize(
     ("spans", "num_logprobs", "field"),
     [

@@ -127,6 +127,23 @@ def faulty(episode: Episode) -> Any:
     return globals()[f"do_{episode.task['act']}"](episode, client_of(episode, max_retries=0))
 
 
+def rewriting(episode: Episode) -> Any:
+    """The same, and says that it rewrites."""
+    return faulty(episode)
+
+
+rewriting.rewrites = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def do_delegate(episode: Episode, client: openai.OpenAI) -> float:
+    """Asks as another agent in between, and goes on with what it knew."""
+    said: list[Any] = [user("hello")]
+    said.append(asked(episode, client, said))
+    aside = asked(episode, client, [user("sum it up")])
+    said.append(user(aside.content))
+    return float(len(asked(episode, client, said).content))
+
+
 def asked(episode: Episode, client: openai.OpenAI, said: list[Any], **options: Any) -> Any:
     return client.chat.completions.create(model=episode.model, messages=said, **options).choices[0].message
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType, to_builtins
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
@@ -67,6 +67,8 @@ class Echo:
         self.opening = OPENING
         self.is_away = False
         self.cuts = False
+        self.begins_anew_after = -1
+        """The turn to which its reply begins anew."""
 
     async def open(
         self,
@@ -102,7 +104,15 @@ class Echo:
         self.open_sessions[step.session_id] += 1
         said = Message(role="user", content=f"<{step.message.content}>")
         is_last = step.turn + 1 == self.num_turns
-        return Turned(reply=Reply(messages=(said,), reward=1.0, done=is_last, truncated=is_last and self.cuts))
+        return Turned(
+            reply=Reply(
+                messages=(said,),
+                reward=1.0,
+                done=is_last,
+                truncated=is_last and self.cuts,
+                begins_anew=step.turn == self.begins_anew_after,
+            )
+        )
 
 
 class Engine:
@@ -264,6 +274,38 @@ def test_each_turn_s_prompt_begins_with_all_that_came_before_and_the_trajectory_
         for (_, end), (start, _) in zip(completion.spans[:-1], completion.spans[1:], strict=True):
             sampled = TOKENIZER.decode(unpack_int32(completion.token_ids)[:end], skip_special_tokens=True)[-1]
             assert unpack_int32(completion.token_ids)[end:start] == ids(f"<{sampled}>")
+
+
+def test_where_an_environment_begins_anew_the_model_sees_what_stands_from_there_on() -> None:
+    service, engine = Echo(num_turns=4), Engine()
+    service.begins_anew_after = 1
+    # Two turns and what is said between them are 7 tokens behind the prompt, and 10 with what is seen next.
+    rows = [one for of_prompt in play(service, engine, environment={"max_context_tokens": 15}) for one in of_prompt]
+    contexts = [[unpack_int32(prompt.token_ids) for prompt in batch.prompts] for batch in engine.asked]
+    for row, completion in enumerate(rows):
+        tokens = unpack_int32(completion.token_ids)
+        turns = completion.trajectory.turns
+        assert [turn.sees_from for turn in turns] == [UNSET, UNSET, turns[1].end, turns[1].end]
+        assert completion.lines == ((0, 0, turns[1].end), (turns[1].end, turns[2].start, len(tokens)))
+        assert contexts[1][row] == [*ids("ab"), *tokens[: turns[1].start]]
+        assert contexts[2][row] == tokens[turns[1].end : turns[2].start]
+        assert contexts[3][row] == tokens[turns[1].end : turns[3].start]
+    # A turn of 2, what is said in 3, and room for 5 more: seen together, and from the beginning anew on.
+    for most, num_turns in ((9, 1), (10, 3), (13, 4)):
+        rows = play(service, Engine(), environment={"max_context_tokens": most})
+        assert {len(one.trajectory.turns) for of_prompt in rows for one in of_prompt} == {num_turns}
+
+
+def test_messages_that_a_template_can_t_begin_with_fail_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Echo()
+    service.begins_anew_after = 0
+
+    def refuse(*_: object) -> list[int]:
+        raise InvalidInput("the template refuses them")
+
+    monkeypatch.setattr(TextRenderer, "open", refuse)
+    with pytest.raises(BatchFailed, match="can't begin anew with its messages: the template refuses them"):
+        play(service)
 
 
 def test_samples_and_turns_have_random_numbers_of_their_own_and_the_first_turn_those_of_today() -> None:
@@ -541,7 +583,7 @@ def test_a_prompt_of_a_source_without_an_environment_has_one_turn_beside_those_t
     asked, service = batch(), Echo(num_turns=2)
     plain, answered = asked.prompts
     mixed = replace(asked, prompts=(replace(plain, source="sums", environment=UNSET), replace(answered, source="said")))
-    own = {"name": "said", "dataset": {"type": "environment"}, "environment": structs.asdict(spec().environments[""])}
+    own = {"name": "said", "dataset": {"type": "environment"}, "environment": to_builtins(spec().environments[""])}
     sums = {"name": "sums", "dataset": {"type": "addition"}}
     of_two = job_spec(
         dataset={"type": "mixture", "sources": [sums, own]}, reward__components=[{"type": "exact", "sources": ["sums"]}]
