@@ -59,10 +59,6 @@ class ParameterGroup(Record, frozen=True, kw_only=True):
     weight_decay: Factor | UnsetType = UNSET
     """Theirs, norms' and embeddings' too; left out: optimizer.weight_decay, on what that acts on."""
 
-    def __post_init__(self) -> None:
-        if self.learning_rate_factor == 1.0 and self.weight_decay is UNSET:
-            raise ValueError("groups has one that changes nothing; set learning_rate_factor or weight_decay in it")
-
 
 class OptimizerSpec(Record, frozen=True, kw_only=True):
     """AdamW or Muon; the learning rate is a function of the iteration, the same for all of its updates."""
@@ -96,6 +92,8 @@ class OptimizerSpec(Record, frozen=True, kw_only=True):
     """What the decay ends with; left out: 0."""
 
     def __post_init__(self) -> None:
+        if any(group.learning_rate_factor == 1.0 and group.weight_decay is UNSET for group in self.groups or ()):
+            raise ValueError("groups has one that changes nothing; set learning_rate_factor or weight_decay in it")
         if (self.schedule == "wsd") != (self.decay_iterations is not UNSET):
             raise ValueError('schedule = "wsd" needs decay_iterations, and no other schedule takes them')
         if self.min_learning_rate is not UNSET:

@@ -6,7 +6,11 @@ export interface AdditionDataset {
 
 export interface AlgorithmSpec {
   loss: (("bnpo" | "cispo" | "dapo" | "dr_grpo" | "grpo" | "gspo" | "sft") | PluginLoss);
-  advantage: ("dr_grpo" | "gdpo" | "grpo" | "lite_ppo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
+  advantage: ("dr_grpo" | "gae" | "gdpo" | "grpo" | "lite_ppo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
+  gae_lambda?: number;
+  discount?: number;
+  value_coefficient?: number;
+  value_clip?: number;
   reward_clip?: number;
   credit: ("trajectory" | "turn");
   advantage_epsilon: number;
@@ -170,6 +174,7 @@ export interface EnvironmentSpec {
   params: Record<string, (number | boolean | string)>;
   max_turns: number;
   max_tokens: number;
+  max_context_tokens?: number;
   renderer: ("chat" | "text");
   chat_format: string;
   step_timeout_s: number;
@@ -363,6 +368,8 @@ export interface IterationMetrics {
   clip_high_share: number;
   kl_to_reference: number;
   kl_to_teacher?: number;
+  value_loss?: number;
+  explained_variance?: number;
   entropy: number;
   entropy_trained_tokens: (number | null);
   corrected_share: number;

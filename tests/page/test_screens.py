@@ -60,11 +60,11 @@ class Gateway:
     def stop(self) -> None:
         self._open.close()
 
-    def trained(self, job_id: str, iterations: range, *, rise: float = 0.1) -> None:
+    def trained(self, job_id: str, iterations: range, *, rise: float = 0.1, **changes: Any) -> None:
         """Writes and tells what a trainer would of these iterations."""
         folder = RunFolder(self.settings.run_root_path, job_id)
         folder.path.mkdir(exist_ok=True)
-        rows = [replace(iteration_metrics(), iteration=number, reward_mean=rise * number) for number in iterations]
+        rows = [replace(iteration_metrics(), iteration=n, reward_mean=rise * n, **changes) for n in iterations]
         append_json_lines(folder.metrics, rows)
         broker = connect(self.settings)
         broker.redis.hset(broker.job_keys(job_id).fence, "committed", iterations[-1])
@@ -375,9 +375,11 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
     job_id, _ = gateway.jobs.create(job_spec(name="this one"))
     other, _ = gateway.jobs.create(job_spec(name="the other one"))
     gateway.jobs.move(job_id, JobState.RUNNING)
-    gateway.trained(job_id, range(3))
+    gateway.trained(job_id, range(3), kl_to_teacher=0.5)
     gateway.trained(other, range(5), rise=0.05)
     with at(browser, gateway, f"jobs/{job_id}") as page:
+        # A number of this kind of job comes first among those that were not chosen.
+        expect(page.locator(".charts h2").nth(1)).to_have_text(re.compile("teacher", re.IGNORECASE))
         reward = page.get_by_role("slider", name=re.compile("^Reward"))
         expect(reward).to_have_attribute("aria-label", "Reward. Reward: 0 at 0, 0.200 at 2")
         gateway.trained(job_id, range(3, 5))

@@ -15,6 +15,9 @@ import { columnNames, isFinal, NOTHING, useStories, type Story } from "./series"
 import type { TabProps } from "./tab";
 
 const FIRST_SHOWN = ["entropy", "response_tokens_mean", "grad_norm", "mismatch_k3"];
+/** What only some kinds of jobs have, and is looked at first there, beside what an environment reports. */
+const OF_A_KIND = new Set(["kl_to_teacher", "explained_variance", "turns_mean", "done_share"]);
+const MOST_OF_A_KIND = 4;
 const SHOWN_AT = "onbeat.curves";
 const VIEW_AT = "onbeat.view";
 const FIRST_VIEW: View = { axis: "iteration", isLog: false, smooth: 0, isGrouped: false };
@@ -24,7 +27,7 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   const others = useStatuses(otherIds);
   const stories = useStories([jobId, ...otherIds], (one) => isFinal(one === jobId ? status.state : (others.get(one)?.state ?? "")));
   const [view, setView] = useState<View>(() => ({ ...FIRST_VIEW, ...(JSON.parse(localStorage.getItem(VIEW_AT) ?? "{}") as Partial<View>) }));
-  const [shown, setShown] = useState<string[]>(() => (JSON.parse(localStorage.getItem(SHOWN_AT) ?? "null") as string[] | null) ?? FIRST_SHOWN);
+  const [chosen, setChosen] = useState<string[] | null>(() => JSON.parse(localStorage.getItem(SHOWN_AT) ?? "null") as string[] | null);
   const [hovered, setHovered] = useState<number | null>(null);
   const own = stories.get(jobId) ?? NOTHING;
   const told = useMemo(() => {
@@ -34,13 +37,15 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
   }, [status, stories, others, otherIds.join(), view.isGrouped]);
   const { story } = told[0]!;
   const names = useMemo(() => metricNames([...stories.values()]), [stories]);
+  const ofKind = names.filter((name) => OF_A_KIND.has(name) || name.startsWith("environment: ")).slice(0, MOST_OF_A_KIND);
+  const shown = chosen ?? [...ofKind, ...FIRST_SHOWN];
   const look = (next: Partial<View>): void => {
     localStorage.setItem(VIEW_AT, JSON.stringify({ ...view, ...next }));
     setView({ ...view, ...next });
   };
   const show = (next: string[]): void => {
     localStorage.setItem(SHOWN_AT, JSON.stringify(next));
-    setShown(next);
+    setChosen(next);
   };
   const xs = xsOf(story, view.axis);
   const shared = Math.min(...told.map((one) => one.story.iterations.at(-1) ?? Infinity));
