@@ -102,6 +102,10 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     kl_to_teacher: float | UnsetType = UNSET
     """Mean k3 to the teacher over the sampled tokens, an estimate of KL(policy || teacher) at a token; left out without
     distillation."""
+    value_loss: float | UnsetType = UNSET
+    """Mean of (V - R)^2 / 2 over the trained tokens, before each step; left out without a critic, like the next."""
+    explained_variance: float | UnsetType = UNSET
+    """1 - mean (V - R)^2 / var R: 1.0 of a critic that knows each return, 0.0 of one that knows their mean."""
     entropy: float = 0.0
     """Mean of -generator_logprobs over the sampled tokens, in nats: unbiased for the policy that sampled, at its
     temperature."""

@@ -41,7 +41,7 @@ from contracts.stated_scores import all_stated_scores, names_problem
 from contracts.weights import FileWeights, WeightsSpec, has_deltas
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-"""What `trackers` may name: entry points of group `onbeat.trackers` (consumer/trackers.py)."""
+"""What `trackers` may name: entry points of group `onbeat.trackers`."""
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
@@ -132,13 +132,11 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.deterministic and self.trainer.accumulation != "exact":
-            raise ValueError(
-                'deterministic needs trainer.accumulation = "exact"; set deterministic = false for float sums'
-            )
+            raise ValueError('deterministic needs trainer.accumulation = "exact"; set it to false for float sums')
         self._check_sharding()
         self._check_packing()
         lora = self.trainer.lora
-        if self.optimizer.type == "muon" and lora is not None:
+        if lora is not None and self.optimizer.type == "muon":
             raise ValueError('optimizer.type = "muon" is for whole matrices, of which trainer.lora trains none')
         if lora is not None and lora.publish == "adapter" and has_deltas(self.weights):
             raise ValueError(
@@ -150,6 +148,8 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if self.algorithm.ref_model_sync_iterations is not UNSET and (lora is not None or not self.loads_reference):
             what = 'a stage of type "reference"' if lora is None else "trainer.lora"
             raise ValueError(f"algorithm.ref_model_sync_iterations is not possible with {what}, whose reference stays")
+        if self.algorithm.advantage_kind.has_critic and lora is not None:
+            raise ValueError('algorithm.advantage = "gae" trains a whole model, its critic, and trainer.lora none')
         if self.fork is not UNSET and (self.trainer.external or any(s.kind == "reference" for s in self.stages)):
             what = "trainer.external = true" if self.trainer.external else 'a stage of type "reference"'
             raise ValueError(f"fork is not possible with {what}, which begins with the model as it is; leave one out")
@@ -222,7 +222,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             'with algorithm.credit = "turn" trajectories of equal rewards may have unequal turns; set it to 0, or '
             'credit = "trajectory"': algorithm.credits_turns,
             f'under algorithm.advantage = "{algorithm.advantage}" equal rewards have an advantage; set it to 0, or '
-            "choose another advantage": kind.has_late_baseline or kind.normalises_components,
+            "choose another advantage": kind.has_late_baseline or kind.normalises_components or kind.has_critic,
             'with algorithm.kl_placement = "reward" the KL makes their rewards differ; set kl_placement = "loss", or '
             "max_resamples to 0": algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward",
             "with algorithm.distillation_coefficient the teacher judges every completion, whatever its reward; set one "
@@ -321,7 +321,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if optimizer != "adamw" and trainer.lora is None:
             why = "its blocks would depend on the ranks" if optimizer == "adamw_8bit" else "it steps whole matrices"
             raise ValueError(f'optimizer.type = "{optimizer}" {whole}: {why}')
-        if self.algorithm.advantage_kind.has_late_baseline:
+        if self.algorithm.advantage_kind.has_late_baseline or self.algorithm.advantage_kind.has_critic:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" {whole}')
 
     @property
@@ -330,11 +330,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
         return environments_of(self.dataset, self.environment)
 
     def longest_completion(self, source: str | None = None) -> Longest:
-        """Tokens of a completion, of a source or of any, observations included; a trajectory has room for a turn."""
+        """Tokens of any completion, observations included; of a source's, those that are seen at a time."""
         bounds = [("rollout.sampling.max_new_tokens", self.rollout.sampling.max_new_tokens)]
         for name, environment in self.environments.items():
             if source is None or name in ("", source):
-                bounds.append((f"{environment_field(self.dataset, name)}.max_tokens", environment.max_tokens))
+                key, most = ("max_tokens", environment.max_tokens) if source is None else environment.seen_bound
+                bounds.append((f"{environment_field(self.dataset, name)}.{key}", most))
         return max(reversed(bounds), key=lambda bound: bound[1])
 
     @property

@@ -29,6 +29,7 @@ def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:
         ("optimizer.type", theirs.optimizer.type, spec.optimizer.type),
         ("model.dtype", theirs.model.dtype, spec.model.dtype),
         ("trainer.lora", _matrices(theirs), _matrices(spec)),
+        ("a critic", *(one.algorithm.advantage_kind.has_critic for one in (theirs, spec))),
     ):
         if there != here:
             return f"it has {name} = {there}, this job {here}"

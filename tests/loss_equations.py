@@ -38,6 +38,10 @@ class Response:
     """(weight, score) of each component of the reward."""
     turns: tuple[tuple[int, float], ...] = ()
     """(tokens, what was given for it) of each turn; its last one is given what the reward has beside these."""
+    values: Tensor | None = None
+    """V(o_<t) of the critic, with gradient; None without one."""
+    old_values: Tensor | None = None
+    """V before the iteration's first step, detached; None: as they are now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,10 @@ class Equation:
     weighs_kl: bool = False
     w_low: float = 0.0
     w_high: float = math.inf
+    gamma: float = 1.0
+    lam: float = 0.95
+    value_weight: float = 0.1
+    value_clip: float = math.inf
     budget: int = 5
     masks_truncated: bool = False
 
@@ -101,6 +109,8 @@ def iteration_loss(responses: Sequence[Response], eq: Equation) -> Tensor:
 
 def token_advantages(responses: Sequence[Response], eq: Equation) -> list[list[float]]:
     """A_i at each token of o_i; of turns: R_k is what came from turn k on, compared among those who had a turn k."""
+    if eq.advantage == "gae":
+        return [discounted_deltas(r, eq) for r in responses]
     if not eq.of_turns:
         return [[a] * len(r.logprobs) for r, a in zip(responses, advantages(responses, eq), strict=True)]
     found: list[list[float]] = [[] for _ in responses]
@@ -113,6 +123,21 @@ def token_advantages(responses: Sequence[Response], eq: Equation) -> list[list[f
             of_group = advantages([rivals[n] for n in group], eq) if len(group) > 1 else [0.0]
             found[i] += [of_group[group.index(there.index(i))]] * one.turns[k][0]
     return found
+
+
+def discounted_deltas(response: Response, eq: Equation) -> list[float]:
+    """GAE as a sum, not as its recursion: A_t is all deltas from t on, the l-th one of them by (gamma lambda)^l."""
+    p, q = proximal(response), response.reference_logprobs
+    values, length = before_steps(response).tolist(), len(p)
+    given = [-eq.beta * ESTIMATORS[eq.kl](p[t], q[t]).item() if eq.kl_in_reward else 0.0 for t in range(length)]
+    given[-1] += response.reward
+    deltas = [given[t] + eq.gamma * [*values, 0.0][t + 1] - values[t] for t in range(length)]
+    return [sum((eq.gamma * eq.lam) ** (k - t) * deltas[k] for k in range(t, length)) for t in range(length)]
+
+
+def before_steps(response: Response) -> Tensor:
+    assert response.values is not None
+    return response.values.detach() if response.old_values is None else response.old_values
 
 
 def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
@@ -201,6 +226,11 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
         loss = loss * weight(response, t, eq)
         if not eq.kl_in_reward and not eq.weighs_kl:
             loss = loss + kl
+        if response.values is not None:
+            value, old_value = response.values[t], before_steps(response)[t]
+            held = old_value + torch.clip(value - old_value, -eq.value_clip, eq.value_clip)
+            errors = [one - (advantage + old_value) for one in (value, held)]
+            loss = loss + eq.value_weight / 2 * torch.max(errors[0] ** 2, errors[1] ** 2)
         losses.append(loss - eq.alpha * response.entropy[t])
     return losses
 

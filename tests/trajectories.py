@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32
@@ -33,12 +34,17 @@ def played(
     stop: StopReason = "done",
     attempt: int = 1,
     metrics: dict[str, float] | None = None,
+    anew: Collection[int] = (),
 ) -> Rollout:
-    """A rollout of [n] turns with [n - 1] observations between them; its reward is the turns' and the terminal one."""
+    """A rollout of [n] turns with [n - 1] observations between them; its reward is the turns' and the terminal one.
+
+    anew: the observations with which it begins anew."""
     tokens: list[int] = []
     spans: list[tuple[int, int]] = []
-    for turn, after in zip(turns, [*observations, []], strict=True):
+    seen: list[int | UnsetType] = [UNSET]
+    for number, (turn, after) in enumerate(zip(turns, [*observations, []], strict=True)):
         spans.append((len(tokens), len(tokens) + len(turn)))
+        seen.append(spans[-1][1] if number in anew else seen[-1])
         tokens += [*turn, *after]
     num_sampled = sum(map(len, turns))
     rewards = turn_rewards or [0.0] * len(turns)
@@ -49,8 +55,15 @@ def played(
             finish_reason="stop",
             trajectory=Trajectory(
                 turns=tuple(
-                    Turn(start=start, end=end, finish_reason="stop", reward=reward, reply_digest=DIGEST)
-                    for (start, end), reward in zip(spans, rewards, strict=True)
+                    Turn(
+                        start=start,
+                        end=end,
+                        finish_reason="stop",
+                        reward=reward,
+                        reply_digest=DIGEST,
+                        sees_from=begins,
+                    )
+                    for (start, end), reward, begins in zip(spans, rewards, seen, strict=False)
                 ),
                 stop=stop,
                 attempt=attempt,
@@ -88,10 +101,13 @@ def played_batch(
     prompt_tokens: tuple[int, int] = (2, 6),
     logprobs: tuple[float, float] = (-5.0, -0.1),
     rewards: Sequence[float] = (0.0, 0.25, 1.0),
+    anew: float = 0.0,
     **changes: Any,
 ) -> RolloutBatch:
-    """A random valid batch of trajectories: lengths are drawn from the inclusive ranges, rewards from `rewards`."""
-    draw = random.Random(seed)
+    """A random valid batch of trajectories: lengths are drawn from the inclusive ranges, rewards from `rewards`.
+
+    anew: the share of observations that begin anew."""
+    draw, draw_anew = random.Random(seed), random.Random(seed)
 
     def tokens(bounds: tuple[int, int]) -> list[int]:
         return [draw.randrange(3, len(VOCABULARY)) for _ in range(draw.randint(*bounds))]
@@ -104,6 +120,7 @@ def played_batch(
             logprobs=[draw.uniform(*logprobs) for turn in turns for _ in turn],
             turn_rewards=[draw.choice(rewards) for _ in turns],
             terminal=draw.choice(rewards),
+            anew=[number for number in range(len(turns) - 1) if draw_anew.random() < anew],
         )
 
     groups = [(tokens(prompt_tokens), [one() for _ in range(group_size)]) for _ in range(num_groups)]

@@ -56,6 +56,7 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
         heads=policy.head_names(),
         reference={} if moved is None else dict(moved.named_parameters()),
         mixup_alpha=spec.algorithm.ref_model_mixup_alpha or 1.0,
+        critic=policy.critic_parameters(),
     )
     lockstep = None
     if is_shared and policy.adapters is None:
@@ -94,7 +95,9 @@ def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) 
     share_prompts_of_job(policy.model, spec, device)
     # No checkpoint is restored yet: the reference is the model as the job found it.
     reference = policy.reference() if spec.loads_reference else None
-    for model in (policy.model, reference):
+    if spec.algorithm.advantage_kind.has_critic:
+        policy = policy.with_critic()
+    for model in (policy.model, policy.critic, reference):
         if model is not None:
             cast(nn.Module, model).to(device)
     return policy, reference

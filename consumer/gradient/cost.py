@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.micro_batch import row_tokens
+from consumer.gradient.micro_batch import line_tokens
 from contracts.rollouts import RolloutBatch
 
 
@@ -71,9 +71,10 @@ def training_cost(
     shares_prompts: bool,
     with_reference: bool,
     is_trained: bool,
+    with_critic: bool = False,
 ) -> TrainingCost:
     """Counts the given rows of a batch. shares_prompts: a group's prompt goes through once. is_trained: whether there
-    is a backward pass.
+    is a backward pass. with_critic: a second model of the shape is trained, whose head of one row counts nothing.
 
     The last token of a response counts, although it is never an input: its log-prob is asked for.
     """
@@ -82,17 +83,17 @@ def training_cost(
     pairs = 0.0
     seen: set[int] = set()
     for row in rows.tolist():
-        prompt, response = row_tokens(batch, row)
         is_new = row // size not in seen
         seen.add(row // size)
-        if is_new or not shares_prompts:
-            num_tokens += prompt
-            # Token t of a sequence attends to t tokens, itself included: 1 + 2 + ... + T.
-            pairs += prompt * (prompt + 1) / 2
-        num_tokens += response
+        for place, (prompt, response) in enumerate(line_tokens(batch, row)):
+            if place or is_new or not shares_prompts:
+                num_tokens += prompt
+                # Token t of a sequence attends to t tokens, itself included: 1 + 2 + ... + T.
+                pairs += prompt * (prompt + 1) / 2
+            num_tokens += response
+            # Each token of the response attends to the whole prompt, and to the response up to itself.
+            pairs += response * prompt + response * (response + 1) / 2
         num_sampled += batch.groups[row // size].rollouts[row % size].completion.num_sampled
-        # Each token of the response attends to the whole prompt, and to the response up to itself.
-        pairs += response * prompt + response * (response + 1) / 2
     multiplied = shape.num_body_parameters * num_tokens + shape.num_head_parameters * num_sampled
     attention = shape.num_layers * shape.attention_width * pairs
     # A multiply-add is 2 operations: 2 forward, 2 for the gradient of the input, and 2 for that of a trained weight.
@@ -100,6 +101,8 @@ def training_cost(
     flops = forward = 2.0 * multiplied + 4.0 * attention
     if is_trained:
         flops = (4.0 + 2.0 * shape.trained_share) * multiplied + 12.0 * attention
+    if with_critic:
+        flops *= (1.0 + shape.num_body_parameters * num_tokens / multiplied) if multiplied else 1.0
     if with_reference:
         flops += forward
     return TrainingCost(num_tokens=num_tokens, flops=flops)

@@ -216,6 +216,7 @@ class Learner:
             rows=np.array(stats.trained_rows, dtype=np.int64),
             shares_prompts=self.spec.trainer.packing != "padded",
             with_reference=with_reference,
+            with_critic=self.policy.critic is not None,
             is_trained=is_trained,
         )
         reach("consumer.after_micro_batch")

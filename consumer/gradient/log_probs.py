@@ -17,6 +17,7 @@ from consumer.model.language_head import (
     chosen_values,
     has_plain_head,
     last_states,
+    output_head,
     project,
     project_prompts,
     takes_logits_to_keep,
@@ -43,6 +44,14 @@ def response_logprobs_and_entropy(
     """Returns `response_logprobs`, and [R, S_max] the entropy in nats of the whole distribution at each token."""
     logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
     return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
+
+
+def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
+    """Returns [R, S_max] what a critic expects before each sampled token; padding holds 0.0."""
+    if isinstance(micro_batch.inputs, PackedInputs):
+        share_prompts(critic)
+    states = _predicting_states(critic, micro_batch)
+    return _in_rows(upcast(output_head(critic)(states)).squeeze(-1), micro_batch)
 
 
 def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 from torch import Tensor
 
+from consumer.gradient.advantages.gae import Estimates
 from consumer.model.inputs import KeptSets, ModelInputs, of_sampled, packed_inputs, padded_inputs
 from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
@@ -50,8 +51,10 @@ class MicroBatch:
     generator_logprobs: Tensor
     """float32 [R, S_max]."""
     advantages: Tensor
-    """float64 [R], or [R, S_max] with credit by turn, 0.0 in padding; the loss rounds them to the dtype of the
+    """float64 [R], or [R, S_max] with credit by turn or token, 0.0 in padding; the loss rounds them to the dtype of the
     log-probs."""
+    estimates: Estimates | None = None
+    """What a critic makes of it, whose advantages are those above; None without one."""
     reference_logprobs: Tensor | None = None
     """float32 [R, S_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
     teacher_logprobs: Tensor | None = None
@@ -90,10 +93,12 @@ def split_rows(
     The cut is a function of the batch alone, and keeps the order of the rows (I7). Packed, a group that fits into a
     pass is not split, so that its prompt goes through once.
     """
-    lengths = [row_tokens(batch, row) for row in rows.tolist()]
-    parts = _padded_parts if packing == "padded" else _packed_parts
-    ends = list(parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens))
-    return np.split(rows, ends)
+    if packing == "padded":
+        ends = _padded_parts([line_tokens(batch, row) for row in rows.tolist()], max_tokens)
+    else:
+        lengths = [row_tokens(batch, row) for row in rows.tolist()]
+        ends = _packed_parts(lengths, [row // batch.group_size for row in rows.tolist()], max_tokens)
+    return np.split(rows, list(ends))
 
 
 def make_micro_batch(
@@ -118,18 +123,26 @@ def make_micro_batch(
     prompts = [np.frombuffer(batch.groups[index].prompt_token_ids, dtype="<i4") for index in group_index]
     responses = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
     logprobs = [np.frombuffer(completion.generator_logprobs, dtype="<f4") for completion in completions]
+    # Behind the rows stand the lines that began anew, each with a prompt of its own.
+    lines = [(place, line) for place, completion in enumerate(completions) for line in completion.lines[1:]]
+    seen = [response[: completion.lines[0][2]] for response, completion in zip(responses, completions, strict=True)]
+    seen += [responses[place][first:end] for place, (_, first, end) in lines]
+    prompts += [responses[place][begin:first] for place, (begin, first, _) in lines]
     inputs = (
-        padded_inputs(prompts, responses)
+        padded_inputs(prompts, seen)
         if packing == "padded"
         else packed_inputs(
-            prompts, responses, group_index, prefill=_prefill(batch) if packing == "as_sampled" else None
+            prompts,
+            seen,
+            [*group_index, *range(-len(lines), 0)],
+            prefill=_prefill(batch) if packing == "as_sampled" else None,
         )
     )
     sampled = responses
     if any(completion.trajectory is not UNSET for completion in completions):
         # [S], ascending: which of a completion's T tokens were sampled.
         places = [np.concatenate([np.arange(*span) for span in completion.spans]) for completion in completions]
-        inputs = of_sampled(inputs, places)
+        inputs = of_sampled(inputs, places, [(place, first) for place, (_, first, _) in lines])
         sampled = [response[of_row] for response, of_row in zip(responses, places, strict=True)]
     lengths = np.array([tokens.size for tokens in sampled])
     return MicroBatch(
@@ -169,16 +182,22 @@ def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.i
 def _contexts(
     sampling: SamplingParams, end_ids: frozenset[int], prompts: Sequence[NDArray], completions: Sequence[Completion]
 ) -> Contexts:
-    """A row sees its own prompt and completion alone, however rows are packed."""
-    spans = [(row, start, end) for row, completion in enumerate(completions) for start, end in completion.spans]
-    places = [(row, prompts[row].size + place) for row, start, end in spans for place in range(start, end)]
-    num_new = np.concatenate([np.arange(end - start) for _, start, end in spans])
-    tokens = [np.frombuffer(completion.token_ids, dtype="<i4") for completion in completions]
-    first_places = [np.unique(np.concatenate(row), return_index=True) for row in zip(prompts, tokens, strict=True)]
+    """A token sees what stands before it in its own line alone, however rows are packed."""
+    first_places: list[Any] = []
+    places: list[tuple[int, int]] = []
+    for row, completion in enumerate(completions):
+        tokens = np.frombuffer(completion.token_ids, dtype="<i4")
+        for begin, _, end in completion.lines:
+            before = prompts[row] if begin == 0 else tokens[:0]
+            of_line = [span for span in completion.spans if begin <= span[0] < end]
+            offset = before.size - begin
+            places += [(len(first_places), offset + place) for span in of_line for place in range(*span)]
+            first_places.append(np.unique(np.concatenate((before, tokens[begin:end])), return_index=True))
+    num_new = np.concatenate([np.arange(end - start) for one in completions for start, end in one.spans])
 
     def seen(number: int) -> NDArray[np.int32]:
-        row, place = places[number]
-        ids, first = first_places[row]
+        line, place = places[number]
+        ids, first = first_places[line]
         return ids[first < place]
 
     return Contexts(sampling=sampling, end_ids=np.array(sorted(end_ids)), num_new=num_new, seen=seen)
@@ -190,15 +209,27 @@ def row_tokens(batch: RolloutBatch, row: int) -> tuple[int, int]:
     return len(group.prompt_token_ids) // ITEM_BYTES, group.rollouts[row % batch.group_size].completion.num_tokens
 
 
-def _padded_parts(lengths: Sequence[tuple[int, int]], _groups: Sequence[int], max_tokens: int) -> Iterator[int]:
+def line_tokens(batch: RolloutBatch, row: int) -> list[tuple[int, int]]:
+    """Returns (prompt tokens, response tokens) of each line of a row (`Completion.lines`): a sequence of its own."""
+    prompt, _ = row_tokens(batch, row)
+    lines = batch.groups[row // batch.group_size].rollouts[row % batch.group_size].completion.lines
+    return [(prompt, lines[0][2]), *((first - begin, end - first) for begin, first, end in lines[1:])]
+
+
+def _padded_parts(rows: Sequence[Sequence[tuple[int, int]]], max_tokens: int) -> Iterator[int]:
     """Yields the row counts at which a new pass starts."""
-    start = longest_prompt = longest_response = 0
-    for number, (prompt, response) in enumerate(lengths):
-        longest_prompt, longest_response = max(longest_prompt, prompt), max(longest_response, response)
-        # Every row is as wide as the longest prompt and the longest response; its last token is never an input.
-        if number > start and (number + 1 - start) * (longest_prompt + longest_response - 1) > max_tokens:
+    num_lines = longest_prompt = longest_response = 0
+    for number, lines in enumerate(rows):
+        prompt, response = map(max, zip(*lines, strict=True))
+        num_lines, longest_prompt, longest_response = (
+            num_lines + len(lines),
+            max(longest_prompt, prompt),
+            max(longest_response, response),
+        )
+        # Every line is as wide as the longest prompt and the longest response; its last token is never an input.
+        if num_lines > len(lines) and num_lines * (longest_prompt + longest_response - 1) > max_tokens:
             yield number
-            start, longest_prompt, longest_response = number, prompt, response
+            num_lines, longest_prompt, longest_response = len(lines), prompt, response
 
 
 def _packed_parts(lengths: Sequence[tuple[int, int]], groups: Sequence[int], max_tokens: int) -> Iterator[int]:

@@ -20,16 +20,22 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards, penalised_advantages
+from consumer.gradient.advantages.gae import estimates
 from consumer.gradient.advantages.group_relative import shuffled_rewards
 from consumer.gradient.advantages.turns import turns_of
-from consumer.gradient.log_probs import check_fits, response_logprobs, response_logprobs_and_entropy
+from consumer.gradient.log_probs import (
+    check_fits,
+    response_logprobs,
+    response_logprobs_and_entropy,
+    response_values,
+)
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import (
     LossSums,
     LossTerms,
     TokenLogprobs,
     micro_batch_loss,
-    response_divergences,
+    token_divergences,
 )
 from consumer.gradient.micro_batch import (
     MicroBatch,
@@ -45,15 +51,18 @@ from contracts.encoding.names import number_of
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRows:
-    """The rows of one pass, and what the first update measured of them."""
+    """One pass, and what the first update measured of it."""
 
     rows: NDArray[np.int64]
     """[R] of the batch."""
+    micro_batch: MicroBatch
+    """Its advantages have the KL in the reward, if there is one: it belongs to the rollout, not to the update."""
     old_logprobs: Tensor
     """[R, T] log pi_old, of the policy that sampled; detached."""
     reference_logprobs: Tensor | None
@@ -65,8 +74,6 @@ class KeptBatch:
     """What the later updates of an iteration need of a batch: all that does not move with the weights."""
 
     batch: RolloutBatch
-    advantages: NDArray[np.float64]
-    """[k, G] with the KL in the reward, if there is one: it belongs to the rollout, not to the update; or [k, G, K]."""
     passes: tuple[KeptRows, ...]
 
 
@@ -127,7 +134,7 @@ def train_micro_batch(
     with torch.set_grad_enabled(accumulator is not None):
         passes, advantages = _measure(batch, prepared, policy=policy, forward=forward, spec=spec)
         stats, kept_rows = _backward(passes, measured, spec=spec, accumulator=accumulator)
-    kept = KeptBatch(batch=batch, advantages=advantages, passes=tuple(kept_rows))
+    kept = KeptBatch(batch=batch, passes=tuple(kept_rows))
     rows = tuple(np.concatenate(prepared.passes).tolist())
     return replace(stats, advantages=_flat(advantages, batch), trained_rows=rows), kept
 
@@ -141,16 +148,12 @@ def train_kept_batch(
     TrainingDiverged like `train_micro_batch`.
     """
 
-    make = maker(policy, kept.batch, spec)
-
     def measured(one: KeptRows) -> MeasuredPass:
-        micro_batch = make(advantages=kept.advantages, rows=one.rows)
-
         def logprobs() -> TokenLogprobs:
-            now = _token_logprobs(policy, micro_batch, reference=None, spec=spec)
+            now = _token_logprobs(policy, one.micro_batch, reference=None, spec=spec)
             return replace(now, old=one.old_logprobs, reference=one.reference_logprobs)
 
-        return MeasuredPass(rows=one.rows, micro_batch=micro_batch, logprobs=logprobs)
+        return MeasuredPass(rows=one.rows, micro_batch=one.micro_batch, logprobs=logprobs)
 
     trained = _add_gradients([measured(one) for one in kept.passes], stats, spec=spec, accumulator=accumulator)
     return _summed(stats, [terms for _, terms in trained])
@@ -217,17 +220,30 @@ def _measure(
     # A batch of one pass goes through the models once, for all that is asked of it. The passes of a larger one go
     # through again when their gradient is due: their graphs together would be what the split is there to avoid.
     known = [forward(micro_batch) for micro_batch in micro_batches] if len(micro_batches) == 1 else []
-    if algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward":
-        with torch.no_grad():
-            measured = known or [forward(micro_batch) for micro_batch in micro_batches]
+    divergences: list[Tensor | None] = [None] * len(micro_batches)
+    penalises = algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward"
+    has_critic = policy.critic is not None
+    with torch.no_grad():
+        measured = known or ([forward(one) for one in micro_batches] if penalises or has_critic else [])
+    if penalises:
         divergences = [
-            response_divergences(
+            token_divergences(
                 logprobs, loss_mask=micro_batch.loss_mask.to(logprobs.policy.device), estimator=algorithm.kl_estimator
             )
             for logprobs, micro_batch in zip(measured, micro_batches, strict=True)
         ]
+    if has_critic:
+        micro_batches = [
+            _estimated(one, logprobs, prepared.rewards.reshape(-1)[rows], divergence, algorithm)
+            for one, logprobs, rows, divergence in zip(
+                micro_batches, measured, prepared.passes, divergences, strict=True
+            )
+        ]
+        advantages = _response_advantages(micro_batches, prepared)
+    elif penalises:
         # [R] of each pass → [k, G]: under a KL every row goes through, in the order of the batch.
-        penalties = algorithm.kl_coefficient * np.concatenate(divergences).reshape(prepared.rewards.shape)
+        sums = [one.sum(dim=1).cpu().numpy() for one in divergences if one is not None]
+        penalties = algorithm.kl_coefficient * np.concatenate(sums).reshape(prepared.rewards.shape)
         advantages = penalised_advantages(prepared.rewards, penalties, algorithm)
         micro_batches = [make(rows=rows, advantages=advantages) for rows in prepared.passes]
     passes = [
@@ -240,6 +256,29 @@ def _measure(
         for rows, micro_batch in zip(prepared.passes, micro_batches, strict=True)
     ]
     return passes, advantages
+
+
+def _estimated(
+    micro_batch: MicroBatch,
+    logprobs: TokenLogprobs,
+    rewards: NDArray[np.float64],
+    divergence: Tensor | None,
+    algorithm: AlgorithmSpec,
+) -> MicroBatch:
+    """Gives a pass the advantages that its critic makes of rewards [R]."""
+    if logprobs.values is None:
+        raise ValueError("GAE needs a critic's values")
+    penalties = None if divergence is None else algorithm.kl_coefficient * divergence
+    found = estimates(logprobs.values, rewards, penalties, loss_mask=micro_batch.loss_mask, algorithm=algorithm)
+    return replace(micro_batch, advantages=found.advantages, estimates=found)
+
+
+def _response_advantages(micro_batches: Sequence[MicroBatch], prepared: PreparedBatch) -> NDArray[np.float64]:
+    """Returns the mean over each completion's tokens, [k, G]; 0.0 of one that didn't go through the model."""
+    means = np.zeros(prepared.rewards.size)
+    for rows, micro_batch in zip(prepared.passes, micro_batches, strict=True):
+        means[rows] = (micro_batch.advantages.sum(dim=1) / micro_batch.loss_mask.sum(dim=1)).numpy()
+    return means.reshape(prepared.rewards.shape)
 
 
 def _backward(
@@ -265,7 +304,14 @@ def _backward(
         # What is given was sampled by no policy, from which this one could be apart.
         sampler = old if spec.algorithm.learns_given else logprobs.generator
         gaps.append(measure_mismatch(old, sampler, one.micro_batch.loss_mask.to(old.device)))
-        kept.append(KeptRows(rows=one.rows, old_logprobs=old, reference_logprobs=logprobs.reference))
+        kept.append(
+            KeptRows(
+                rows=one.rows,
+                micro_batch=one.micro_batch,
+                old_logprobs=old,
+                reference_logprobs=logprobs.reference,
+            )
+        )
         all_terms.append(terms)
     return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=joined(gaps)), kept
 
@@ -289,6 +335,7 @@ def _add_gradients(
             loss_mask=loss_mask,
             algorithm=spec.algorithm,
             sizes=BatchSizes(num_tokens=stats.num_tokens, max_sampled_tokens=spec.max_sampled_tokens),
+            estimates=one.micro_batch.estimates,
         )
         if not math.isfinite(terms.loss_sum.item()):
             raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
@@ -337,4 +384,5 @@ def _token_logprobs(
         reference=reference_logprobs,
         teacher=None if micro_batch.teacher_logprobs is None else micro_batch.teacher_logprobs.to(logprobs.device),
         entropy=entropy,
+        values=None if policy.critic is None else response_values(policy.critic, micro_batch),
     )

@@ -107,11 +107,14 @@ class PolicyOptimizer:
         heads: Collection[str] = (),
         reference: Mapping[str, nn.Parameter] | None = None,
         mixup_alpha: float = 1.0,
+        critic: Collection[str] = (),
     ) -> None:
         """embeddings: `Policy.embedding_names`; heads: `Policy.head_names`. reference: what `sync_reference` moves, by
-        the same names. Raises InvalidInput where the optimizer's library isn't installed, and what `groups_of` does."""
+        the same names. critic: names of the parameters that a checkpoint has with the optimizer's state alone. Raises
+        InvalidInput where the optimizer's library isn't installed, and what `groups_of` does."""
         self._parameters = dict(parameters)
         self._reference = {f"reference.{name}": frozen for name, frozen in (reference or {}).items()}
+        self._kept = self._reference | {name: self._parameters[name] for name in critic}
         self._mixup_alpha = mixup_alpha
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
         """What takes the gradients: the masters, and the parameters that need none."""
@@ -169,15 +172,15 @@ class PolicyOptimizer:
             local_rows(self._reference[f"reference.{name}"]).lerp_(local_rows(parameter), self._mixup_alpha)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}` and `master.{parameter}`; {}
-        before the first step."""
+        """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}`, `master.{parameter}` and the
+        critic's parameters; {} before the first step."""
         tensors = {
             f"{state_name}.{name}": tensor
             for name, parameter in self.stepped.items()
             if parameter in self._moments.of(parameter).state
             for state_name, tensor in self._moments.state(parameter).items()
         }
-        tensors |= {name: local_rows(frozen) for name, frozen in self._reference.items() if tensors}
+        tensors |= {name: local_rows(kept).detach() for name, kept in self._kept.items() if tensors}
         return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -189,6 +192,7 @@ class PolicyOptimizer:
         }
         expected |= {f"master.{name}" for name in self._masters()}
         # A fork may begin, or end, to have a reference that moves.
+        expected |= {name for name in self._kept if not name.startswith("reference.")}
         if differing := sorted(expected ^ {name for name in tensors if not name.startswith("reference.")}):
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
         for name, parameter in self.stepped.items():
@@ -200,9 +204,9 @@ class PolicyOptimizer:
         with torch.no_grad():
             for name, master in self._masters().items():
                 master.copy_(tensors[f"master.{name}"])
-            for name, frozen in self._reference.items():
+            for name, kept in self._kept.items():
                 if name in tensors:
-                    local_rows(frozen).copy_(tensors[name])
+                    local_rows(kept).copy_(tensors[name])
 
     def _masters(self) -> dict[str, nn.Parameter]:
         return {

@@ -128,6 +128,14 @@ class TrainedBatches(BatchesOf[BatchStats]):
         late = self.scaling.baseline
         return math.fsum(one.loss_sum - late * one.baseline_loss_sum for one in self.ordered) / self.scaling.divisor
 
+    @property
+    def explained_variance(self) -> float | None:
+        """1 - mean (V - R)^2 / var R over the tokens; None without a critic, or where all returns are equal."""
+        if not (num := self.sum("num_valued_tokens")):
+            return None
+        variance = self.sum("return_square_sum") / num - (self.sum("return_sum") / num) ** 2
+        return 1.0 - self.sum("value_error_sum") / num / variance if variance > 0.0 else None
+
     def per_token(self, *names: str) -> float:
         """The sum of these over the sampled tokens."""
         return share(sum(self.sum(name) for name in names), self.sum("num_tokens"))
@@ -161,6 +169,10 @@ class IterationNumbers(SampledNumbers):
         lambda its: its.sum("entropy_sum") / measured if (measured := its.sum("num_entropy_tokens")) else None,
         over=EACH,
     )
+    value_loss: float | None = number(
+        lambda its: its.sum("value_error_sum") / 2.0 / num if (num := its.sum("num_valued_tokens")) else None, over=EACH
+    )
+    explained_variance: float | None = number(lambda its: its.explained_variance, over=EACH)
     corrected_share: float = number(lambda its: its.per_seen_token("num_corrected"), over=EACH)
     mismatch_k3: float = number(lambda its: its.gap.k3)
     mismatch_max: float = number(lambda its: its.gap.largest)

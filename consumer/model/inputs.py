@@ -127,11 +127,21 @@ class KeptSets:
         return left_out
 
 
-def of_sampled(inputs: ModelInputs, places: Sequence[NDArray[np.int64]]) -> ModelInputs:
-    """Leaves of a row's T response tokens those that are asked for. places: [S] of each row, ascending."""
+def of_sampled(
+    inputs: ModelInputs, places: Sequence[NDArray[np.int64]], lines: Sequence[tuple[int, int]] = ()
+) -> ModelInputs:
+    """Leaves of a row's T response tokens those that are asked for. places: [S] of each row, ascending.
+
+    lines: row, and place in it, of the first token that each further row of the inputs predicts, in order: they go on
+    with the rows' responses.
+    """
     predicting = np.zeros((len(places), max(of_row.size for of_row in places)), dtype=np.int64)
+    each = inputs.predicting.numpy()
     for row, of_row in enumerate(places):
-        predicting[row, : of_row.size] = inputs.predicting[row].numpy()[of_row]
+        predicting[row, : of_row.size] = each[row][np.minimum(of_row, each.shape[1] - 1)]
+    for of_line, (row, first) in zip(each[len(places) :], lines, strict=True):
+        later = np.flatnonzero(places[row] >= first)
+        predicting[row, later] = of_line[np.minimum(places[row][later] - first, each.shape[1] - 1)]
     return replace(inputs, predicting=torch.from_numpy(predicting))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from consumer.model.adapters import Adapters, attach_adapters, base_name, is_adapter_name
+from consumer.model.language_head import output_head
 from consumer.model.published_weights import PublishedWeights
 from consumer.model.rows import local_rows, stored_rows, stored_shape
 from contracts.errors import InvalidInput, first_line
@@ -46,6 +48,9 @@ class Policy:
     """Upper bound of a prompt and its response together."""
     adapters: Adapters | None = None
     """The adapters in `model` where they alone are trained."""
+    critic: PreTrainedModel | None = None
+    """The model as the job found it, whose head tells the values of `advantage = "gae"`. No generator loads it: its
+    parameters are trained beside the policy's, and a checkpoint has them with the optimizer's state."""
     end_ids: frozenset[int] = frozenset()
     """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
 
@@ -59,22 +64,43 @@ class Policy:
         """The same model with adapters in it. Raises what `attach_adapters` raises."""
         return replace(self, adapters=attach_adapters(self.model, spec, seed=seed))
 
+    def with_critic(self) -> Policy:
+        """The same model with a critic beside it: a copy with a head of one row, of zeros, so that it begins with
+        values of 0."""
+        critic = copy.deepcopy(self.model)
+        weight = output_head(critic).weight
+        head = nn.Linear(weight.shape[1], 1, dtype=weight.dtype, device=weight.device)
+        with torch.no_grad():
+            head.weight.zero_()
+            head.bias.zero_()
+        critic.set_output_embeddings(head)
+        return replace(self, critic=critic)
+
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Each trained parameter once, by name: a tied head is its embedding."""
         if self.adapters is not None:
             return self.adapters.parameters()
-        return dict(self.model.named_parameters(remove_duplicate=True))
+        return dict(self.model.named_parameters(remove_duplicate=True)) | self.critic_parameters()
+
+    def critic_parameters(self) -> dict[str, nn.Parameter]:
+        """Those of the critic among the trained parameters: `critic.` and their names in it; {} without one."""
+        named = () if self.critic is None else self.critic.named_parameters(remove_duplicate=True)
+        return {f"critic.{name}": parameter for name, parameter in named}
 
     def embedding_names(self) -> frozenset[str]:
         """Names of trained parameters that are an embedding, of tokens or positions; a tied head is its embedding."""
-        modules = cast(nn.Module, self.model).modules()
+        modules = itertools.chain.from_iterable(cast(nn.Module, one).modules() for one in self._networks)
         embeddings = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
         return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in embeddings)
 
     def head_names(self) -> frozenset[str]:
-        """The name of the output head's weight where it is trained; a tied one's is its embedding's."""
-        head = self.model.get_output_embeddings()
-        return frozenset(name for name, one in self.trained_parameters().items() if head and one is head.weight)
+        """Names of the output heads' weights where they are trained; a tied one's is its embedding's."""
+        heads = {id(head.weight) for one in self._networks if (head := one.get_output_embeddings())}
+        return frozenset(name for name, parameter in self.trained_parameters().items() if id(parameter) in heads)
+
+    @property
+    def _networks(self) -> Sequence[PreTrainedModel]:
+        return (self.model,) if self.critic is None else (self.model, self.critic)
 
     def weights(self) -> PublishedWeights:
         """All that a generator must load to be this policy: the published set (onbeat/weights/model_folder.py)."""
@@ -151,7 +177,8 @@ class Policy:
         """
         if self.adapters is not None:
             raise AssertionError("the layers of adapters belong to one model")
-        return replace(self, model=with_own_parameters(self.model))
+        critic = None if self.critic is None else with_own_parameters(self.critic)
+        return replace(self, model=with_own_parameters(self.model), critic=critic)
 
     def without_adapters(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model's passes are those of the base; nothing changes where there are no adapters."""

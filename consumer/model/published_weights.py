@@ -85,7 +85,8 @@ class WeightStream:
 
     def stepped(self, parameter: str) -> None:
         """Takes note that a parameter has its new value, and gives the tensors that are final by it."""
-        for name in self._of_parameter[parameter]:
+        # No tensor is made of a critic's.
+        for name in self._of_parameter.get(parameter, ()):
             self._missing[name].discard(parameter)
             if not self._missing[name]:
                 self._give(name)

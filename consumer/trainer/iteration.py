@@ -21,6 +21,7 @@ from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.window import AskedIteration
 
 SAME_WAIT_S = 0.01
+LEFT_OUT = frozenset({"kl_to_teacher", "value_loss", "explained_variance"})
 """A wait is a row of looks: so little time lies between two of them."""
 
 
@@ -221,5 +222,5 @@ def _each_update(
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Without a teacher's number where there is no teacher: it is left out of a record, and isn't null."""
-    return {name: value for name, value in values.items() if (name, value) != ("kl_to_teacher", None)}
+    """Without the numbers of a teacher or critic that there is not: a record leaves them out, and has no null."""
+    return {name: value for name, value in values.items() if value is not None or name not in LEFT_OUT}

@@ -3,76 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import fields
 
 from contracts.encoding.wire import Factor, Iterations, Line, Record
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossKind:
-    """What a spec has to know of a loss; its equation is in consumer/gradient/losses/."""
-
-    clip_range: tuple[float, float] = (0.2, 0.2)
-    """(clip_low, clip_high) where a spec leaves them out; sources in docs/job.md."""
-    clips_by_sign: bool = True
-    """Whether the sign of the advantage decides which clip acts."""
-    has_token_ratios: bool = True
-    """Whether each token has a policy ratio of its own, and not the response one."""
-    is_unbounded_above: bool = True
-    """Whether its clips let the ratio of a token with a negative advantage grow, which clip_max then bounds."""
-    learns_given: bool = False
-    """Whether it learns completions that the data set gives, and none is sampled for training."""
-
-
-LOSS_KINDS = {
-    "grpo": LossKind(),
-    "dr_grpo": LossKind(),
-    "dapo": LossKind(clip_range=(0.2, 0.28)),
-    "bnpo": LossKind(),
-    "gspo": LossKind(clip_range=(3e-4, 4e-4), has_token_ratios=False),
-    "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False, is_unbounded_above=False),
-    "sft": LossKind(clips_by_sign=False, is_unbounded_above=False, learns_given=True),
-}
-"""The losses that a spec may name; `LOSSES` of consumer/gradient/losses/objective.py has their functions."""
-LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdvantageKind:
-    """What a spec has to know of an advantage; its equation is in consumer/gradient/advantages/."""
-
-    uses_epsilon: bool = False
-    """Whether it divides by a deviation, to which advantage_epsilon is added."""
-    is_scaled_late: bool = False
-    """Whether that is the deviation of the whole iteration."""
-    has_late_baseline: bool = False
-    """Whether it subtracts the mean of the whole iteration."""
-    normalises_components: bool = False
-    """Whether it compares the components of a reward each by itself."""
-    compares_groups: bool = True
-    """Whether it compares a reward with those of its group, which then needs two or more."""
-
-
-ADVANTAGE_KINDS = {
-    "grpo": AdvantageKind(uses_epsilon=True),
-    "dr_grpo": AdvantageKind(),
-    "rloo": AdvantageKind(),
-    "gdpo": AdvantageKind(uses_epsilon=True, is_scaled_late=True, normalises_components=True),
-    "lite_ppo": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
-    "reinforce++_baseline": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
-    "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True, compares_groups=False),
-    "none": AdvantageKind(compares_groups=False),
-}
-"""The advantages that a spec may name; their functions: `ADVANTAGES` of consumer/gradient/advantages/estimators.py."""
-AdvantageName: TypeAlias = Literal[tuple(ADVANTAGE_KINDS)]  # pyright: ignore[reportInvalidTypeForm]
-
-CORRECTION_RANGES = {"none": (0.0, 0.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0), "decoupled_ppo": (0.0, 5.0)}
-"""Correction → (low, high) where a spec leaves them out."""
-CorrectionName: TypeAlias = Literal["none", "tis", "icepop", "decoupled_ppo"]
+from contracts.spec_tables.kinds import (
+    ADVANTAGE_KINDS,
+    CORRECTION_RANGES,
+    LOSS_KINDS,
+    AdvantageKind,
+    AdvantageName,
+    CorrectionName,
+    LossKind,
+    LossName,
+)
 
 
 class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
@@ -89,14 +35,22 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Advantage and loss; docs/job.md has the equations."""
 
     loss: LossName | PluginLoss = "grpo"
-    """The objective and how it is normalised: the mean of response means (grpo, gspo: biased by length), a constant
-    budget (dr_grpo), the mean over the iteration's tokens (dapo, cispo; sft, which learns the data set's completions),
-    the mean of the batches' token means (bnpo). Or a table: the loss of an installed package."""
+    """The objective and its normaliser: response means (grpo, gspo: biased by length), a constant (dr_grpo), the
+    iteration's tokens (dapo, cispo; sft, which learns the data set's completions), batches' token means (bnpo). Or a
+    table: the loss of an installed package."""
     advantage: AdvantageName = "grpo"
-    """Over a group's mean and deviation (grpo), its mean (dr_grpo), the mean of others (rloo); over its mean, then the
-    iteration's deviation of rewards (lite_ppo) or of what is left (reinforce++_baseline); as grpo for each component,
-    then the iteration's deviation of the sums (gdpo). Over mean and deviation of the iteration (reinforce++). 0 (none):
-    a teacher or the data teach."""
+    """What a reward is compared with (docs/job.md): its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
+    reinforce++_baseline), the iteration (reinforce++), at each token a critic (gae, PPO's), nothing (none: a teacher or
+    the data teach)."""
+    gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
+    """GAE's lambda; left out: 0.95."""
+    discount: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
+    """GAE's gamma, a token; left out: 1."""
+    value_coefficient: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
+    """Weight of the critic's loss; left out: 0.1."""
+    value_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
+    """How far a value may move in an iteration's later steps until it has no gradient; left out: any. Refused with one
+    step."""
     reward_clip: Annotated[float, Meta(gt=0.0, le=1e6)] | UnsetType = UNSET
     """The most that a reward, or with gdpo a component's score, counts, either way; left out: no bound."""
     credit: Literal["trajectory", "turn"] = "trajectory"
@@ -130,11 +84,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     use_bias_correction_kl: bool | UnsetType = UNSET
-    """Weighs the KL in the loss by the policy ratio and the correction, as the surrogate is: its gradient is then the
-    divergence's, also under a lag and in later steps. Left out: false."""
+    """Weighs the KL in the loss by the policy ratio and the correction, as the surrogate is (docs/job.md); left out:
+    false."""
     kl_placement: Literal["loss", "reward"] = "loss"
-    """loss: added to each token's; reward: its sum over a response is taken off the reward before advantages, with
-    advantage = "grpo" after the division by the rewards' own deviation."""
+    """loss: added to each token's; reward: taken off the reward, before advantages (docs/job.md)."""
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
     distillation_coefficient: Factor = 0.0
@@ -154,12 +107,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """A response of negative advantage whose mean log(mu / pi) a token is above this has no surrogate: the policy has
     left it. Left out: none is masked."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
-    """What a completion teaches that was cut, at its longest or by its environment: what its reward says (score, also
-    where left out), nothing (mask: it keeps its place in group and divisor), or what truncated_reward says
-    (penalise)."""
+    """What a completion teaches that was cut: what its reward says (score, also where left out), nothing (mask: it
+    keeps its place in group and divisor), or what truncated_reward says (penalise)."""
     truncated_reward: Annotated[float, Meta(ge=-1e6, le=1e6)] | UnsetType = UNSET
-    """With on_truncated = "penalise", the reward of such a completion, in place of the one that it earned; left out: 0.
-    Those of evaluations keep their own."""
+    """With "penalise" its reward, in place of the one that it earned; left out: 0. Evaluations keep theirs."""
     shuffle_rewards: bool = False
     """Negative control: rewards are permuted inside each group, so that nothing can be learnt."""
 
@@ -216,7 +167,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def needs_every_row(self) -> bool:
         """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
         terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
-        return max(terms) > 0.0 or self.advantage_kind.has_late_baseline or self.learns_given
+        kind = self.advantage_kind
+        return max(terms) > 0.0 or kind.has_late_baseline or kind.has_critic or self.learns_given
 
     @property
     def learns_given(self) -> bool:
@@ -283,6 +235,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 'is known too late; leave it out, or set advantage = "reinforce++_baseline"'
             )
         yield from self._clip_refusals()
+        yield from self._critic_refusals()
         yield from self._teacher_refusals()
         yield from self._correction_refusals()
         if self.credits_turns:
@@ -332,6 +285,23 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield f'clip_max has no effect with loss = "{self.loss_name}", which has bounds of its own; leave it out'
         if self.clip_max <= 1.0 + self.clip_range[1]:
             yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
+
+    def _critic_refusals(self) -> Iterator[str]:
+        if not self.advantage_kind.has_critic:
+            for name in ("gae_lambda", "discount", "value_coefficient", "value_clip"):
+                if getattr(self, name) is not UNSET:
+                    yield f'{name} has no effect with advantage = "{self.advantage}"; set "gae", or leave it out'
+            return
+        if isinstance(self.loss, PluginLoss):
+            yield (
+                f'advantage = "gae" gives each token an advantage, the loss `{self.loss_name}` takes one a response; '
+                "choose a loss of the family"
+            )
+        if self.value_clip is not UNSET and not self.moves_between_steps:
+            yield (
+                "value_clip has no effect with one step an iteration, before which no value moves; leave it out, or "
+                "set updates_per_iteration or mini_batches above 1"
+            )
 
     def _teacher_refusals(self) -> Iterator[str]:
         if self.distillation_coefficient > 0.0 and self.advantage_kind.is_scaled_late:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
 from contracts.spec import JobSpec
-from contracts.spec_tables.algorithm import ADVANTAGE_KINDS
+from contracts.spec_tables.kinds import ADVANTAGE_KINDS
 from contracts.spec_tables.trainer import HEALTH_RULES
 from onbeat_extras.health.history import WINDOW, History
 

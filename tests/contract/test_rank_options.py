@@ -59,6 +59,10 @@ UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, decoupled PPO, Muon": UPDATES | LAGGING | {"optimizer__type": "muon"} | DECAY,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
+    "trajectories, updates, a critic in bfloat16, split": PLAYED
+    | UPDATES
+    | SPLIT
+    | {"algorithm__advantage": "gae", "algorithm__value_clip": 0.01, "model__dtype": "bfloat16"},
     "mini-batches, KL, split, changed logits": PARTS | KL | SPLIT | CHANGED,
     "FSDP, mini-batches, KL to a reference that moves": FSDP | PARTS | KL | SYNC,
     "FSDP, trajectories, split, changed logits": FSDP | PLAYED | SPLIT | CHANGED,

@@ -12,6 +12,7 @@ import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.policy import Policy, load_policy
 from consumer.model.shared_prompt.trial import share_prompts
@@ -133,14 +134,24 @@ def response_of(
 ) -> Response:
     prompt, completion = unpack_int32(group.prompt_token_ids), group.rollouts[index].completion
     response = unpack_int32(completion.token_ids)
-    tokens = torch.tensor([prompt + response])
+    lines = [
+        (prompt if not begin else response[begin:first], response[first:end]) for begin, first, end in completion.lines
+    ]
 
     places = [place for start, end in completion.spans for place in range(start, end)]
     kept = [] if completion.kept_sets is UNSET else kept_ids(completion.kept_sets)
 
+    def logits(model: PreTrainedModel) -> Tensor:
+        """[T, V] before each token of the response, 0 where one is shown and begins a line."""
+        parts = []
+        for line, (seen, after) in enumerate(lines):
+            found = model(input_ids=torch.tensor([seen + after])).logits[0, len(seen) - 1 : -1]
+            parts += [found.new_zeros((len(seen) if line else 0, found.shape[1])), found]
+        return torch.cat(parts)
+
     def distribution(policy: Policy) -> Tensor:
-        logits = policy.model(input_ids=tokens).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits if changed is None else changed(logits, prompt, completion), dim=-1)
+        found = logits(policy.model)
+        return torch.log_softmax(found if changed is None else changed(found, prompt, completion), dim=-1)
 
     def chosen(of_policy: Tensor) -> Tensor:
         """Log-probs of the sampled tokens, of truncated sampling less the logarithm of the mass that was kept."""
@@ -150,6 +161,10 @@ def response_of(
                 found[number] = found[number] - of_policy[places[number], ids].exp().sum().log()
         return torch.stack(found)
 
+    values = None
+    if (critic := pair[0].critic) is not None:
+        # What is expected before a token stands where its logits would.
+        values = logits(critic)[places, 0]
     of_policy = distribution(pair[0])
     with torch.no_grad():
         of_reference = chosen(distribution(pair[1]))
@@ -169,6 +184,7 @@ def response_of(
         turns=turns,
         group=group_number,
         batch=batch_number,
+        values=values,
     )
 
 

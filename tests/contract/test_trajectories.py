@@ -84,6 +84,7 @@ def test_the_gradient_is_that_of_the_equation_over_the_sampled_tokens(pair: tupl
     max_turns=st.integers(1, 4),
     longest_turn=st.integers(1, 6),
     longest_observation=st.integers(1, 9),
+    anew=st.sampled_from((0.0, 0.5)),
 )
 def test_any_trajectories_have_the_gradient_of_the_equation(
     pair: tuple[Policy, Policy],
@@ -93,6 +94,7 @@ def test_any_trajectories_have_the_gradient_of_the_equation(
     max_turns: int,
     longest_turn: int,
     longest_observation: int,
+    anew: float,
 ) -> None:
     algorithm, equation = CASES[case]
     batches = [
@@ -102,6 +104,7 @@ def test_any_trajectories_have_the_gradient_of_the_equation(
             max_turns=max_turns,
             turn_tokens=(1, longest_turn),
             observation_tokens=(1, longest_observation),
+            anew=anew,
             batch_id=f"0/train/{number}",
         )
         for number in range(2)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.log_probs import response_logprobs
-from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.micro_step import KeptBatch, train_kept_batch, train_micro_batch
 from consumer.gradient.statistics import BatchStats, iteration_scaling
 from consumer.model.policy import Policy
@@ -120,9 +119,8 @@ def with_explicit_pass(policy: Policy, kept: KeptBatch | None) -> KeptBatch | No
     if kept is None:
         return None
     (only,) = kept.passes
-    micro_batch = make_micro_batch(kept.batch, advantages=kept.advantages, rows=only.rows, packing="shared_prompt")
     with torch.no_grad():
-        old_logprobs = response_logprobs(policy.model, micro_batch, 1.0)
+        old_logprobs = response_logprobs(policy.model, only.micro_batch, 1.0)
     assert torch.equal(old_logprobs, only.old_logprobs)
     return replace(kept, passes=(replace(only, old_logprobs=old_logprobs),))
 

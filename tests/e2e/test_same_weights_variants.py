@@ -69,6 +69,18 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm__kl_coefficient": 0.01,
     },
     "lite_ppo": {"algorithm__advantage": "lite_ppo", "algorithm__loss": "dapo", "algorithm__reward_clip": 0.9},
+    "PPO in mini-batches": {
+        "algorithm": {
+            "advantage": "gae",
+            "mini_batches": 2,
+            "updates_per_iteration": 2,
+            "value_clip": 0.2,
+            "kl_coefficient": 0.01,
+            "kl_placement": "reward",
+        },
+        "rollout__group_size": 1,
+        "optimizer__groups": [{"parameters": ["critic.*"], "learning_rate_factor": 3.0}],
+    },
     "REINFORCE++, a float32 head": {
         "model": {"path": "configs/models/two-digit-addition", "dtype": "bfloat16", "cast_lm_head_to_fp32": True},
         "algorithm__advantage": "reinforce++",
@@ -81,6 +93,7 @@ STEPS_BEFORE_DEATH = {
     "gdpo, updates of a mixture": 3 * (ITERATIONS - 1) + 2,
     "mini-batches": 4 * (ITERATIONS - 1) + 3,
     "SFT in mini-batches": 7,
+    "PPO in mini-batches": 4 * (ITERATIONS - 1) + 3,
 }
 """ITERATIONS, where a variant isn't named."""
 

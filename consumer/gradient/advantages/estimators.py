@@ -28,7 +28,7 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Advantage:
-    """A member of the family. `ADVANTAGE_KINDS` of contracts/spec_tables/algorithm.py says what goes with it."""
+    """A member of the family. `ADVANTAGE_KINDS` of contracts/spec_tables/kinds.py says what goes with it."""
 
     of_groups: Callable[[Rewards, float], Rewards]
     """(rewards, epsilon) → [k, G]; a group of equal rewards gives exactly 0.0 unless the baseline is late."""
@@ -50,6 +50,7 @@ ADVANTAGES = {
     "lite_ppo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=earned_scale),
     "reinforce++_baseline": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=centred_scale),
     "reinforce++": Advantage(of_groups=lambda rewards, _: rewards, late=mean_and_scale),
+    "gae": Advantage(of_groups=lambda rewards, _: rewards),
     "none": Advantage(of_groups=lambda rewards, _: np.zeros_like(rewards)),
 }
 """A line for each name of `ADVANTAGE_KINDS`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from msgspec import UNSET, UnsetType
-from numpy.typing import NDArray
 from torch import Tensor
 
+from consumer.gradient.advantages.gae import VALUE_COEFFICIENT, Estimates, value_loss
 from consumer.gradient.losses.base import BatchSizes, LossInputs, PolicyLoss
 from consumer.gradient.losses.cispo import CISPO
 from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
@@ -47,6 +46,8 @@ class TokenLogprobs:
     """[R, T] of the teacher; None without distillation."""
     entropy: Tensor | None = None
     """[R, T] with gradient, in nats, of the whole distribution at each token; None where it was not measured."""
+    values: Tensor | None = None
+    """[R, T] with gradient, of the critic; None without one."""
 
     def masked(self, loss_mask: Tensor) -> TokenLogprobs:
         """Puts 0.0 where loss_mask is False: an exponential of padding could overflow, and its gradient be NaN."""
@@ -75,6 +76,11 @@ class LossSums:
     entropy_sum: float = 0.0
     """Sum of entropies over num_entropy_tokens, in nats; 0.0 where they were not measured."""
     num_entropy_tokens: int = 0
+    value_error_sum: float = 0.0
+    """Sum of (V - R)^2 over num_valued_tokens, and of R and R^2 next; 0.0 without a critic."""
+    return_sum: float = 0.0
+    return_square_sum: float = 0.0
+    num_valued_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +92,21 @@ class LossTerms(LossSums):
 
 
 def micro_batch_loss(
-    logprobs: TokenLogprobs, *, advantages: Tensor, loss_mask: Tensor, algorithm: AlgorithmSpec, sizes: BatchSizes
+    logprobs: TokenLogprobs,
+    *,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    algorithm: AlgorithmSpec,
+    sizes: BatchSizes,
+    estimates: Estimates | None = None,
 ) -> LossTerms:
     """Computes the loss of one micro-batch.
 
-    advantages: [R], or [R, T] with credit by turn; loss_mask: bool [R, T], one True or more in each row.
+    advantages: [R], or [R, T] with credit by turn or token; loss_mask: bool [R, T], one True or more in each row;
+    estimates: what a critic learns.
 
-    sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy,
-    w by the normaliser; with use_bias_correction_kl rho beta KL stands among what is weighed
+    sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy
+    + v value loss, w by the normaliser; with use_bias_correction_kl rho beta KL stands among what is weighed
     """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range
@@ -130,6 +143,11 @@ def micro_batch_loss(
             # A bonus: more entropy makes the loss smaller.
             token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
         entropy_sum = float(tokens.entropy.detach().double().sum())
+    valued: dict[str, Any] = {}
+    if tokens.values is not None and estimates is not None:
+        weight = VALUE_COEFFICIENT if algorithm.value_coefficient is UNSET else algorithm.value_coefficient
+        token_loss = token_loss + weight * value_loss(tokens.values, estimates, clip=algorithm.value_clip)
+        valued = _valued(tokens.values.detach(), estimates.returns, loss_mask)
     counted = loss_mask
     if not algorithm.advantage_kind.has_late_baseline:
         # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
@@ -145,18 +163,28 @@ def micro_batch_loss(
         has_teacher=tokens.teacher is not None,
         entropy_sum=entropy_sum,
         num_entropy_tokens=0 if tokens.entropy is None else int(loss_mask.sum()),
+        **valued,
     )
 
 
-def response_divergences(
-    logprobs: TokenLogprobs, *, loss_mask: Tensor, estimator: Literal["k1", "k2", "k3"]
-) -> NDArray[np.float64]:
-    """Sums the estimate over each response, for a KL in the reward: float64 [R]. Needs a reference."""
+def _valued(values: Tensor, returns: Tensor, loss_mask: Tensor) -> dict[str, Any]:
+    """Sums what `LossSums` has of a critic, over the tokens of [R, T]."""
+    learnt = returns.to(values.device)[loss_mask]
+    errors = values[loss_mask].double() - learnt
+    return {
+        "value_error_sum": float(errors.square().sum()),
+        "return_sum": float(learnt.sum()),
+        "return_square_sum": float(learnt.square().sum()),
+        "num_valued_tokens": learnt.numel(),
+    }
+
+
+def token_divergences(logprobs: TokenLogprobs, *, loss_mask: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
+    """Estimates the KL for a KL in the reward at each token: float64 [R, T]. Needs a reference."""
     tokens = logprobs.masked(loss_mask)
     if tokens.reference is None:
         raise ValueError("a divergence needs the reference's log-probs")
-    divergence = ESTIMATORS[estimator](tokens.policy.detach().double(), tokens.reference.double())
-    return divergence.sum(dim=1).cpu().numpy()
+    return ESTIMATORS[estimator](tokens.policy.detach().double(), tokens.reference.double())
 
 
 def _corrected(

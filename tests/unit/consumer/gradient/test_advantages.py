@@ -15,7 +15,8 @@ from consumer.gradient.advantages.group_relative import (
     shuffled_rewards,
 )
 from consumer.gradient.advantages.reinforce_plus_plus import LateScale, centred_scale, mean_and_scale
-from contracts.spec_tables.algorithm import ADVANTAGE_KINDS, AlgorithmSpec
+from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.kinds import ADVANTAGE_KINDS
 from onbeat.loop.sampled import equal_groups
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import LOSSES, LossTerms, TokenLogprobs, micro_batch_loss, response_divergences
-from contracts.spec_tables.algorithm import LOSS_KINDS, AlgorithmSpec
+from consumer.gradient.losses.objective import LOSSES, LossTerms, TokenLogprobs, micro_batch_loss, token_divergences
+from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.kinds import LOSS_KINDS
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
 
 MASK = torch.tensor([[True, True], [True, False]])
@@ -201,7 +202,7 @@ def test_a_divergence_in_the_reward_leaves_the_loss_and_sums_over_the_response()
         "k3": [math.exp(-0.5) - 0.5 + math.e - 2, math.e - 2],
     }
     for estimator in ("k1", "k2", "k3"):
-        sums = response_divergences(tokens, loss_mask=MASK, estimator=estimator)
+        sums = token_divergences(tokens, loss_mask=MASK, estimator=estimator).sum(dim=1).numpy()
         assert sums.tolist() == pytest.approx(expected[estimator])
 
 

@@ -10,7 +10,8 @@ import pytest
 from consumer.gradient.losses.objective import LOSSES
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
-from contracts.spec_tables.algorithm import LOSS_KINDS, AlgorithmSpec, LossName
+from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.kinds import LOSS_KINDS, LossName
 from tests.builders import job_spec
 
 KL = {"kl_coefficient": 0.1}
@@ -44,6 +45,15 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"advantage": "gdpo", "on_truncated": "penalise"}, 'on_truncated = "penalise" gives', 'set "mask"'),
         ({"advantage": "none", "reward_clip": 1.0}, "reward_clip has no effect", "leave it out"),
         ({"credit": "turn", "reward_clip": 1.0}, "reward_clip has no effect", "leave it out"),
+        ({"gae_lambda": 0.9}, 'gae_lambda has no effect with advantage = "grpo"', "leave it out"),
+        ({"advantage": "rloo", "value_clip": 0.2}, "value_clip has no effect", 'set "gae"'),
+        ({"advantage": "gae", "value_clip": 0.2}, "value_clip has no effect with one step", "updates_per_iteration"),
+        ({"advantage": "gae", "credit": "turn"}, 'credit = "turn" compares the turns of a group', '"trajectory"'),
+        (
+            {"advantage": "gae", "loss": {"type": "plugin", "entry_point": "mine"}},
+            'advantage = "gae" gives each token',
+            "choose a loss of the family",
+        ),
         (
             {"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"},
             "entropy_coefficient would be divided",
@@ -110,6 +120,7 @@ def test_a_combination_without_meaning_is_refused_with_field_and_cure(
         {"old_policy": "generator", "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
         KL | {"kl_estimator": "k1", "use_bias_correction_kl": True, "clip_max": 3.0, "updates_per_iteration": 2},
         {"correction": "icepop", "correction_level": "geometric", "loss": "gspo", "off_policy_mask_threshold": 0.2},
+        KL | {"advantage": "gae", "kl_placement": "reward", "value_clip": 0.2, "mini_batches": 2},
     ],
 )
 def test_what_papers_combine_is_accepted(values: dict[str, Any]) -> None:
@@ -122,6 +133,7 @@ def test_only_what_acts_on_every_token_needs_every_row() -> None:
     assert AlgorithmSpec(kl_coefficient=0.1, kl_placement="reward").needs_every_row
     assert AlgorithmSpec(entropy_coefficient=0.1).needs_every_row
     assert AlgorithmSpec(advantage="reinforce++").needs_every_row
+    assert AlgorithmSpec(advantage="gae").needs_every_row
 
 
 @pytest.mark.parametrize(
@@ -139,6 +151,7 @@ def test_a_group_of_one_needs_an_advantage_without_groups(values: dict[str, Any]
     with pytest.raises(InvalidInput, match=re.escape(problem)):
         job_spec(rollout__group_size=1, **values)
     assert job_spec(rollout__group_size=1, algorithm__advantage="reinforce++").rollout.group_size == 1
+    assert job_spec(rollout__group_size=1, algorithm__advantage="gae").rollout.group_size == 1
 
 
 @pytest.mark.parametrize(
@@ -146,6 +159,7 @@ def test_a_group_of_one_needs_an_advantage_without_groups(values: dict[str, Any]
     [
         ({"advantage": "gdpo"}, 'algorithm.advantage = "gdpo" equal rewards have an advantage'),
         ({"advantage": "reinforce++"}, 'algorithm.advantage = "reinforce++" equal rewards have an advantage'),
+        ({"advantage": "gae"}, 'algorithm.advantage = "gae" equal rewards have an advantage'),
         (KL | {"kl_placement": "reward"}, 'kl_placement = "reward" the KL makes their rewards differ'),
     ],
 )
@@ -165,3 +179,15 @@ def test_a_punishment_that_no_completion_can_reach_is_refused() -> None:
     assert job_spec(reward__components=[{"type": "exact"}, overlong | {"buffer_tokens": 4}])
     with pytest.raises(InvalidInput, match="buffer_tokens must be max_tokens or less"):
         job_spec(reward__components=[overlong | {"buffer_tokens": 9}])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "problem"),
+    [
+        ({"lora": {"rank": 4}}, 'advantage = "gae" trains a whole model, its critic, and trainer.lora none'),
+        ({"sharding": "fsdp", "world_size": 2}, 'advantage = "gae" needs trainer.sharding = "none"'),
+    ],
+)
+def test_a_critic_is_a_whole_model(trainer: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        job_spec(algorithm__advantage="gae", trainer=trainer)

@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "trajectories, credit by turn, updates": {"environment": ENVIRONMENT, "algorithm__credit": "turn"} | UPDATES,
     "late baseline, untied": {"algorithm__advantage": "reinforce++", "model__path": "llama"},
+    "a critic": {"algorithm": {"advantage": "gae", "updates_per_iteration": 2, "value_clip": 0.01}},
 }
 
 

@@ -1,0 +1,86 @@
+"""Generalised advantage estimation (Schulman et al., arXiv 1506.02438): each token against a critic's values.
+
+    delta_t = r_t + gamma V_(t+1) - V_t          A_t = delta_t + gamma lambda A_(t+1)          R_t = A_t + V_t
+
+V_t is what the critic expects before token t is sampled, r_t the reward for it: a completion's whole reward stands at
+its last token, and a KL in the reward is taken off at each (InstructGPT, arXiv 2203.02155, 3.5). After the last token
+nothing is expected, also where it was cut. R_t is what the critic learns, as PPO's does (arXiv 1707.06347, equation 9):
+
+    l_t = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)
+
+with V_old from before the iteration's first step; c is `value_clip`, and without one l_t = (V - R)^2 / 2.
+
+Worked example, gamma = 1, lambda = 0.5, a reward of 1 for three tokens whose values are 0.5, 0.5 and 1:
+
+    delta = [0, 0.5, 0]          A = [0.25, 0.5, 0]          R = [0.75, 1, 1]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
+from torch import Tensor
+
+from contracts.spec_tables.algorithm import AlgorithmSpec
+
+LAMBDA = 0.95
+VALUE_COEFFICIENT = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """What GAE makes of one pass, before the iteration's first step; [R, T] each, 0.0 in padding."""
+
+    advantages: Tensor
+    """float64."""
+    returns: Tensor
+    """float64."""
+    values: Tensor
+    """Those of the critic, detached."""
+
+
+def estimates(
+    values: Tensor,
+    rewards: NDArray[np.float64],
+    penalties: Tensor | None,
+    *,
+    loss_mask: Tensor,
+    algorithm: AlgorithmSpec,
+) -> Estimates:
+    """Computes a pass' advantages and returns in float64.
+
+    values: [R, T]; rewards: [R] of whole completions; penalties: [R, T] taken off each token's; loss_mask: bool [R, T],
+    whose rows begin with their True.
+    """
+    values = values.detach()
+    real = loss_mask.cpu().numpy()
+    expected = np.where(real, values.double().cpu().numpy(), 0.0)
+    given = np.zeros_like(expected) if penalties is None else -np.where(real, penalties.double().cpu().numpy(), 0.0)
+    given[np.arange(len(given)), real.sum(axis=1) - 1] += rewards
+    discount = 1.0 if algorithm.discount is UNSET else algorithm.discount
+    trace = discount * (LAMBDA if algorithm.gae_lambda is UNSET else algorithm.gae_lambda)
+    advantages = np.zeros_like(expected)
+    # In padding all is 0: the last token of a row has neither a value nor an advantage after it.
+    next_value = next_advantage = np.zeros(len(expected))
+    for token in range(expected.shape[1] - 1, -1, -1):
+        delta = given[:, token] + discount * next_value - expected[:, token]
+        next_advantage = np.where(real[:, token], delta + trace * next_advantage, 0.0)
+        next_value = expected[:, token]
+        advantages[:, token] = next_advantage
+    return Estimates(
+        advantages=torch.from_numpy(advantages), returns=torch.from_numpy(advantages + expected), values=values
+    )
+
+
+def value_loss(values: Tensor, estimates: Estimates, *, clip: float | UnsetType) -> Tensor:
+    """Computes the critic's loss at each token, [R, T]. values: [R, T] with gradient."""
+    returns, old = estimates.returns.to(values), estimates.values.to(values)
+    squares = (values - returns).square()
+    if clip is not UNSET:
+        held = old + (values - old).clamp(-clip, clip)
+        squares = torch.maximum(squares, (held - returns).square())
+    return squares / 2.0

@@ -1,0 +1,185 @@
+"""A critic beside the policy: the whole loss of PPO, token by token in float64, at both steps of an iteration."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from consumer.gradient.accumulation import ExactAccumulator
+from consumer.gradient.optimizer import PolicyOptimizer
+from consumer.gradient.statistics import Scaling, iteration_numbers
+from consumer.model.policy import Policy
+from contracts.errors import ContractViolation
+from contracts.rollouts import RolloutBatch
+from contracts.spec import JobSpec, OptimizerSpec
+from tests.builders import job_spec
+from tests.contract.test_streamed_gradient import iteration_of, relative_error, to_float64
+from tests.contract.test_streamed_losses import models, responses_of
+from tests.contract.test_updates import Gradients, first_update, later_update, step_down, total
+from tests.loss_equations import Equation, iteration_loss
+
+GAE = {"advantage": "gae"}
+KL_IN_REWARD = {"loss": "dapo", "kl_coefficient": 0.1, "kl_estimator": "k1", "kl_placement": "reward"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "defaults": ({}, {}),
+    "discounted, over tokens": (
+        {"loss": "dapo", "discount": 0.9, "gae_lambda": 0.5, "value_coefficient": 2.0},
+        {"loss": "dapo", "gamma": 0.9, "lam": 0.5, "value_weight": 2.0},
+    ),
+    "every return is the reward": ({"gae_lambda": 1.0}, {"lam": 1.0}),
+    "one step": ({"gae_lambda": 0.0, "loss": "dr_grpo"}, {"lam": 0.0, "loss": "dr_grpo"}),
+    "KL in the reward": (KL_IN_REWARD, {"loss": "dapo", "beta": 0.1, "kl": "k1", "kl_in_reward": True}),
+    "KL and entropy in the loss": (
+        {"kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02},
+        {"beta": 0.1, "kl": "k2", "alpha": 0.02},
+    ),
+    "tis": ({"correction": "tis"}, {"correction": "tis", "w_high": 2.0}),
+}
+CLIPS = {"clip_low": 0.02, "clip_high": 0.03}
+
+
+def with_critic(policy: Policy) -> Policy:
+    """Its head isn't zeros, so that values differ from the first step on."""
+    made = policy.with_critic()
+    assert made.critic is not None
+    head = made.critic.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.weight.copy_(torch.linspace(-0.5, 0.7, head.weight.numel(), dtype=head.weight.dtype)[None])
+        head.bias.fill_(0.2)
+    if policy.model.dtype == torch.float64:
+        to_float64(replace(policy, model=made.critic))
+    return made
+
+
+def pair_of(folder: Path, *, float64: bool) -> tuple[Policy, Policy]:
+    policy, reference = models(folder, float64=float64)
+    return with_critic(policy), reference
+
+
+def spec_of(algorithm: dict[str, Any], **changes: Any) -> JobSpec:
+    return job_spec(algorithm=algorithm | GAE, **changes)
+
+
+def equation_gradient(
+    pair: tuple[Policy, Policy], batches: list[RolloutBatch], eq: Equation, before: list
+) -> Gradients:
+    """Backward once through each token's loss. before: the responses before the iteration's first step."""
+    now = [
+        replace(one, old_logprobs=old.logprobs.detach(), old_values=old.values.detach())
+        for one, old in zip(responses_of(pair, batches), before, strict=True)
+    ]
+    iteration_loss(now, eq).backward()
+    return taken(pair[0])
+
+
+def taken(policy: Policy) -> Gradients:
+    gradients = {name: p.grad.clone() for name, p in policy.trained_parameters().items() if p.grad is not None}
+    for parameter in policy.trained_parameters().values():
+        parameter.grad = None
+    return gradients
+
+
+def gradients_of(
+    pair: tuple[Policy, Policy], batches: list[RolloutBatch], spec: JobSpec
+) -> tuple[Gradients, Gradients | None]:
+    """Those of the first step, and of the second where there is one, which the policy is left before."""
+    policy = pair[0]
+    accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(batches))
+    trained = first_update(pair, batches, spec, accumulator)
+    first = total(policy, trained[0], spec, accumulator)
+    taken(policy)
+    if spec.algorithm.updates_per_iteration == 1:
+        return first, None
+    step_down(policy, first)
+    again = later_update(policy, trained, spec, accumulator)
+    second = total(policy, again, spec, accumulator)
+    taken(policy)
+    return first, second
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_steps_are_the_equation_against_values_and_returns_from_before_the_first(
+    tmp_path: Path, case: str
+) -> None:
+    options, equation = CASES[case]
+    spec, batches = spec_of(options | CLIPS | {"value_clip": 0.01, "updates_per_iteration": 2}), iteration_of()
+    eq = Equation(**GAE, **equation, eps_low=0.02, eps_high=0.03, value_clip=0.01)
+    pair = pair_of(tmp_path, float64=True)
+    before = responses_of(pair, batches)
+    first, second = gradients_of(pair_of(tmp_path, float64=True), batches, spec)
+    expected = equation_gradient(pair, batches, eq, before)
+    assert any(name.startswith("critic.") and gradient.abs().max() > 0 for name, gradient in expected.items())
+    assert relative_error(first, expected) < 1e-8
+    step_down(pair[0], first)
+    expected = equation_gradient(pair, batches, eq, before)
+    assert second is not None
+    assert relative_error(second, expected) < 1e-8
+    assert relative_error(equation_gradient(pair, batches, replace(eq, value_clip=math.inf), before), expected) > 1e-4
+
+
+@pytest.mark.parametrize("changes", [{}, {"trainer__max_tokens_per_micro_batch": 24}, {"trainer__packing": "padded"}])
+def test_order_doesnt_change_a_bit_and_cuts_and_packing_change_no_gradient(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    batches = iteration_of()
+    plain, _ = gradients_of(pair_of(tmp_path, float64=True), batches, spec_of(KL_IN_REWARD))
+    exact, _ = gradients_of(pair_of(tmp_path, float64=True), batches, spec_of(KL_IN_REWARD, **changes))
+    assert relative_error(exact, plain) < 1e-8
+    pair, spec = pair_of(tmp_path, float64=False), spec_of(KL_IN_REWARD, **changes)
+    expected, _ = gradients_of(pair, batches, spec)
+    for seed in range(5):
+        random.Random(seed).shuffle(batches)
+        gradients, _ = gradients_of(pair, batches, spec)
+        assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+
+
+def test_a_critic_begins_with_values_of_zero_and_tells_what_it_explains(tmp_path: Path) -> None:
+    policy, reference = models(tmp_path, float64=False)
+    pair = policy.with_critic(), reference
+    spec, batches = spec_of({"gae_lambda": 1.0}), iteration_of()
+    accumulator = ExactAccumulator(pair[0].trained_parameters(), max_micro_batches=len(batches))
+    stats, _ = first_update(pair, batches, spec, accumulator)
+    rewards = [one.reward for batch in batches for group in batch.groups for one in group.rollouts]
+    assert [advantage for one in stats for advantage in one.advantages] == pytest.approx(rewards)
+    numbers = iteration_numbers(stats, scaling=Scaling(count=1))
+    lengths = [len(response.logprobs) for response in responses_of(pair, batches)]
+    squares = sum(reward**2 * length for reward, length in zip(rewards, lengths, strict=True)) / sum(lengths)
+    mean = sum(reward * length for reward, length in zip(rewards, lengths, strict=True)) / sum(lengths)
+    assert numbers.value_loss == pytest.approx(squares / 2.0)
+    assert numbers.explained_variance == pytest.approx(1.0 - squares / (squares - mean**2))
+
+
+def test_a_checkpoint_of_the_optimizer_has_the_critic_and_no_other_jobs_is_taken(tmp_path: Path) -> None:
+    def optimizer_of(policy: Policy) -> PolicyOptimizer:
+        return PolicyOptimizer(
+            policy.trained_parameters(),
+            OptimizerSpec(learning_rate=0.01),
+            embeddings=policy.embedding_names(),
+            heads=policy.head_names(),
+            critic=policy.critic_parameters(),
+        )
+
+    pair = pair_of(tmp_path, float64=False)
+    policy, other = pair[0], pair_of(tmp_path, float64=False)[0]
+    assert "critic.lm_head.weight" in policy.head_names()
+    assert {name for name in policy.embedding_names() if name.startswith("critic.")}
+    optimizer = optimizer_of(policy)
+    gradients, _ = gradients_of(pair, iteration_of(), spec_of({}))
+    for name, parameter in optimizer.stepped.items():
+        parameter.grad = gradients[name]
+    optimizer.step(0.01)
+    saved = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+    optimizer_of(other).load_state_tensors(saved)
+    for name, parameter in other.critic_parameters().items():
+        assert torch.equal(parameter, policy.critic_parameters()[name])
+    plain = models(tmp_path, float64=False)[0]
+    with pytest.raises(ContractViolation, match="optimizer state is not this model's"):
+        optimizer_of(plain).load_state_tensors(saved)
