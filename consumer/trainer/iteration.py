@@ -21,8 +21,9 @@ from onbeat.loop.expected import ExpectedIteration
 from onbeat.loop.window import AskedIteration
 
 SAME_WAIT_S = 0.01
-LEFT_OUT = frozenset({"kl_to_teacher", "value_loss", "explained_variance"})
 """A wait is a row of looks: so little time lies between two of them."""
+LEFT_OUT = frozenset({"kl_to_teacher", "value_loss", "explained_variance"})
+"""Measures of some kinds of job: a job of another kind leaves them out rather than sending null."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
