@@ -71,10 +71,10 @@ class Run:
             for name, width in (("model", 4), ("optimizer", 8)):
                 self._write(f"checkpoints/i{self._iteration:06d}/{name}.safetensors", width * num_parameters)
         traffic = self.files._blobs.bucket.traffic
-        before = traffic.num_requests, traffic.num_sent_bytes
+        before = traffic["requests"], traffic["sent"]
         side = cast(TrainerSide, Side())
         measured = timed(lambda: self.files.keep(self._iteration, side, has_checkpoint=bool(num_parameters)))
-        requests, sent = traffic.num_requests - before[0], traffic.num_sent_bytes - before[1]
+        requests, sent = traffic["requests"] - before[0], traffic["sent"] - before[1]
         return {**measured, "requests": requests, "MB sent": sent / 1e6}
 
     def _write(self, name: str, num_bytes: int) -> None:
