@@ -28,11 +28,8 @@ the columns that a step reads are a multiple of it, and any larger multiple give
 FEWEST_ROWS = 16
 """Products of fewer rows take other kernels, whose last bits depend on how many they are. And a multiple of it leaves
 no part of a vector over, which functions like SiLU compute by other instructions."""
-
 BLOCK_ITEMS = 65_536
 """Log-probs that are worked on at a time, half a megabyte: in the core's cache they are several times as fast."""
-
-
 NEVER = -1e20
 """The logit of a token that may not be drawn yet: its probability is 0, and an entropy, p log p, no NaN."""
 

@@ -87,20 +87,19 @@ def _completion(
     """advantages: of the completion, or of each of its turns; empty where none is known."""
     completion, trajectory = rollout.completion, rollout.completion.trajectory
     sampled = _sampled(completion)
-    trained = record.trainer_logprobs[row] if record.trainer_logprobs else None
     by_turn = spec.algorithm.credits_turns
-    turns = None
-    if trajectory is not UNSET:
-        turns = tuple(
-            TurnView(
-                start=turn.start,
-                end=turn.end,
-                finish_reason=turn.finish_reason,
-                reward=turn.reward,
-                advantage=advantages[number] if by_turn and number < len(advantages) else None,
-            )
-            for number, turn in enumerate(trajectory.turns)
+    turns = () if trajectory is UNSET else trajectory.turns
+    shown = tuple(
+        TurnView(
+            start=turn.start,
+            end=turn.end,
+            finish_reason=turn.finish_reason,
+            reward=turn.reward,
+            advantage=advantages[number] if by_turn and number < len(advantages) else None,
+            begins_anew=number > 0 and turn.sees_from == turns[number - 1].end,
         )
+        for number, turn in enumerate(turns)
+    )
     return CompletionView(
         sample=row % record.batch.group_size,
         text=rollout.text,
@@ -112,8 +111,8 @@ def _completion(
         pieces=pieces_of(completion, texts),
         sampled=tuple(sampled),
         generator_logprobs=_spread(completion.generator_logprobs, sampled),
-        trainer_logprobs=_spread(trained, sampled),
-        turns=turns,
+        trainer_logprobs=_spread(record.trainer_logprobs[row] if record.trainer_logprobs else None, sampled),
+        turns=shown or None,
         stop=None if trajectory is UNSET else trajectory.stop,
         environment_metrics={} if trajectory is UNSET else trajectory.metrics,
         columns=_columns(record, spec, row),
@@ -154,12 +153,10 @@ def _advantages(record: RecordedBatch, index: RecordedIteration, *, by_turn: boo
 
 
 def _columns(record: RecordedBatch, spec: JobSpec, row: int) -> dict[str, Value]:
-    if record.batch.columns is UNSET:
-        return {}
     kinds = {column.name: column for stage in spec.stages for column in stage.outputs}
     return {
         name: _value(values[row], kinds[name])
-        for name, values in record.batch.columns.items()
+        for name, values in (record.batch.columns or {}).items()
         if name in kinds and row < len(values)
     }
 

@@ -158,6 +158,8 @@ class TurnView(Record, frozen=True, kw_only=True):
     reward: float
     advantage: float | None = None
     """With credit by turn; else null, and the completion has one."""
+    begins_anew: bool = False
+    """Whether the model saw nothing of what stands before the observation behind the last turn."""
 
 
 class CompletionView(Record, frozen=True, kw_only=True):

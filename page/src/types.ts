@@ -1015,6 +1015,7 @@ export interface TurnView {
   finish_reason: ("length" | "stop");
   reward: number;
   advantage: (number | null);
+  begins_anew: boolean;
 }
 
 export interface UpdateMetrics {

@@ -75,11 +75,10 @@ def shown(services: Services, browser: Browser) -> Iterator[Shown]:  # noqa: F81
 
 
 def trajectory_of(job_id: str, batch_id: str) -> RecordedBatch:
-    """The record of a batch whose first completion asked a tool."""
+    """The record of a batch whose first completion asked a tool, with whose answer it began anew."""
     made = record_of(job_id, batch_id)
-    asked = replace(
-        played([[10], [12]], [[11]], turn_rewards=[0.25, 0.5], metrics={"calls": 1.0}), reward_breakdown={"exact": 0.75}
-    )
+    asked = played([[10], [12]], [[11]], turn_rewards=[0.25, 0.5], metrics={"calls": 1.0}, anew={0})
+    asked = replace(asked, reward_breakdown={"exact": 0.75})
     (group,) = made.batch.groups
     batch = replace(made.batch, groups=(replace(group, rollouts=(asked, group.rollouts[1])),))
     return replace(
@@ -132,6 +131,7 @@ def test_a_trajectory_shows_its_turns_its_calls_and_what_was_not_trained(shown: 
         first = page.locator("#sample-0")
         first.get_by_text("Observation after turn 1").wait_for()
         assert first.locator(".stretch.observed .tag").inner_text() == "not trained"
+        assert "begins anew" in first.locator(".stretch.observed").inner_text()
         assert first.locator(".calls").inner_text().split() == ["calls", "add", '{"a":"<b>1</b>"}']
         assert "reward 0.250" in first.get_by_label("Turn 1", exact=True).inner_text()
         assert "2 turns, done" in first.inner_text()

@@ -98,7 +98,10 @@ function StretchView({ completion, stretch, mode, isAlone, at, onAt }: StretchPr
         <p class="stretch-head small">
           <strong>{label}</strong>{" "}
           {stretch.kind === "observed" ? (
-            <span class="tag">not trained</span>
+            <>
+              <span class="tag">not trained</span>{" "}
+              {stretch.begins_anew && <span class="quiet">begins anew: the model sees nothing of what stands above</span>}
+            </>
           ) : (
             <span class="quiet">
               {stretch.reward !== null && `reward ${number(stretch.reward)}`}

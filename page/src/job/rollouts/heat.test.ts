@@ -15,8 +15,8 @@ export const trajectory: CompletionView = {
   generator_logprobs: [-0.01, -3, null, -0.7],
   trainer_logprobs: [-0.01, -2.5, null, null],
   turns: [
-    { start: 0, end: 2, finish_reason: "stop", reward: 0.25, advantage: null },
-    { start: 3, end: 4, finish_reason: "stop", reward: 0.75, advantage: null },
+    { start: 0, end: 2, finish_reason: "stop", reward: 0.25, advantage: null, begins_anew: false },
+    { start: 3, end: 4, finish_reason: "stop", reward: 0.75, advantage: null, begins_anew: true },
   ],
   stop: "done",
   environment_metrics: {},
@@ -53,11 +53,14 @@ test("the facts of a token are both numbers and their difference", () => {
 });
 
 test("a trajectory is its turns, with what was observed between them", () => {
-  const stretches = stretchesOf(trajectory).map(({ kind, start, end, turn, reward }) => [kind, start, end, turn, reward]);
+  const stretches = stretchesOf(trajectory).map(({ kind, start, end, turn, reward, begins_anew }) => [
+    ...[kind, start, end, turn, reward],
+    begins_anew ?? false,
+  ]);
   expect(stretches).toEqual([
-    ["sampled", 0, 2, 1, 0.25],
-    ["observed", 2, 3, 1, null],
-    ["sampled", 3, 4, 2, 0.75],
+    ["sampled", 0, 2, 1, 0.25, false],
+    ["observed", 2, 3, 1, null, true],
+    ["sampled", 3, 4, 2, 0.75, false],
   ]);
   expect(stretchesOf({ ...trajectory, turns: null })).toHaveLength(1);
 });

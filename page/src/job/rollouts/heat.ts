@@ -82,6 +82,8 @@ export interface Stretch {
   /** With credit by turn; else null. */
   advantage: number | null;
   finish_reason: string;
+  /** Observed: whether the model sees this in place of all that stands before it. */
+  begins_anew?: boolean;
 }
 
 /** A completion as what was sampled and what was observed, in order; one stretch where it has no turns. */
@@ -93,7 +95,9 @@ export function stretchesOf(completion: CompletionView): Stretch[] {
   const stretches: Stretch[] = [];
   let at = 0;
   completion.turns.forEach((turn, number) => {
-    if (turn.start > at) stretches.push({ ...whole, kind: "observed", start: at, end: turn.start, turn: number, finish_reason: "" });
+    const { begins_anew } = turn;
+    if (turn.start > at)
+      stretches.push({ ...whole, kind: "observed", start: at, end: turn.start, turn: number, finish_reason: "", begins_anew });
     const { start, end, reward, advantage, finish_reason } = turn;
     stretches.push({ kind: "sampled", start, end, turn: number + 1, reward, advantage, finish_reason });
     at = end;
