@@ -16,12 +16,12 @@ from torch import Tensor
 
 from consumer.gradient.advantages.estimators import ADVANTAGES as ESTIMATORS
 from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards
-from consumer.gradient.log_probs import frozen_logprobs
+from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, policy_loss
+from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import load_policy
-from contracts.encoding.arrays import unpack_float32
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import OptimizerSpec
@@ -210,13 +210,13 @@ def test_log_probs_of_a_float32_head_are_trls(model_folder: Path) -> None:
     policy = load_policy(spec.model, model_root=SpecRoot(model_folder.parent), gradient_checkpointing=False)
     prompt, answer = [5, 6, 7, 8], [9, 10, 11]
     batch = batch_of([(prompt, [rollout(answer, 0.0, logprobs=[-1.0] * 3)] * 4)])
-    ours = torch.tensor([unpack_float32(row) for row in frozen_logprobs(policy, batch, spec=spec)])
     trainers = {
         cast: trl_trainer(model_folder, beta=0.0, model_init_kwargs={"dtype": "bfloat16"}, cast_lm_head_to_fp32=cast)
         for cast in (True, False)
     }
     ids = torch.tensor([[*prompt, *answer]] * 4)
     with torch.no_grad():
+        ours = response_logprobs(policy.model, make_micro_batch(batch, advantages=np.zeros((1, 4))), 1.0)
         theirs = {
             cast: one._get_per_token_logps_and_entropies(one.model, ids, torch.ones_like(ids), 3)[0].float()
             for cast, one in trainers.items()

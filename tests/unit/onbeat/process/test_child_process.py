@@ -112,8 +112,8 @@ def test_a_request_to_end_that_comes_while_a_child_starts_is_answered_when_it_ha
         os.kill(os.getpid(), signal.SIGINT)
         return popen(*given, **named)
 
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
-    child = child_process.ChildProcess("one", command=command, environment=os.environ, log_path=tmp_path / "log")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started the tests by "&"
+    child = child_process.ChildProcess("one", command=("sleep", "60"), environment=os.environ, log_path=tmp_path / "l")
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
