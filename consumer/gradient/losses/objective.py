@@ -133,21 +133,12 @@ def micro_batch_loss(
     token_loss, is_bounded = _corrected(sampled_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
     if divergence is not None and not algorithm.weighs_kl:
         token_loss = token_loss + algorithm.kl_coefficient * divergence
-    k3_sum = teacher_k3_sum = entropy_sum = 0.0
-    if tokens.reference is not None:
-        k3_sum = float(k3(tokens.policy.detach(), tokens.reference)[loss_mask].double().sum())
-    if tokens.teacher is not None:
-        teacher_k3_sum = float(k3(tokens.policy.detach(), tokens.teacher)[loss_mask].double().sum())
-    if tokens.entropy is not None:
-        if algorithm.entropy_coefficient > 0.0:
-            # A bonus: more entropy makes the loss smaller.
-            token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
-        entropy_sum = float(tokens.entropy.detach().double().sum())
-    valued: dict[str, Any] = {}
+    if tokens.entropy is not None and algorithm.entropy_coefficient > 0.0:
+        # A bonus: more entropy makes the loss smaller.
+        token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
     if tokens.values is not None and estimates is not None:
         weight = VALUE_COEFFICIENT if algorithm.value_coefficient is UNSET else algorithm.value_coefficient
         token_loss = token_loss + weight * value_loss(tokens.values, estimates, clip=algorithm.value_clip)
-        valued = _valued(tokens.values.detach(), estimates.returns, loss_mask)
     counted = loss_mask
     if not algorithm.advantage_kind.has_late_baseline:
         # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
@@ -158,25 +149,26 @@ def micro_batch_loss(
         num_clipped_high=int((term.clipped_high & counted).sum()),
         can_clip=inputs.old_logprobs is not None,
         num_corrected=int(((is_bounded | is_far) & loss_mask).sum()),
-        k3_sum=k3_sum,
-        teacher_k3_sum=teacher_k3_sum,
-        has_teacher=tokens.teacher is not None,
-        entropy_sum=entropy_sum,
-        num_entropy_tokens=0 if tokens.entropy is None else int(loss_mask.sum()),
-        **valued,
+        **_measured(tokens, loss_mask, estimates),
     )
 
 
-def _valued(values: Tensor, returns: Tensor, loss_mask: Tensor) -> dict[str, Any]:
-    """Sums what `LossSums` has of a critic, over the tokens of [R, T]."""
-    learnt = returns.to(values.device)[loss_mask]
-    errors = values[loss_mask].double() - learnt
-    return {
-        "value_error_sum": float(errors.square().sum()),
-        "return_sum": float(learnt.sum()),
-        "return_square_sum": float(learnt.square().sum()),
-        "num_valued_tokens": learnt.numel(),
-    }
+def _measured(tokens: TokenLogprobs, loss_mask: Tensor, estimates: Estimates | None) -> dict[str, Any]:
+    """Sums what `LossSums` has of the models, over the tokens of [R, T]: the loss itself is of no account."""
+    policy = tokens.policy.detach()
+    sums: dict[str, Any] = {"has_teacher": tokens.teacher is not None}
+    for name, other in (("k3_sum", tokens.reference), ("teacher_k3_sum", tokens.teacher)):
+        if other is not None:
+            sums[name] = float(k3(policy, other)[loss_mask].double().sum())
+    if tokens.entropy is not None:
+        sums["entropy_sum"] = float(tokens.entropy.detach().double().sum())
+        sums["num_entropy_tokens"] = int(loss_mask.sum())
+    if tokens.values is not None and estimates is not None:
+        returns = estimates.returns.to(policy.device)[loss_mask]
+        sums["value_error_sum"] = float((tokens.values.detach()[loss_mask].double() - returns).square().sum())
+        sums["return_sum"], sums["return_square_sum"] = float(returns.sum()), float(returns.square().sum())
+        sums["num_valued_tokens"] = returns.numel()
+    return sums
 
 
 def token_divergences(logprobs: TokenLogprobs, *, loss_mask: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
