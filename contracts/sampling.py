@@ -11,7 +11,7 @@ from contracts.encoding.wire import MAX_TOKENS, Record, Tokens
 
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenId = Annotated[int, Meta(ge=0, le=2**24)]
-TokenNumber = Annotated[str, Meta(max_length=8, pattern=r"^(0|[1-9][0-9]*)$")]
+TokenNumber = Annotated[str, Meta(max_length=8, pattern=r"^(0|[1-9][0-9]*)$(?!\n)")]
 """A token id as the key of a table."""
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 

@@ -51,7 +51,7 @@ def expanded(value: Any) -> Any:
         return value
     of, times = value["$repeat"], value["times"]
     if isinstance(of, dict) and "$of_key" in of:
-        return {f"k{number}": of["$of_key"] for number in range(times)}
+        return {f"{number}": of["$of_key"] for number in range(times)}
     return of * times if isinstance(of, str) else [of] * times
 
 
@@ -153,8 +153,8 @@ class Maker:
     def entries(self, base: str, at: Path_, kind: dict[str, Any], value: Any) -> None:
         """An open table: its values, and the names of its keys."""
         inner, names = kind["additionalProperties"], kind.get("propertyNames", {})
-        name = base if value else self.derived(base, at, {"key": self.sample(inner)})
-        key = next(iter(value)) if value else "key"
+        key = next(iter(value)) if value else "1" if "[1-9]" in names.get("pattern", "") else "key"
+        name = base if value else self.derived(base, at, {key: self.sample(inner)})
         self.add(name, (*at, key), unlike(self.values(inner)))
         for odd in ("__proto__", *self.of_text(names)):
             if isinstance(odd, str):
@@ -252,7 +252,7 @@ class Maker:
             # A character of two halves in JavaScript is one.
             yield from (repeated("\U0001f600", longest), repeated("\U0001f600", longest + 1))
         if "pattern" in own:
-            yield from ("two\nlines", "a\u202eb", "../up", "a b", "Ä", "-x", "a/b", ".", "a\n")
+            yield from ("two\nlines", "a\u202eb", "../up", "a b", "Ä", "-x", "a/b", ".", "a\n", "5\n")
 
     def of_list(self, own: dict[str, Any]) -> Iterator[Any]:
         one = self.sample(own["items"])

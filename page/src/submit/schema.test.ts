@@ -19,7 +19,7 @@ function expanded(value: Json): Json {
   const of = value.$repeat as Json;
   const times = value.times as number;
   if (typeof of === "string") return of.repeat(times);
-  if (isTable(of) && "$of_key" in of) return Object.fromEntries(Array.from({ length: times }, (_, number) => [`k${number}`, of.$of_key as Json]));
+  if (isTable(of) && "$of_key" in of) return Object.fromEntries(Array.from({ length: times }, (_, number) => [`${number}`, of.$of_key as Json]));
   return Array.from({ length: times }, () => of);
 }
 
