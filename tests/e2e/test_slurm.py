@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from onbeat.process.waiting import Waiting
-from onbeat.stack.ports import free_port
+from onbeat.stack.ports import FIRST, is_free
 
 ROOT = Path(__file__).parents[2]
 SRUN = """\
@@ -44,6 +46,8 @@ case $1 in
   *) exit 1 ;;
 esac
 """
+GATEWAY = 8000
+"""The gateway's port, above that of Redis."""
 SPEC = """\
 name = "sums"
 iterations = 120
@@ -77,8 +81,8 @@ def logs_of(folder: Path) -> str:
     return "\n".join(path.read_text()[-2000:] for path in [folder / "said", *(folder / "shared" / "logs").glob("*")])
 
 
-def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
-    """What a job says that is ended after a checkpoint, requeued, and comes to its end then."""
+def laid(folder: Path, spec: str) -> int:
+    """Lays Slurm's commands and the spec into a folder. Returns a free port, below two others that are free."""
     if shutil.which("setsid") is None:
         pytest.skip("needs setsid")
     (folder / "bin").mkdir()
@@ -86,8 +90,13 @@ def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
     (folder / "spec.toml").write_text(spec)
-    # The two others lie 10,000 and 20,000 above.
-    port = 10000 + free_port() % 10000
+    ports = random.SystemRandom().sample(range(FIRST, FIRST + 4000), 200)
+    return next(port for port in ports if all(is_free(port + above) for above in (0, 4000, GATEWAY)))
+
+
+def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
+    """What a job says that is ended after a checkpoint, requeued, and comes to its end then."""
+    port = laid(folder, spec)
     slurm = start(folder, port, *nodes, **more)
     try:
         waiting = Waiting("an iteration", deadline_s=240.0)
@@ -114,3 +123,13 @@ def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
     starts = re.findall(r"a trainer (?:starts|resumes) at iteration (\d+)", goes_on(tmp_path, SPEC, "127.0.0.1"))
     assert starts[0] == "0"
     assert int(starts[-1]) >= 2, "it went on from a checkpoint"
+
+
+def test_a_gateway_whose_port_is_taken_ends_the_job_with_a_word(tmp_path: Path) -> None:
+    port = laid(tmp_path, SPEC)
+    with socket.create_server(("0.0.0.0", port + GATEWAY)):
+        assert start(tmp_path, port, "127.0.0.1").wait(60.0) == 1, logs_of(tmp_path)
+    log = tmp_path / "shared" / "logs" / "gateway.log"
+    assert f"gateway: ended before the job began; {log} says why" in (tmp_path / "said").read_text()
+    assert "Address already in use" in log.read_text()
+    assert not (tmp_path / "requeued").exists()
