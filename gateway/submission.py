@@ -40,7 +40,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
 from contracts.spec_tables.datasets import JsonlDataset, environment_field, sources_of, with_environments
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
@@ -53,7 +53,6 @@ T = TypeVar("T")
 N = TypeVar("N", PluginReward, EnvironmentSpec)
 ENVIRONMENT_TIMEOUT_S = 15.0
 """The reward service may have to import the environment; a submission waits no longer."""
-ENVIRONMENT_FIELDS = ("environment.name", "environment.params")
 PLUGINS_TIMEOUT_S = 4.0
 """What takes longer to import is not refused at a submission."""
 TRIAL = RewardItem(prompt="", completion="", reference="")
@@ -196,14 +195,15 @@ def check_environment(spec: JobSpec, settings: StackSettings) -> None:
     A service that is away is no reason to refuse a job, which may wait for it: then its trainer finds out.
     """
     for source, environment in spec.environments.items():
+        field = environment_field(spec.dataset, source)
         try:
-            facts = EnvironmentService(settings, deadline_s=ENVIRONMENT_TIMEOUT_S).facts(environment)
+            with environment_at(field):
+                facts = EnvironmentService(settings, deadline_s=ENVIRONMENT_TIMEOUT_S).facts(environment)
         except (EnvironmentUnavailable, InvalidInput) as error:
-            if isinstance(error, EnvironmentUnavailable) or error.field not in ENVIRONMENT_FIELDS:
-                log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
-                return
-            field = error.field.replace("environment", environment_field(spec.dataset, source))
-            raise InvalidInput(error.problem, field=field, cure=error.cure) from error
+            if error.field in (f"{field}.name", f"{field}.params"):
+                raise
+            log.warning("the reward service does not say what it has, so a job's isn't checked: %s", error)
+            return
         check_determinism(spec, environment, facts)
 
 

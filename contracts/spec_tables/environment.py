@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import NO_CONTROL_CHARACTERS, Attempts, FilePathOrNone, Line, Record, Seconds, Text, Tokens
+from contracts.errors import InvalidInput
 from contracts.rewards import OnUnscorable, stated_score
 
 MAX_TURNS = 256
@@ -16,6 +19,7 @@ ENVIRONMENT = "environment"
 """The name by which a completion, a metric or an audit record has what the environment couldn't judge."""
 VERSIONS_END = "; "
 """What stands between the versions of several."""
+KEY_OF_TABLE = re.compile(rf"(?<![\w.]){ENVIRONMENT}\.(?=\w)")
 RendererKind = Literal["chat", "text"]
 EnvironmentNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 EnvironmentRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
@@ -89,3 +93,18 @@ def environment_name(source: str) -> str:
 def played_by(versions: Mapping[str, str]) -> str:
     """`guess 1.2`, or `games: guess 1.2; tools: mcp 0.9` of a mixture's sources; "" of none."""
     return VERSIONS_END.join(f"{source}: {version}" if source else version for source, version in versions.items())
+
+
+@contextmanager
+def environment_at(field: str) -> Iterator[None]:
+    """Raises an InvalidInput from within again with `field` where field or cure name the table `environment`.
+
+    What refuses an environment doesn't know which of a mixture's it is. field: that of `environment_field`.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        names = [text and KEY_OF_TABLE.sub(f"{field}.", text) for text in (error.field, error.cure)]
+        if names == [error.field, error.cure]:
+            raise
+        raise InvalidInput(error.problem, field=names[0], cure=names[1]) from error

@@ -12,6 +12,8 @@ from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, ForkedFrom, IterationMetrics
 from contracts.rewards import source_digests
 from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import environment_field
+from contracts.spec_tables.environment import VERSIONS_END
 from contracts.versions import WeightManifest
 from onbeat.loop.expected import ExpectedIteration
 
@@ -124,9 +126,11 @@ def check_same_environment(chain: list[AuditRecord], version: str, spec: JobSpec
         return
     problem = f"the environment is {version or 'of no version'}, the audit chain says {recorded[-1]}"
     if spec.deterministic:
+        others = zip(spec.environments, version.split(VERSIONS_END), strict=False)
+        source = next((source for source, one in others if one not in recorded[-1].split(VERSIONS_END)), "")
         raise InvalidInput(
             problem,
-            field="environment.name",
+            field=f"{environment_field(spec.dataset, source)}.name",
             cure="install that version again where the reward service runs, or submit the job anew",
         )
     log.warning("%s: the job goes on with the new one, as its next records say", problem)

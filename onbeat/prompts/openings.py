@@ -22,7 +22,7 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt, PromptTask
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import EnvironmentDataset, environment_field, sources_of
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.prompts.examples import Example
 from onbeat.rendering.factory import check_renderer, make_renderer
 
@@ -84,9 +84,10 @@ class OpenedPrompts:
             raise InvalidInput("there is no reward service to open the tasks with", field=self._field)
         self._spec, self._environment, self._service = spec, spec.environments[source], service
         self._tokenizer, self._end_ids, self._check_length = tokenizer, end_ids, check_length
-        self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
         self._is_tried = False
-        facts = service.facts(self._environment)
+        with environment_at(self._field):
+            self._renderer = make_renderer(tokenizer, self._environment.renderer, self._environment.chat_format)
+            facts = service.facts(self._environment)
         self.version = facts.version
         """What the service says that it plays: a package and its version."""
         check_determinism(spec, self._environment, facts)
@@ -102,8 +103,9 @@ class OpenedPrompts:
             tasks = [self._task(example, held_out=held_out) for example in chunk]
             if not self._is_tried:
                 self._try(tasks[:NUM_CANARIES])
-            openings = self._opened(chunk, tasks)
-            prompts += [self._prompt(*one) for one in zip(chunk, tasks, openings, strict=True)]
+            with environment_at(self._field):
+                openings = self._opened(chunk, tasks)
+                prompts += [self._prompt(*one) for one in zip(chunk, tasks, openings, strict=True)]
         return prompts
 
     def _task(self, example: Example, *, held_out: bool) -> Task:

@@ -10,7 +10,8 @@ from functools import partial
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec_tables.datasets import environment_field
+from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.rendering.base import Renderer
 from producer.rollout.sampled_batch import Play
 from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
@@ -27,8 +28,9 @@ class Players:
 
     async def prepare(self, spec: JobSpec) -> None:
         """Makes what plays the job's batches. Raises InvalidInput where this generator can't, whatever the batch."""
-        for environment in spec.environments.values():
-            await asyncio.to_thread(self.make_renderer, spec.model, environment)
+        for source, environment in spec.environments.items():
+            with environment_at(environment_field(spec.dataset, source)):
+                await asyncio.to_thread(self.make_renderer, spec.model, environment)
 
     def play_for(self, spec: JobSpec, loaded: LoadedModel) -> Play | None:
         """Answers how to sample a round of the job; None for one call of the engine."""

@@ -24,13 +24,22 @@ from tests.played import KEY
 TOKENIZER = char_tokenizer()
 
 
+TASKS = {"type": "environment", "num_train_prompts": 16}
+
+
+def table(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "renderer": "text", "max_tokens": 32, "params": params, "request_timeout_s": 20.0}
+
+
 def spec(name: str = "echo", *, deterministic: bool = True, **params: Any) -> JobSpec:
-    return job_spec(
-        dataset={"type": "environment", "num_train_prompts": 16},
-        environment={"name": name, "renderer": "text", "max_tokens": 32, "params": params, "request_timeout_s": 20.0},
-        reward__components=[],
-        deterministic=deterministic,
-    )
+    return job_spec(dataset=TASKS, environment=table(name, params), reward__components=[], deterministic=deterministic)
+
+
+def mixed(name: str, **params: Any) -> JobSpec:
+    """A job whose second source has the environment."""
+    sources = [{"name": "echo", "dataset": TASKS, "environment": table("echo", {})}]
+    sources += [{"name": "other", "dataset": TASKS, "environment": table(name, params)}]
+    return job_spec(dataset={"type": "mixture", "sources": sources}, reward__components=[])
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +72,13 @@ def test_a_job_whose_environment_is_there_passes_and_has_its_openings_for_prompt
 
 @pytest.mark.parametrize(
     ("asked", "field"),
-    [(spec("absent"), "environment.name"), (spec(colour="red"), "environment.params")],
-    ids=["unknown", "parameters"],
+    [
+        (spec("absent"), "environment.name"),
+        (spec(colour="red"), "environment.params"),
+        (mixed("absent"), "dataset.sources[1].environment.name"),
+        (mixed("echo", colour="red"), "dataset.sources[1].environment.params"),
+    ],
+    ids=["unknown", "parameters", "unknown of a source", "parameters of a source"],
 )
 def test_an_environment_that_is_unknown_or_refuses_its_parameters_is_named_at_both_doors(
     told: StackSettings, asked: JobSpec, field: str

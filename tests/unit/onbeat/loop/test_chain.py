@@ -129,6 +129,14 @@ def test_a_deterministic_run_goes_on_with_the_environment_of_its_newest_records_
     ) as refused:
         check_same_environment(PLAYED, "games 1.2", job_spec())
     assert refused.value.field == "environment.name"
+    of_two = [commit(0, environment="games: games 1.0; tools: mcp 1.0")]
+    environments = [
+        {"name": name, "dataset": {"type": "environment"}, "environment": {"name": name}} for name in ("games", "tools")
+    ]
+    spec = job_spec(dataset={"type": "mixture", "sources": environments}, reward__components=[])
+    with pytest.raises(InvalidInput) as refused:
+        check_same_environment(of_two, "games: games 1.0; tools: mcp 1.1", spec)
+    assert refused.value.field == "dataset.sources[1].environment.name"
 
 
 def test_a_run_that_is_not_deterministic_goes_on_with_another_environment_and_says_so(

@@ -22,6 +22,8 @@ from tests.builders import char_tokenizer, job_spec
 from tests.unit.onbeat.rendering.chat_models import CHATML, FORGETFUL, chat_tokenizer
 
 TOKENIZER = char_tokenizer()
+PLAYED = "dataset.sources[1].environment"
+"""The table of `spec(is_in_mixture=True)`."""
 
 
 class Service:
@@ -56,11 +58,17 @@ class Service:
         return TaskOpening(messages=(Message(role="user", content=text),), tools=self.tools)
 
 
-def spec(**changes: Any) -> JobSpec:
+def spec(*, is_in_mixture: bool = False, **changes: Any) -> JobSpec:
+    """is_in_mixture: the environment plays the second source of two."""
     environment = changes.pop("environment", {})
     if environment is not None:
         environment = {"name": "known", "renderer": "text", "max_tokens": 32} | environment
     values: dict[str, Any] = {"dataset": {"type": "environment", "num_train_prompts": 20}, "reward__components": []}
+    if is_in_mixture:
+        tasks = {"name": "tasks", "dataset": values["dataset"], "environment": environment}
+        sums = {"name": "sums", "dataset": {"type": "addition"}}
+        values["reward__components"] = [{"type": "exact", "sources": ["sums"]}]
+        values["dataset"], environment = {"type": "mixture", "sources": [sums, tasks]}, None
     return job_spec(environment=environment, **(values | changes))
 
 
@@ -116,11 +124,8 @@ def test_a_task_of_a_data_set_has_its_question_and_reference() -> None:
 
 def test_a_source_s_environment_opens_its_tasks_and_prompts_of_others_need_room_for_one_turn() -> None:
     """A sum of six characters and a trajectory of 32 tokens would not fit."""
-    tasks = {"name": "tasks", "dataset": spec().dataset, "environment": spec().environment}
-    mixture = {"type": "mixture", "sources": [tasks, {"name": "sums", "dataset": {"type": "addition"}}]}
-    sums_alone = [{"type": "exact", "sources": ["sums"]}]
-    service, changes = Service(opens="{index}"), {"dataset": mixture, "reward__components": sums_alone}
-    made = source(service, context_tokens=35, environment=None, **changes)
+    service = Service(opens="{index}")
+    made = source(service, context_tokens=35, is_in_mixture=True)
     assert made.environment == "tasks: 1"
     assert {prompt.source: bool(prompt.environment) for prompt in all_prompts(made)} == {"tasks": True, "sums": False}
     assert {task["split"] for task in map(json.loads, (one.task for one in service.tasks))} == {"train", "evaluation"}
@@ -168,15 +173,20 @@ def test_an_opening_that_fails_is_asked_for_again_where_that_can_help(
         ("environment.max_tokens", {"context_tokens": 38}),
         ("environment.name", {"environment": {"name": "other"}}),
         ("environment.renderer", {"tools": True}),
+        ("environment.name", {"problem": "it is random"}),
     ],
 )
-def test_what_has_no_room_or_no_meaning_is_refused_by_its_field(field: str, changes: dict[str, Any]) -> None:
-    service = Service()
+@pytest.mark.parametrize("is_in_mixture", [False, True])
+def test_what_has_no_room_or_no_meaning_is_refused_by_its_field(
+    field: str, changes: dict[str, Any], *, is_in_mixture: bool
+) -> None:
+    changes = dict(changes)
+    service = Service(problem=changes.pop("problem", ""))
     if changes.pop("tools", False):
         service.tools = (Tool(name="look_up", description="Looks a word up."),)
     with pytest.raises(InvalidInput) as error:
-        source(service, **changes)
-    assert error.value.field == field
+        source(service, is_in_mixture=is_in_mixture, **changes)
+    assert error.value.field == (field.replace("environment", PLAYED) if is_in_mixture else field)
 
 
 def test_an_empty_opening_and_a_missing_service_are_refused() -> None:
@@ -193,6 +203,10 @@ def test_the_chat_template_is_tried_on_an_opening_of_the_job() -> None:
     with pytest.raises(InvalidInput, match="rewrites history") as error:
         source(Service(), tokenizer=chat_tokenizer(FORGETFUL), **chat)
     assert error.value.field == "model.path"
+    for is_in_mixture, field in ((False, "environment"), (True, PLAYED)):
+        with pytest.raises(InvalidInput, match="which is no special token") as error:
+            source(Service(), is_in_mixture=is_in_mixture, **chat)
+        assert error.value.cure and f" as {field}.chat_format, " in error.value.cure
 
 
 @pytest.mark.parametrize(

@@ -579,15 +579,19 @@ def test_without_scorers_a_reward_is_what_the_environment_gave_and_no_reward_ser
     assert carried.loaded.asked == []
 
 
+def mixture_spec() -> JobSpec:
+    own = {"name": "said", "dataset": {"type": "environment"}, "environment": to_builtins(spec().environments[""])}
+    sums = {"name": "sums", "dataset": {"type": "addition"}}
+    return job_spec(
+        dataset={"type": "mixture", "sources": [sums, own]}, reward__components=[{"type": "exact", "sources": ["sums"]}]
+    )
+
+
 def test_a_prompt_of_a_source_without_an_environment_has_one_turn_beside_those_that_are_answered() -> None:
     asked, service = batch(), Echo(num_turns=2)
     plain, answered = asked.prompts
     mixed = replace(asked, prompts=(replace(plain, source="sums", environment=UNSET), replace(answered, source="said")))
-    own = {"name": "said", "dataset": {"type": "environment"}, "environment": to_builtins(spec().environments[""])}
-    sums = {"name": "sums", "dataset": {"type": "addition"}}
-    of_two = job_spec(
-        dataset={"type": "mixture", "sources": [sums, own]}, reward__components=[{"type": "exact", "sources": ["sums"]}]
-    )
+    of_two = mixture_spec()
     of_sums, of_said = play(service, asked=mixed, mixed=of_two)
     alone = asyncio.run(Engine()(mixed, Turn(trajectories=Trajectories(opening=mixed))))
     assert of_sums == alone[0]
@@ -621,6 +625,16 @@ def test_a_renderer_that_can_t_be_made_fails_the_batch_with_its_field(problem: s
     with pytest.raises(BatchFailed, match=f"model.path: {problem}"):
         asyncio.run(asyncio.wait_for(cast(Any, playing(batch())), 20.0))
     assert players.play_for(job_spec(), loaded) is None
+
+
+def test_a_generator_that_can_t_render_a_source_s_messages_names_the_source_s_table() -> None:
+    def refuse(*_: Any) -> Any:
+        raise InvalidInput("no such format", field="environment.chat_format", cure="see environment.renderer")
+
+    with pytest.raises(InvalidInput) as refused:
+        asyncio.run(Players(make_client=lambda _: Echo(), make_renderer=refuse).prepare(mixture_spec()))
+    field = "dataset.sources[1].environment"
+    assert (refused.value.field, refused.value.cure) == (f"{field}.chat_format", f"see {field}.renderer")
 
 
 def test_contexts_that_are_long_together_are_several_calls_in_order() -> None:
