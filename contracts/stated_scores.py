@@ -19,7 +19,7 @@ from contracts.errors import InvalidInput
 from contracts.rewards import OnUnscorable, RewardComponent, breakdown_names, stated_scores
 from contracts.spec_tables.datasets import DatasetSpec, environments_of, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_name
-from contracts.spec_tables.stages import JudgingStage, StageSpec
+from contracts.spec_tables.stages import JudgingStage, StageSpec, reward_weights
 
 
 def all_stated_scores(
@@ -33,8 +33,11 @@ def all_stated_scores(
 def names_problem(
     components: tuple[RewardComponent, ...], environments: Mapping[str, EnvironmentSpec], stages: Sequence[StageSpec]
 ) -> str:
-    """Says which stated score couldn't be told from another's; "" where each has a name of its own."""
-    taken = {*breakdown_names(components), *map(environment_name, environments)}
+    """Says which score couldn't be told from another's; "" where each has a name of its own."""
+    taken = {*breakdown_names(components)}
+    if column := next((column for column in reward_weights(stages) if column in taken), ""):
+        return f'stages: output "{column}" joins the reward by the name of a reward component; rename it'
+    taken |= set(map(environment_name, environments))
     for stage in stages:
         if isinstance(stage, JudgingStage) and stage.stated_score is not None and stage.name in taken:
             return (

@@ -46,9 +46,6 @@ class Services:
     num_event_streams: int = 0
     """The event loop's thread alone touches it."""
 
-    num_verifications: int = 0
-    """The event loop's thread alone touches it."""
-
     disk: DiskUse = field(init=False)
 
     brought: dict[str, RunFiles] = field(default_factory=dict)

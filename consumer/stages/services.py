@@ -100,5 +100,5 @@ async def judged_values(values: Values, stage: ServedStage, item: ClaimedItem) -
             num_failures += 1
             log.info("%s: %s (%s), %d times", item, error, error.reason, num_failures)
             if error.lasts or num_failures >= judge.max_attempts:
-                score = pack_float32([judge.stated_score])
-                return {judge.name: [score], judge.failure_column: [error.reason.encode()]}
+                scores = {name: [pack_float32([judge.stated_score])] for name in judge.reward_weights}
+                return {**scores, judge.failure_column: [error.reason.encode()]}

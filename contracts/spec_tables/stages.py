@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, get_args
@@ -103,9 +104,14 @@ class JudgingStage(StageTable, frozen=True, kw_only=True):
         return self.name + FAILURE_SUFFIX
 
     @property
+    def reward_weights(self) -> dict[str, float]:
+        """Each column with a score of a completion → what 1.0 of it adds to the reward."""
+        return {self.name: self.weight}
+
+    @property
     def outputs(self) -> tuple[Column, ...]:
-        score = Column(name=self.name, type="float32")
-        return (score,) if self.stated_score is None else (score, Column(name=self.failure_column, type="text"))
+        scores = tuple(Column(name=name, type="float32") for name in self.reward_weights)
+        return scores if self.stated_score is None else (*scores, Column(name=self.failure_column, type="text"))
 
 
 class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=True):
@@ -125,7 +131,8 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
 
 
 class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
-    """A model behind an OpenAI-compatible server is asked for a number; weight times it joins the reward.
+    """A model behind an OpenAI-compatible server is asked for a number, or one a criterion; weight times it, or their
+    mean, joins the reward.
 
     ONBEAT_JUDGE_URL and ONBEAT_JUDGE_KEY of the stage worker say which server.
     """
@@ -141,15 +148,17 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
     """How the number is read. number: the answer's one plain number. json: `score` of its JSON object. Else a pattern
     with {number} in it, as "{number}/10", whose last place counts."""
     criteria: (
-        Annotated[dict[Line, Annotated[float, Meta(gt=0.0, le=1e3)]], Meta(min_length=1, max_length=32)] | UnsetType
+        Annotated[dict[ColumnName, Annotated[float, Meta(gt=0.0, le=1e3)]], Meta(min_length=1, max_length=32)]
+        | UnsetType
     ) = UNSET
-    """With answer = "json": the keys of its numbers, and what each weighs in their mean; left out: `score` alone."""
+    """With answer = "json": the keys of its numbers, and what each weighs in their mean; left out: `score` alone. Each
+    has a column, NAME_KEY, and a metric, and is a component of gdpo."""
     lowest: Score = 0.0
     """A number below it, or none, can't be taken, and so can't one above the highest (I6)."""
     highest: Score = 10.0
     """The highest number that the judge may answer."""
     name: ColumnName = "llm_judge"
-    """The name of the stage and of its column."""
+    """The name of the stage and of its column, or its columns' beginning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,6 +172,15 @@ class LlmJudgeStage(JudgingStage, tag="llm_judge", frozen=True, kw_only=True):
             )
         if self.criteria is not UNSET and self.answer != "json":
             raise ValueError(f'criteria of stage {self.name} are keys of a JSON object; set answer = "json"')
+        if long := next((name for name in self.reward_weights if len(name) > MAX_COLUMN_NAME), ""):
+            raise ValueError(f"criteria of stage {self.name} make a column {long}; shorten it to {MAX_COLUMN_NAME}")
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        if self.criteria is UNSET:
+            return super().reward_weights
+        total = math.fsum(self.criteria.values())
+        return {f"{self.name}_{key}": self.weight * weight / total for key, weight in self.criteria.items()}
 
 
 class ExternalStage(StageTable, tag="external", frozen=True, kw_only=True):
@@ -201,7 +219,7 @@ def reward_weights(stages: Sequence[StageSpec]) -> dict[str, float]:
     weights: dict[str, float] = {}
     for stage in stages:
         if isinstance(stage, JudgingStage):
-            weights[stage.name] = stage.weight
+            weights |= stage.reward_weights
         elif isinstance(stage, ExternalStage) and stage.reward_column:
             weights[stage.reward_column] = stage.weight
     return weights

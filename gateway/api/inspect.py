@@ -1,21 +1,20 @@
-"""What a reader asks: of a job its spec, scores, log, and whether its run holds; of the stack its state."""
+"""What a reader asks: of a job its spec, scores and log; of the stack its state."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from broker.monitor import seen_generators, stack_state
-from contracts.answers import AuditVerdict, LogPart, StackState
+from contracts.answers import LogPart, StackState
 from contracts.jobs import EvaluationScore
 from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.run_files import evaluations, trainer_log
 from gateway.services import HasServices, KnownJob
-from gateway.verification import verify
-from onbeat.http_service.bodies import CLIENT_GONE, json_answer
+from onbeat.http_service.bodies import json_answer
 
 MAX_LOG_BYTES = 1024 * 1024
 MAX_OFFSET = 2**53
@@ -23,7 +22,6 @@ MAX_OFFSET = 2**53
 GENERATORS = openapi.answers(openapi.list_of("GeneratorList", "generators", openapi.record(GeneratorSeen)))
 SCORES = openapi.answers(openapi.list_of("EvaluationList", "evaluations", openapi.record(EvaluationScore)))
 SPEC = openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed")
-VERDICT = openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -62,10 +60,3 @@ def log(
     """Show a part of the trainer's log: what stands behind its first `after` bytes. `next` asks for what follows."""
     folder = services.run_folder(job_id, below="trainer.log")
     return json_answer(trainer_log(folder, after=after, limit=limit))
-
-
-@router.post("/jobs/{job_id}/verify", **VERDICT)
-async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
-    """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
-    verdict = await verify(request, services, job_id)
-    return Response(status_code=CLIENT_GONE) if verdict is None else json_answer(verdict)

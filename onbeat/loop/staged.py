@@ -68,7 +68,7 @@ def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> Rollout
             if not text:
                 continue
             reason: StatedReason | None = next((one for one in STAGE_REASONS if one.encode() == text), None)
-            if reason is None or values[stage.name][row] != stated:
+            if reason is None or any(values[name][row] != stated for name in stage.reward_weights):
                 raise ContractViolation(
                     f"column {stage.failure_column}, row {row}: is no reason with the score that the spec states",
                     field=f"batch {batch.batch_id}",

@@ -1,27 +1,29 @@
-"""The endpoints of a job's dead batches: what they were, why they were given up, and another try."""
+"""The endpoints of a job's dead batches (what they were, why they were given up, another try) and of its check."""
 
 from __future__ import annotations
 
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from broker.monitor import job_status
-from contracts.answers import DeadLetters
+from contracts.answers import AuditVerdict, DeadLetters
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.services import HasServices, KnownJob
-from onbeat.http_service.bodies import json_answer
+from onbeat.http_service.bodies import CLIENT_GONE, json_answer
 from onbeat_extras.looking.dead_letters import DeadLetterBox
+from onbeat_extras.looking.verification import verify
 
 MAX_LISTED = 1000
+VERDICT = openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/v1/jobs/{job_id}/dead", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
 
 
-@router.get("", **openapi.answers(openapi.record(DeadLetters)))
+@router.get("/dead", **openapi.answers(openapi.record(DeadLetters)))
 def dead_letters(
     job_id: KnownJob, services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100
 ) -> Response:
@@ -29,7 +31,7 @@ def dead_letters(
     return json_answer(DeadLetters(letters=DeadLetterBox(services.broker, job_id).newest(limit)))
 
 
-@router.post("/{entry_id}/retry", **openapi.answers(openapi.record(JobStatus), "Its status now"))
+@router.post("/dead/{entry_id}/retry", **openapi.answers(openapi.record(JobStatus), "Its status now"))
 def retry_dead_batch(entry_id: str, job_id: KnownJob, services: HasServices) -> Response:
     """Queue a job again that a dead batch ended: its open iteration is sampled anew, that batch with it.
 
@@ -38,3 +40,10 @@ def retry_dead_batch(entry_id: str, job_id: KnownJob, services: HasServices) -> 
     DeadLetterBox(services.broker, job_id).retry(entry_id)
     log.info("job %s is queued again, for its dead batch %s", job_id, entry_id)
     return json_answer(job_status(services.broker, job_id))
+
+
+@router.post("/verify", **VERDICT)
+async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
+    """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
+    verdict = await verify(request, services, job_id)
+    return Response(status_code=CLIENT_GONE) if verdict is None else json_answer(verdict)

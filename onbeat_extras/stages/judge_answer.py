@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from typing import Annotated, Any
 
@@ -63,8 +62,8 @@ def question(stage: LlmJudgeStage, *, prompt: str, completion: str, reference: s
     return PLACES.sub(lambda place: texts[place[1]], stage.prompt)
 
 
-def score_of(body: bytes, stage: LlmJudgeStage) -> float:
-    """The judge's number, or the weighted mean of those of its criteria, moved and scaled to lie between 0 and 1.
+def scores_of(body: bytes, stage: LlmJudgeStage) -> list[float]:
+    """The judge's number, or those of its criteria, moved and scaled to lie between 0 and 1.
 
     Raises CompletionUnjudged where the judge said something else, BatchFailed where the server did.
     """
@@ -77,17 +76,16 @@ def score_of(body: bytes, stage: LlmJudgeStage) -> float:
         raise _unjudged("refused", f"the judge refuses: {shown(choice.message.refusal)}")
     if choice.finish_reason not in (None, "stop"):
         raise _unjudged("no_answer", f"the judge's answer is cut: finish_reason is {shown(choice.finish_reason)}")
-    said, weights = choice.message.content or "", stage.criteria or {JSON_KEY: 1.0}
+    said = choice.message.content or ""
     if stage.answer == "json":
-        numbers = numbers_in_json(said, tuple(weights))
+        numbers = numbers_in_json(said, tuple(stage.criteria or (JSON_KEY,)))
     else:
         numbers = [number_in(said) if stage.answer == "number" else number_at(said, pattern=stage.answer)]
     for number in numbers:
         if not stage.lowest <= number <= stage.highest:
             problem = f"the judge's number {number:g} is not between {stage.lowest:g} and {stage.highest:g}"
             raise _unjudged("out_of_range", problem)
-    span, weighted = stage.highest - stage.lowest, zip(weights.values(), numbers, strict=True)
-    return math.fsum(weight * ((number - stage.lowest) / span) for weight, number in weighted) / sum(weights.values())
+    return [(number - stage.lowest) / (stage.highest - stage.lowest) for number in numbers]
 
 
 def number_in(text: str) -> float:

@@ -24,11 +24,11 @@ from typing import Any
 
 import httpx
 import msgspec
-import numpy as np
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage, StageKey
 from consumer.stages.services import Services
+from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.experience.columns import ColumnValues
 from contracts.settings import KEY_FORM, StackSettings
@@ -36,7 +36,7 @@ from contracts.spec_tables.stages import LlmJudgeStage
 from onbeat.http_service.outgoing import NEVER_ASKED, OF_THE_MOMENT, AnswerRefused, in_doubt, legible, make_async_client
 from onbeat.process.dependency import JUDGE, Dependency
 from onbeat.process.waiting import backoff, tried_again
-from onbeat_extras.stages.judge_answer import question, score_of, shown
+from onbeat_extras.stages.judge_answer import question, scores_of, shown
 
 MAX_REQUESTS = 4
 """Requests of one question that a server leaves without an answer which answers others, before the item counts as
@@ -86,10 +86,11 @@ class JudgeService:
         self._num_asking += 1
         try:
             rows = zip(*(item.inputs[name] for name in ("prompt", "text", "reference")), strict=True)
-            scores = [await self._ask(stage, judge, *(text.decode() for text in row)) for row in rows]
+            scores_of_rows = [await self._ask(stage, judge, *(text.decode() for text in row)) for row in rows]
         finally:
             self._num_asking -= 1
-        return {judge.name: [np.array([score], dtype="<f4").tobytes() for score in scores]}
+        columns = zip(judge.reward_weights, zip(*scores_of_rows, strict=True), strict=True)
+        return {name: [pack_float32([score]) for score in scores] for name, scores in columns}
 
     def check(self, stage: ServedStage) -> None:
         """A host lacks nothing for a question."""
@@ -108,8 +109,8 @@ class JudgeService:
 
     async def _ask(
         self, stage: ServedStage, judge: LlmJudgeStage, prompt: str, completion: str, reference: str
-    ) -> float:
-        """The score of a row. Raises CompletionUnjudged where the row may be why there is none, else BatchFailed;
+    ) -> list[float]:
+        """The scores of a row. Raises CompletionUnjudged where the row may be why there is none, else BatchFailed;
         JudgeUnavailable past timeouts.dependency_s, and InvalidInput where it is this worker's fault."""
         text = question(judge, prompt=prompt, completion=completion, reference=reference)
         messages = [{"role": "system", "content": judge.system}] if judge.system else []
@@ -128,9 +129,9 @@ class JudgeService:
             if not error.is_doubtful:
                 raise
             raise BatchFailed(f"{error.problem}, {MAX_REQUESTS} times", field=error.field, cure=error.cure) from error
-        score = score_of(answer, judge)
+        scores = scores_of(answer, judge)
         self._proven.add(stage.key)
-        return score
+        return scores
 
     async def _post(self, body: bytes) -> bytes:
         """Makes one request. Raises JudgeUnavailable if it may be repeated; BatchFailed, CompletionUnjudged and

@@ -51,7 +51,13 @@ def judge() -> Iterator[JudgeServer]:
     """A judge that rates a completion by its length, and answers words to one that is told to."""
 
     def answer(question: Any) -> Any:
-        return says("I'd rather not") if "refuse" in question.text else says(str(len(question.text) % 11))
+        number = len(question.text) % 11
+        rubric = f'{{"long": {number}, "short": {10 - number}}}'
+        return (
+            says("I'd rather not")
+            if "refuse" in question.text
+            else says(rubric if "JSON" in question.text else str(number))
+        )
 
     with judge_server(answer) as server:
         yield server
@@ -144,6 +150,18 @@ def test_a_judge_is_asked_once_for_each_row_and_its_numbers_are_trained(pipeline
     rollout = job.rollout
     rows = 2 * rollout.batches_per_iteration * rollout.prompts_per_batch * rollout.group_size
     assert len(judge.questions) - before == rows
+    assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_a_judge_s_criteria_are_compared_each_by_itself_and_have_metrics_of_their_own(pipeline: Pipeline) -> None:
+    stage = {"type": "llm_judge", "model": "m", "prompt": "JSON for {completion}", "answer": "json"}
+    rubric = stage | {"criteria": {"long": 3, "short": 1}, "weight": 2.0}
+    job_id = pipeline.train(spec(rubric, iterations=2, deterministic=False, algorithm__advantage="gdpo"))
+    for metrics in lines_of(pipeline, job_id, "metrics.jsonl", IterationMetrics):
+        parts = metrics.reward_components
+        assert parts["llm_judge_long"] + parts["llm_judge_short"] == pytest.approx(1.0)
+        whole = parts["exact"] + 1.5 * parts["llm_judge_long"] + 0.5 * parts["llm_judge_short"]
+        assert metrics.reward_mean == pytest.approx(whole)
     assert pipeline.verdict(job_id).gaps == ()
 
 

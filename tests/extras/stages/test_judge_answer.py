@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import BatchFailed, CompletionUnjudged
 from contracts.spec_tables.stages import LlmJudgeStage
-from onbeat_extras.stages.judge_answer import number_at, number_in, numbers_in_json, question, score_of
+from onbeat_extras.stages.judge_answer import number_at, number_in, numbers_in_json, question, scores_of
 from tests.judge_server import says
 
 JUDGE = LlmJudgeStage(model="judge", prompt="Rate {completion}", lowest=-2.0, highest=8.0)
@@ -52,7 +52,7 @@ def test_what_is_not_one_plain_number_is_an_error(text: str, problem: str) -> No
 
 
 def test_a_number_is_moved_and_scaled_to_lie_between_0_and_1() -> None:
-    assert [score_of(says(text)[1], JUDGE) for text in ("-2", "3", "8")] == [0.0, 0.5, 1.0]
+    assert [scores_of(says(text)[1], JUDGE) for text in ("-2", "3", "8")] == [[0.0], [0.5], [1.0]]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_number_is_moved_and_scaled_to_lie_between_0_and_1() -> None:
 )
 def test_an_answer_without_a_number_in_its_range_is_an_error(body: bytes, problem: str) -> None:
     with pytest.raises(BatchFailed, match=problem):
-        score_of(body, JUDGE)
+        scores_of(body, JUDGE)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_pattern_says_where_the_number_stands_and_its_last_place_counts(
     pattern: str, text: str, number: float
 ) -> None:
     judge = LlmJudgeStage(model="m", prompt="{completion}", answer=pattern, lowest=-10.0)
-    assert score_of(says(text)[1], judge) == pytest.approx((number + 10.0) / 20.0)
+    assert scores_of(says(text)[1], judge) == pytest.approx([(number + 10.0) / 20.0])
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_what_the_judge_says_is_of_the_completion_and_what_its_server_says_is_no
     said: tuple[int, bytes], reason: str
 ) -> None:
     with pytest.raises(CompletionUnjudged) as raised:
-        score_of(said[1], LlmJudgeStage(model="m", prompt="{completion}"))
+        scores_of(said[1], LlmJudgeStage(model="m", prompt="{completion}"))
     assert (raised.value.reason, raised.value.lasts) == (reason, False)
     with pytest.raises(BatchFailed) as of_server:
-        score_of(b"<html>", JUDGE)
+        scores_of(b"<html>", JUDGE)
     assert not isinstance(of_server.value, CompletionUnjudged)
 
 
@@ -193,13 +193,13 @@ def test_texts_are_put_in_as_they_are_and_never_read_as_a_template() -> None:
     )
 
 
-def test_criteria_are_keys_of_one_object_and_their_weighted_mean_is_the_score() -> None:
+def test_criteria_are_keys_of_one_object_and_each_has_a_score() -> None:
     judge = LlmJudgeStage(model="m", prompt="{completion}", answer="json", criteria={"right": 3.0, "short": 1.0})
     sure = '{"right": 1, "short": 1} but no: {"right": 10, "why": "all", "short": 2.0} {"short": 9}'
-    assert score_of(says(sure)[1], judge) == pytest.approx((3 * 1.0 + 1 * 0.2) / 4)
+    assert scores_of(says(sure)[1], judge) == [1.0, pytest.approx(0.2)]
     with pytest.raises(CompletionUnjudged, match='no JSON object with a number "right" and a number "short"'):
-        score_of(says('{"right": 10} {"short": 2}')[1], judge)
+        scores_of(says('{"right": 10} {"short": 2}')[1], judge)
     with pytest.raises(CompletionUnjudged, match="number 11 is not between 0 and 10"):
-        score_of(says('{"right": 10, "short": 11}')[1], judge)
+        scores_of(says('{"right": 10, "short": 11}')[1], judge)
     with pytest.raises(ValueError, match=r'criteria of stage llm_judge are keys .* set answer = "json"'):
         LlmJudgeStage(model="m", prompt="{completion}", criteria={"right": 1.0})

@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage
+from consumer.stages.services import judged_values
+from contracts.encoding.arrays import unpack_float32
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.settings import StackSettings
 from onbeat.stack.ports import free_port
@@ -69,6 +71,25 @@ def test_a_question_names_the_model_and_carries_the_key_and_its_number_is_the_sc
     assert question.headers["authorization"] == f"Bearer {KEY}"
     told = [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p|c|r"}]
     assert question.body == {"model": "m", "messages": told, "temperature": 0.0}
+
+
+def test_each_criterion_s_number_is_a_column_and_a_stated_score_is_that_of_all() -> None:
+    rubric = {"answer": "json", "criteria": {"right": 3, "short": 1}, "on_failure": 0.5, "max_attempts": 1}
+    stage, answers = served_stage(JUDGE | rubric, deterministic=False), [says('{"right": 10, "short": 2}'), says("no")]
+
+    async def run(settings: StackSettings) -> list[Any]:
+        service = JudgeService(settings, sleep=at_once)
+        made = [await judged_values(service.values, stage, item()) for _ in range(2)]
+        await service.aclose()
+        return made
+
+    with judge_server(lambda _: answers.pop(0)) as server:
+        judged, stated = asyncio.run(run(settings_for(server)))
+    columns = ["llm_judge_right", "llm_judge_short"]
+    assert list(judged) == list(stated) == [*columns, "llm_judge_failure"]
+    assert [unpack_float32(*judged[name]) for name in columns] == [[1.0], [pytest.approx(0.2)]]
+    assert [unpack_float32(*stated[name]) for name in columns] == [[0.5], [0.5]]
+    assert (judged["llm_judge_failure"], stated["llm_judge_failure"]) == ([b""], [b"no_answer"])
 
 
 def test_at_most_so_many_questions_are_out_at_a_time() -> None:

@@ -87,7 +87,17 @@ def test_a_stage_that_states_a_score_has_a_column_more_with_the_reason_and_any_o
 
     assert outputs() == outputs(on_failure="fail") == [("llm_judge", "float32")]
     assert outputs(name="strict", on_failure=0.5) == [("strict", "float32"), ("strict_failure", "text")]
-    assert spec_with(judge(name="exact"), deterministic=False).stated_scores == {}
+
+
+RUBRIC = {"answer": "json", "criteria": {"right": 3.0, "short": 1.0}}
+
+
+def test_each_criterion_of_a_judge_is_a_column_and_a_part_of_its_weight() -> None:
+    spec = spec_with(judge(**RUBRIC, weight=2.0, on_failure=0.5), deterministic=False)
+    columns = [(column.name, column.type) for column in spec.stage_plan.outputs]
+    scores = [("llm_judge_right", "float32"), ("llm_judge_short", "float32")]
+    assert columns == [*scores, ("llm_judge_failure", "text")]
+    assert spec.stage_reward_weights == {"llm_judge_right": 1.5, "llm_judge_short": 0.5}
 
 
 def test_a_stage_named_as_the_environment_states_no_score() -> None:
@@ -129,10 +139,14 @@ def test_a_stage_follows_those_that_make_its_inputs() -> None:
         ([judge(answer="JSON")], 'neither "number" nor "json"'),
         (
             [{"type": "reward_model", "model": "m", "name": "exact", "on_failure": 0.0}],
-            '"exact" needs a name that neither a reward component nor',
+            '"exact" joins the reward by the name of a reward component; rename it',
         ),
         ([judge(name="x" * 60, on_failure=0.0)], "a name of 56 characters at most"),
         ([judge(on_failure=0.0), external("a", ["text"], "llm_judge_failure")], 'are named "llm_judge_failure"'),
+        ([external("a", ["text"], "exact", reward_column="exact")], '"exact" joins the reward by the name of'),
+        ([judge(name="x" * 59, **RUBRIC)], f"make a column {'x' * 59}_right; shorten it to 64"),
+        ([judge(answer="json", criteria={"Is it right?": 1.0})], "criteria"),
+        ([judge(**RUBRIC), external("a", ["text"], "llm_judge_short")], 'are named "llm_judge_short"'),
     ],
 )
 def test_stages_that_can_not_be_are_refused_in_one_line(stages: list[dict[str, Any]], words: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 
+from consumer.gradient.advantages.estimators import compared_rewards
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import ContractViolation
 from contracts.experience.columns import values_digest
@@ -62,6 +65,48 @@ def test_what_a_stage_could_not_judge_has_the_stated_score_and_is_marked_with_th
     assert [one.reward for one in rollouts] == [2.25, 0.0, -1.0, 0.5]
     assert [one.unscorable for one in rollouts] == [{}, {"reward_model": "too_long"}, {}, {}]
     assert digest == values_digest(values), "the chain has which of them it was"
+
+
+RUBRIC = {"type": "llm_judge", "model": "m", "prompt": "{completion}", "answer": "json", "weight": 2.0}
+OF_CRITERIA = {
+    "llm_judge_right": scores(1.0, 0.5, 0.75, 0.75),
+    "llm_judge_short": scores(0.0, 0.5, 0.5, 1.0),
+    "llm_judge_failure": [b"", b"refused", b"", b""],
+}
+
+
+def rubric_spec(**changes: Any) -> JobSpec:
+    stage = RUBRIC | {"criteria": {"right": 3.0, "short": 1.0}, "on_failure": 0.5}
+    return job_spec(stages=[stage], deterministic=False, **changes)
+
+
+def test_each_criterion_is_a_component_of_the_reward_and_a_stated_score_is_that_of_all() -> None:
+    batch, _ = staged_batch(BATCH, OF_CRITERIA, rubric_spec())
+    rollouts = [one for group in batch.groups for one in group.rollouts]
+    assert [one.reward for one in rollouts] == [0.25 + 1.5, 1.0 + 1.0, 0.0 + 1.375, 0.5 + 1.625]
+    assert rollouts[2].reward_breakdown == {"exact": 0.0, "llm_judge_right": 0.75, "llm_judge_short": 0.5}
+    assert [one.unscorable for one in rollouts] == [{}, {"llm_judge": "refused"}, {}, {}]
+    for name in ("llm_judge_right", "llm_judge_short"):
+        changed = OF_CRITERIA | {name: scores(0.0, 1.0, 0.0, 0.0)}
+        with pytest.raises(ContractViolation, match="row 1: is no reason with the score that the spec states"):
+            staged_batch(BATCH, changed, rubric_spec())
+
+
+def test_under_gdpo_each_criterion_is_normalised_by_itself() -> None:
+    """As arXiv 2601.05242 has it, over exact, right and short; in the second group `right` says nothing."""
+    spec = rubric_spec(algorithm__advantage="gdpo")
+    batch, _ = staged_batch(BATCH, OF_CRITERIA, spec)
+    components = [(1.0, [0.25, 1.0, 0.0, 0.5]), (1.5, [1.0, 0.5, 0.75, 0.75]), (0.5, [0.0, 0.5, 0.5, 1.0])]
+    expected = [
+        sum(
+            weight * (values[row] - statistics.fmean(of_group)) / (statistics.stdev(of_group) + 1e-4)
+            for weight, values in components
+            for of_group in [values[row // 2 * 2 : row // 2 * 2 + 2]]
+        )
+        for row in range(4)
+    ]
+    earned = np.array([[one.reward for one in group.rollouts] for group in batch.groups])
+    assert compared_rewards(batch, earned, spec).ravel().tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

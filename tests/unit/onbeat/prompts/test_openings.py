@@ -206,7 +206,8 @@ def test_the_chat_template_is_tried_on_an_opening_of_the_job() -> None:
     for is_in_mixture, field in ((False, "environment"), (True, PLAYED)):
         with pytest.raises(InvalidInput, match="which is no special token") as error:
             source(Service(), is_in_mixture=is_in_mixture, **chat)
-        assert error.value.cure and f" as {field}.chat_format, " in error.value.cure
+        assert error.value.cure
+        assert f" as {field}.chat_format, " in error.value.cure
 
 
 @pytest.mark.parametrize(
