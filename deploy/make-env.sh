@@ -3,6 +3,8 @@
 # With an old .env, what that lacks:  sh deploy/make-env.sh .env >> .env
 set -eu
 old=${1:-/dev/null}
+# What is appended begins a line of its own.
+if [ -s "$old" ] && [ -n "$(tail -c 1 "$old")" ]; then echo; fi
 while IFS= read -r line; do
   name=${line%%=*}
   case $line in

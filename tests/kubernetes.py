@@ -319,9 +319,12 @@ def _process(found: list[Document], known: dict[str, dict[str, str]], app: str) 
     if sorted(mount["name"] for mount in container["volumeMounts"]) != sorted([*volumes, *claimed]):
         yield f"{app}: its mounts aren't its volumes"
     claims = {one["metadata"]["name"] for one in found if one["kind"] == "PersistentVolumeClaim"}
-    for claim in (one["persistentVolumeClaim"]["claimName"] for one in volumes.values() if "emptyDir" not in one):
-        if claim not in claims:
-            yield f"{app}: no claim {claim}"
+    for volume in volumes.values():
+        claim, secret = (volume.get(kind, {}) for kind in ("persistentVolumeClaim", "secret"))
+        if claim and claim["claimName"] not in claims:
+            yield f"{app}: no claim {claim['claimName']}"
+        if secret and secret["secretName"] not in known:
+            yield f"{app}: no secret {secret['secretName']}"
 
 
 def _is_module(name: str) -> bool:

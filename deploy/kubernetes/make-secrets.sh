@@ -21,6 +21,16 @@ stringData:
   redis-generator: "${GENERATOR:-redis://generator:$generator@redis:6379/0}"
   redis-stage: "${STAGE:-redis://stage:$stage@redis:6379/0}"
 EOF
+# Keys with scopes, by their hashes (docs/operate.md, Keys): none yet.
+cat << EOF
+---
+apiVersion: v1
+kind: Secret
+metadata:
+  name: onbeat-keys
+stringData:
+  keys: ""
+EOF
 test -z "${GATEWAY:-}" || exit 0
 cat << EOF
 ---

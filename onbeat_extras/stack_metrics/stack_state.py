@@ -99,6 +99,7 @@ STACK = (
     Family("onbeat_live_stage_workers", GAUGE, "Stage workers with a sign of life in the last 10 seconds."),
     Family("onbeat_disk_free_bytes", GAUGE, "Free bytes of the disk that the run root is on."),
     Family("onbeat_disk_size_bytes", GAUGE, "All of its bytes."),
+    Family("onbeat_jobs_disk_bytes", GAUGE, "Run folders and versions of all jobs together, a minute ago."),
 )
 OF_COUNTERS = {
     "batches_accepted": "Publications that the fence accepted.",
@@ -122,6 +123,7 @@ OF_JOBS = {
     "held_out_score": "Its newest held-out score, sampled.",
     "disk_bytes": "Size of its run folder with its versions, a minute ago.",
     "trainer_starts": "Trainers since the last one that trained an iteration.",
+    "trainer_epoch": "Number of the trainer that holds the job, or held it last; each has a higher one. 0 before any.",
     "batches_expected": "Batches of the oldest open iteration.",
     "batches_published": "Those of them that are published.",
     "trainer_lease_seconds": "Until the trainer's lease ends; 0 where none holds the job.",
@@ -234,6 +236,7 @@ def stack_state(
         space = shutil.disk_usage(run_root)
         samples.add("onbeat_disk_free_bytes", space.free)
         samples.add("onbeat_disk_size_bytes", space.total)
+    samples.add("onbeat_jobs_disk_bytes", sum(disk.values()))
     registry = CollectorRegistry()
     registry.register(samples)
     return generate_latest(registry)
@@ -311,6 +314,7 @@ def _of_job(spec: JobSpec, status: JobStatus, last: IterationMetrics | None) -> 
     yield "iteration_limit_seconds", spec.timeouts.iteration_s
     yield "batches_expected", status.batches_expected
     yield "batches_published", status.batches_published
+    yield "trainer_epoch", status.trainer_epoch
     yield "iterations", status.iterations
     yield "iterations_committed", status.iterations_committed
     if status.evaluation_latest is not None:

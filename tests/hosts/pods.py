@@ -150,14 +150,19 @@ class Pods:
         told = (f"{key}={value}" for key, value in self._told(name).items())
         return shlex.join([*words, "env", "-i", *told, *container.get("command", REDIS)])
 
-    @staticmethod
-    def _volumes(pod: Document) -> list[str]:
+    def _volumes(self, pod: Document) -> list[str]:
         group = pod["spec"]["securityContext"].get("fsGroup", 0)
+        sources = {one["name"]: one for one in pod["spec"]["volumes"]}
         made = []
         for mount in pod["spec"]["containers"][0]["volumeMounts"]:
             path = mount["mountPath"].lstrip("/")
-            how = "mode=755,ro" if mount.get("readOnly") else f"mode=2777,gid={group}"
+            how = "mode=755" if mount.get("readOnly") else f"mode=2777,gid={group}"
             made.append(f"mkdir -p {path}; mount -t tmpfs -o {how} {mount['name']} {path}")
+            secret = sources.get(mount["name"], {}).get("secret", {}).get("secretName", "")
+            for name, text in self._known.get(secret, {}).items():
+                made.append(f"printf %s {shlex.quote(text)} > {path}/{name}")
+            if mount.get("readOnly"):
+                made.append(f"mount -o remount,ro {path}")
         return made
 
 

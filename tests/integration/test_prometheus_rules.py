@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
+import httpx
 import pytest
+
+from onbeat.stack.ports import free_port
+from tests.until import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 PROMTOOL = shutil.which("promtool")
@@ -46,6 +57,65 @@ def test_alertmanager_takes_the_shipped_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@contextmanager
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Its address, and what comes to it."""
+    came: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", came
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_alertmanager_sends_one_message_of_what_is_gone_and_one_of_each_job(tmp_path: Path) -> None:
+    program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    if program is None:
+        pytest.skip("alertmanager is not installed (Debian's package prometheus-alertmanager has it)")
+    text = (DEPLOY.parent / "alertmanager" / "alertmanager.yml").read_text()
+    url = f"http://127.0.0.1:{free_port()}"
+    with webhook() as (address, came), (tmp_path / "log").open("wb") as log:
+        path = tmp_path / "alertmanager.yml"
+        path.write_text(text.replace("@WEBHOOK@", address).replace("group_wait: 10s", "group_wait: 2s"))
+        command = [program, f"--config.file={path}", f"--web.listen-address={url.removeprefix('http://')}"]
+        command += [f"--storage.path={tmp_path}", "--cluster.listen-address="]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            away = (httpx.TransportError,)
+            until(lambda: httpx.get(f"{url}/-/ready").is_success, "alertmanager to answer", away=away)
+            sent = [("OnbeatNoConsumer", "a"), ("OnbeatNoConsumer", "b"), ("OnbeatUnhealthy", "a")]
+            sent += [("OnbeatUnhealthy", "b"), ("OnbeatJobWaits", "a"), ("OnbeatJobWaits", "c")]
+            labels = [
+                {"labels": {"alertname": name, "job": job}, "annotations": {"summary": job}} for name, job in sent
+            ]
+            assert httpx.post(f"{url}/api/v2/alerts", json=labels).is_success
+            until(lambda: len(came) >= 4, "four messages")
+            time.sleep(1.0)
+        finally:
+            process.terminate()
+            process.wait(30.0)
+    messages = [sorted((one["labels"]["alertname"], one["labels"]["job"]) for one in each["alerts"]) for each in came]
+    # Job a waits for the consumer that is gone.
+    assert sorted(messages) == [
+        [("OnbeatJobWaits", "c")],
+        [("OnbeatNoConsumer", "a"), ("OnbeatNoConsumer", "b")],
+        [("OnbeatUnhealthy", "a")],
+        [("OnbeatUnhealthy", "b")],
+    ]
+
+
 @pytest.mark.parametrize("name", ["embedded.yml", "prometheus.yml"])
 def test_prometheus_takes_the_shipped_configuration(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "deploy" / "prometheus"
@@ -60,8 +130,6 @@ def test_prometheus_takes_the_shipped_configuration(name: str, tmp_path: Path) -
 
 
 def test_the_dashboards_expressions_are_prometheus_own_language(tmp_path: Path) -> None:
-    import json
-
     board = json.loads((DEPLOY.parent / "grafana" / "dashboards" / "onbeat.json").read_bytes())
     expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     rules = [

@@ -107,6 +107,7 @@ def test_a_container_has_few_rights_and_bounded_means(name: str) -> None:
     assert service["logging"]["options"] == {"max-size": "${LOG_SIZE:-32m}", "max-file": "2"}
     assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", []))
     assert re.fullmatch(r"\$\{[A-Z]+_MEMORY:-\d+g\}", service["mem_limit"])
+    assert ("stop_grace_period" in service) is (name not in {"alertmanager", "grafana"})
     assert "privileged" not in service
     is_root = name == "reward_service"
     assert service.get("cap_add", []) == (["SETUID", "SETGID", "KILL"] if is_root else [])
@@ -220,6 +221,16 @@ def test_the_redis_service_makes_every_user_of_the_roles(tmp_path: Path) -> None
     assert "requirepass" not in start + (ROOT / "deploy" / "redis.conf").read_text()
 
 
+def test_a_gateway_has_a_file_of_keys_that_it_may_write_and_a_new_volume_begins_with_an_empty_one() -> None:
+    service = COMPOSE["services"]["gateway"]
+    path = Path(service["environment"][f"{PREFIX}KEYS_FILE"])
+    assert f"keys:{path.parent}" in service["volumes"]
+    assert "keys" in COMPOSE["volumes"]
+    image = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    assert re.search(rf"install -d -m 0700 -o onbeat -g onbeat .*{path.parent}\b", image)
+    assert f"install -m 0600 -o onbeat -g onbeat /dev/null {path}" in image
+
+
 def test_a_made_environment_has_a_fresh_secret_in_every_empty_place() -> None:
     def make() -> dict[str, str]:
         out = subprocess.run(["sh", ROOT / "deploy" / "make-env.sh"], capture_output=True, check=True, text=True).stdout
@@ -242,7 +253,9 @@ def test_an_old_environment_gains_what_it_lacks_and_keeps_what_it_has(tmp_path: 
     assert [line.partition("=")[0] for line in more.splitlines()] == [
         name for name in names if name not in ("ONBEAT_API_KEY", "GATEWAY_PORT")
     ]
-    old.write_text(old.read_text() + more)
+    old.write_text(old.read_text().removesuffix("\n"))
+    assert subprocess.run(["sh", script, old], capture_output=True, check=True, text=True).stdout[0] == "\n"
+    old.write_text(f"{old.read_text()}\n{more}")
     assert subprocess.run(["sh", script, old], capture_output=True, check=True, text=True).stdout == ""
 
 

@@ -44,6 +44,7 @@ TYPOS = [
     ("base/producers.yaml", "localhost/onbeat:0.1.0", "localhost/onbeat:0.10", "is built nowhere"),
     ("base/producers.yaml", "{name: tmp, mountPath", "{name: temp, mountPath", "its mounts aren't its volumes"),
     ("base/services.yaml", "targetPort: http", "targetPort: https", "no port https"),
+    ("base/services.yaml", "secretName: onbeat-keys", "secretName: onbeat-key", "no secret onbeat-key"),
     ("base/services.yaml", "value: reward}", "value: rewards}", "reward doesn't answer to its name"),
     ("base/settings.yaml", "http://reward:8100", "http://reward:8000", "no Service reward has port 8000"),
     ("base/network.yaml", "values: [gateway, consumer, producer]", "values: [gateway, consumers]", "no pods"),
@@ -127,6 +128,7 @@ def test_a_process_has_its_roles_address_and_the_threads_of_the_others(app: str)
 
 def test_secrets_are_others_each_time_and_take_the_addresses_of_a_redis_that_is_there() -> None:
     one, other = secrets(FOLDER), secrets(FOLDER)
+    assert one.pop("onbeat-keys") == other.pop("onbeat-keys") == {"keys": ""}
     words = [
         word for made in (one, other) for name in made.values() for key, word in name.items() if key[:6] != "redis-"
     ]
@@ -134,7 +136,7 @@ def test_secrets_are_others_each_time_and_take_the_addresses_of_a_redis_that_is_
     assert min(map(len, words)) >= 40
     there = {role.upper(): f"rediss://{role}:word@redis.example:6380/0" for role in ROLES.values()}
     own = secrets(FOLDER, **there)
-    assert own.keys() == {"onbeat-secrets"}
+    assert own.keys() == {"onbeat-secrets", "onbeat-keys"}
     for role in ROLES.values():
         assert own["onbeat-secrets"][f"redis-{role}"] == there[role.upper()]
 

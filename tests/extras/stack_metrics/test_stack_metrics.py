@@ -90,7 +90,7 @@ def test_a_job_says_its_name_how_far_it_is_what_it_waits_for_and_what_it_holds(s
     assert found["onbeat_job_info", job_id, "an Addition"] == 1
     assert found["onbeat_job_waits", job_id, "waits for a trainer"] == 1
     assert (found["onbeat_job_iterations", job_id], found["onbeat_job_iterations_committed", job_id]) == (7, 0)
-    assert found["onbeat_job_trainer_starts", job_id] == 0
+    assert found["onbeat_job_trainer_starts", job_id] == found["onbeat_job_trainer_epoch", job_id] == 0
     assert 0 < found["onbeat_disk_free_bytes",] < found["onbeat_disk_size_bytes",]
     assert ("onbeat_job_held_out_score", job_id) not in found
     assert ("onbeat_job_disk_bytes", job_id) not in found
@@ -102,6 +102,7 @@ def test_a_job_says_its_name_how_far_it_is_what_it_waits_for_and_what_it_holds(s
     services.jobs.record_evaluation(job_id, EvaluationScore(iteration=0, policy_version=0, sampled=0.25, num_prompts=8))
     found = scraped(services)
     assert found["onbeat_job_disk_bytes", job_id] == 5
+    assert found["onbeat_jobs_disk_bytes",] == sum(services.disk.bytes.values()) >= 5
     assert found["onbeat_job_trainer_starts", job_id] == 1
     assert found["onbeat_job_held_out_score", job_id] == 0.25
     assert found["process_resident_memory_bytes",] > 0
