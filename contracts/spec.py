@@ -122,7 +122,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
-    """Which batches stay on disk after they were trained, to be looked at and sampled again; none: no batch does."""
+    """Which batches stay on disk to be looked at and sampled again; left out: one an iteration, without its version."""
     retention: RetentionSpec | UnsetType = UNSET
     """What stays of the job after its end, and how long; left out: as the stack says."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)

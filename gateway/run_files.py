@@ -16,7 +16,7 @@ from msgspec.structs import astuple, replace
 from contracts.answers import LogPart
 from contracts.encoding.json_lines import last_json_lines, open_plain, read_json_lines
 from contracts.errors import Unavailable
-from contracts.events import NOT_DRAWN, IterationMetrics, TimelineSpan
+from contracts.events import NOT_DRAWN, IterationMetrics
 from contracts.jobs import EvaluationScore, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -26,8 +26,6 @@ OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
 FIRST_TAIL_BYTES = 256 * 1024
 ENDED_AGAIN_S = 3600.0
 """An ended job's folder is smaller one day: retention takes files away."""
-LONGEST_TAIL_BYTES = 32 * 1024 * 1024
-"""What is read of a timeline at most, however many iterations are asked for."""
 
 
 def iteration_metrics(folder: RunFolder, *, first: int = 0) -> list[IterationMetrics]:
@@ -36,21 +34,11 @@ def iteration_metrics(folder: RunFolder, *, first: int = 0) -> list[IterationMet
     A line that a dying trainer tore is left out: its iteration is not committed, and is written again when it is.
     """
     if first:
-        lines = _end_of(folder.metrics, IterationMetrics, lambda found, _: bool(found) and found[0].iteration < first)
+        lines = end_of(folder.metrics, IterationMetrics, lambda found, _: bool(found) and found[0].iteration < first)
     else:
         with readable():
             lines = read_json_lines(folder.metrics, IterationMetrics)
     return [metrics for metrics in _as_they_stand(lines) if metrics.iteration >= first]
-
-
-def timeline_end(folder: RunFolder, *, iterations: int) -> list[TimelineSpan]:
-    """The end of the job's timeline, which has at least the last so many iterations where the file has them."""
-    # The first iteration that is found may have its first lines before what was read.
-    return _end_of(
-        folder.timeline,
-        TimelineSpan,
-        lambda found, size: size >= LONGEST_TAIL_BYTES or len({span.iteration for span in found}) > iterations,
-    )
 
 
 def evaluations(folder: RunFolder) -> list[EvaluationScore]:
@@ -98,7 +86,7 @@ def _as_they_stand(lines: Iterable[OfIteration]) -> list[OfIteration]:
     return kept
 
 
-def _end_of(path: Path, kind: type[T], is_enough: Callable[[list[T], int], bool]) -> list[T]:
+def end_of(path: Path, kind: type[T], is_enough: Callable[[list[T], int], bool]) -> list[T]:
     """Reads more of a file's end until it is enough; is_enough: of the records, and how many bytes were read."""
     max_bytes = FIRST_TAIL_BYTES
     while True:

@@ -28,6 +28,7 @@ from contracts.encoding.names import number_of
 from contracts.encoding.wire import Record
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from onbeat.loop.recording import recording_of
 from onbeat.process.crash_points import reach
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.weights.publication import TensorSink
@@ -114,7 +115,7 @@ class Learner:
         if kept is not None and (self.spec.algorithm.updates_per_iteration > 1 or not is_first):
             self.kept.append((stats, kept))
         trained = self._trained(stats, batch, started_s, with_reference=self.reference is not None, is_trained=is_first)
-        policy = self.spec.recording or None
+        policy = recording_of(self.spec)
         if policy is None or not policy.takes(batch.batch_id, purpose=batch.purpose, seed=self.spec.seed):
             return trained
         return replace(trained, logprobs=measured_logprobs(batch, kept))

@@ -73,9 +73,9 @@ def check_retention(asked: RetentionSpec | UnsetType, settings: StackSettings) -
 class RecordingSpec(Record, frozen=True, kw_only=True):
     """What the trainer keeps of the batches that it trained, for the rollout browser and to be sampled again."""
 
-    share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     """Part of the training batches that is recorded, by seed and batch id: each run of the job records the same
-    ones."""
+    ones. 0: none."""
     evaluations: bool = False
     """Whether the batches of evaluations are recorded, too."""
     keep_iterations: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)] = 20

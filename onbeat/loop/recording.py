@@ -1,4 +1,4 @@
-"""The record of what was trained, where the spec's `[recording]` asks for one; what writes it is an extra.
+"""The record of what was trained, as the spec's `[recording]` says, or a little of it; what writes it is an extra.
 
     published ─ take ─▶ in memory ─ trained, write ─▶ its file ─ iteration committed, commit ─▶ the index
 
@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec import UNSET
+
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.spec_tables.retention import RecordingSpec
 from contracts.versions import WeightManifest
-from onbeat.process.entry_points import load_entry_point
+from onbeat.process.entry_points import UnknownEntryPoint, load_entry_point
 from onbeat.rendering.pieces import Pieces
 
 GROUP, NAME = "onbeat.recorders", "rollouts"
 
 
 class Recorder:
-    """The records of one job, of one that asks for none as it stands here. One thread at a time calls it."""
+    """The records of one job, of one that has none as it stands here. One thread at a time calls it."""
 
     @property
     def kept_versions(self) -> frozenset[str]:
@@ -63,9 +66,29 @@ class Recorder:
         """Lists what was written of an iteration that is committed, and removes what is kept no longer."""
 
 
+def recording_of(spec: JobSpec) -> RecordingSpec | None:
+    """Says what of a job is recorded; None: nothing.
+
+    A spec without the table has about one batch of each iteration, in 64 MiB, and no version more than without.
+    """
+    policy = spec.recording
+    if policy is UNSET:
+        return RecordingSpec(share=1 / spec.rollout.batches_per_iteration, max_bytes=64 * 1024**2, max_version_bytes=0)
+    return policy if policy and (policy.share or policy.evaluations) else None
+
+
 def recorder_of(folder: RunFolder, spec: JobSpec, pieces: Callable[[], Pieces]) -> Recorder:
-    """Makes that of a job. pieces: makes the texts of its tokens. Raises InvalidInput where nothing writes records."""
-    if not spec.recording:
+    """Makes that of a job. pieces: makes the texts of its tokens.
+
+    Raises UnknownEntryPoint where nothing writes the records that the spec asks for.
+    """
+    policy = recording_of(spec)
+    if policy is None:
         return Recorder()
-    make = load_entry_point(GROUP, NAME, field="recording")
-    return make(folder, spec, spec.recording, pieces=pieces())
+    try:
+        make = load_entry_point(GROUP, NAME, field="recording")
+    except UnknownEntryPoint:
+        if spec.recording is UNSET:
+            return Recorder()
+        raise
+    return make(folder, spec, policy, pieces=pieces())

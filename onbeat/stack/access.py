@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-import psutil
 from msgspec import field
 
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput, NotFound
-from contracts.settings import PREFIX, StackSettings, settings_from
+from contracts.settings import PREFIX
 from onbeat.process.folders import write_private
 
 FILE_NAME = "stack.json"
@@ -66,17 +65,6 @@ def read_stack_file(run_root: Path) -> StackFile | None:
         raise InvalidInput(f"{run_root} is not a folder", field="--run-dir") from error
     except PermissionError as error:
         raise InvalidInput(f"{path} belongs to another user", field="--run-dir") from error
-
-
-def role_settings(run_root: Path, role: str) -> StackSettings | None:
-    """What the stack of this run folder gives a process of a role; None where none runs there, or it has no such role.
-
-    Raises InvalidInput for a file that another user has put there.
-    """
-    stack = read_stack_file(run_root)
-    if stack is None or role not in stack.roles or not psutil.pid_exists(stack.pid):
-        return None
-    return settings_from(stack.roles[role])
 
 
 def run_root_from(environment: Mapping[str, str], run_dir: Path | None) -> Path:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect_within
@@ -27,7 +28,7 @@ from contracts import errors
 from contracts.jobs import JobState
 from contracts.settings import StackSettings, settings_from
 from contracts.spec import JobSpec
-from onbeat.stack.access import role_settings, run_root_from
+from onbeat.stack.access import read_stack_file, run_root_from
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -49,14 +50,14 @@ def client_settings(
     if given.redis_url and run_dir is None:
         return given
     root = run_root_from(os.environ, Path(run_dir) if run_dir is not None else None)
-    found = role_settings(root, role)
-    if found is None:
+    stack = read_stack_file(root)
+    if stack is None or role not in stack.roles or not psutil.pid_exists(stack.pid):
         raise errors.InvalidInput(
             f"is not set, and no stack that runs in {root} says it",
             field="ONBEAT_REDIS_URL",
             cure=f"give the address of the Redis user `{role}`, or run_dir= of a running `onbeat up`",
         )
-    return found
+    return settings_from(stack.roles[role])
 
 
 class JobConnection:

@@ -164,5 +164,6 @@ def why_not_again(record: RecordedBatch, spec: JobSpec, weight_root: Path) -> st
                     continue
             except OSError:
                 pass
-            return f"version {manifest.policy_version} is not kept any more: {step.directory} lacks {file.name}"
+            missing = f"{step.directory} lacks {file.name}"
+            return f"version {manifest.policy_version} is not kept (recording.max_version_bytes): {missing}"
     return ""

@@ -13,6 +13,7 @@ from gateway import openapi
 from gateway.run_files import readable
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer
+from onbeat.loop.recording import recording_of
 from onbeat_extras.replay.batch_view import Search, batch_view
 from onbeat_extras.replay.files import RecordedFiles, why_not_again
 from onbeat_extras.replay.records import FoundTexts, IterationView, RecordedBatchView, RecordedIteration, RecordedList
@@ -59,7 +60,7 @@ def rollouts(
     spec = services.jobs.spec(job_id)
     return json_answer(
         RecordedList(
-            recording=spec.recording or None,
+            recording=recording_of(spec),
             bytes=num_bytes,
             iterations=tuple(found),
             damaged=tuple(damaged[:MAX_LISTED]),

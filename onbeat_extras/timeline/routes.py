@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from contracts.events import TimelineSpan
 from gateway import openapi
-from gateway.run_files import timeline_end
+from gateway.run_files import end_of
 from gateway.services import HasServices, KnownJob, Services
 from onbeat.http_service.bodies import json_answer
 from onbeat_extras.timeline.perfetto import perfetto_trace
@@ -15,6 +16,8 @@ from onbeat_extras.timeline.report import TimelineReport, timeline_report
 
 MAX_SHOWN = 100
 """Iterations of one answer."""
+LONGEST_TAIL_BYTES = 32 * 1024 * 1024
+"""What is read of a timeline at most, however many iterations are asked for."""
 Shown = Annotated[int, Query(ge=1, le=MAX_SHOWN)]
 TRACE: dict[str, Any] = {
     "type": "object",
@@ -42,5 +45,10 @@ def _report(services: Services, job_id: str, last: int) -> TimelineReport:
     """Raises Unavailable where the run folder can't be read."""
     is_final = services.jobs.state(job_id).is_final
     ahead = 0 if is_final else services.jobs.spec(job_id).max_policy_lag
-    spans = timeline_end(services.run_folder(job_id, below="timeline.jsonl"), iterations=last + ahead)
+    # The first iteration that is found may have its first lines before what was read.
+    spans = end_of(
+        services.run_folder(job_id, below="timeline.jsonl").timeline,
+        TimelineSpan,
+        lambda found, size: size >= LONGEST_TAIL_BYTES or len({span.iteration for span in found}) > last + ahead,
+    )
     return timeline_report(job_id, spans, last=last, left_out=ahead)

@@ -23,6 +23,8 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import RecordingSpec
+from onbeat.loop.recording import Recorder, recorder_of, recording_of
+from onbeat.process.entry_points import UnknownEntryPoint
 from onbeat.rendering.pieces import Pieces
 from onbeat_extras.replay.files import INDEX, RecordedFiles
 from onbeat_extras.replay.records import RecordedBatch
@@ -180,6 +182,33 @@ def test_what_a_dead_trainer_recorded_is_recorded_again_with_the_same_bytes(
     assert not list(files.path.rglob(".*"))
 
 
+def test_a_spec_without_a_word_has_a_batch_of_each_iteration_recorded_and_no_version_kept(
+    own: StackSettings, broker: Broker
+) -> None:
+    rollout = {"rollout__batches_per_iteration": 1, "evaluation__num_prompts": 0}
+    files, folder, digest = trained(own, broker, **rollout)
+    assert files.iterations() == [0, 1, 2]
+    assert names_in(folder.weights) == ["v000002", "v000003"], "as in a job that records nothing"
+    for nothing in (None, {"share": 0.0}):
+        files, _, without = trained(own, broker, recording=nothing, **rollout)
+        assert (files.iterations(), without) == ([], digest)
+    assert recording_of(job_spec(rollout__batches_per_iteration=8)) == replace(
+        RecordingSpec(), share=1 / 8, max_bytes=2**26, max_version_bytes=0
+    )
+    only_held_out = RecordingSpec(share=0.0, evaluations=True)
+    assert recording_of(job_spec(recording=only_held_out)) == only_held_out
+
+
+def test_without_the_extra_a_spec_without_a_word_records_nothing_and_another_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onbeat.loop.recording.NAME", "gone")
+    folder, pieces = RunFolder(tmp_path, "job-0123456789ab"), Pieces.__new__(Pieces)
+    assert type(recorder_of(folder, job_spec(), lambda: pieces)) is Recorder
+    with pytest.raises(UnknownEntryPoint, match="recording"):
+        recorder_of(folder, job_spec(recording={}), lambda: pieces)
+
+
 def test_the_share_is_a_function_of_seed_and_batch() -> None:
     policy = RecordingSpec(share=0.25)
     names = [f"{number}/train/{index}" for number in range(100) for index in range(10)]
@@ -188,6 +217,7 @@ def test_the_share_is_a_function_of_seed_and_batch() -> None:
     assert chosen == [name for name in names if policy.takes(name, purpose="train", seed=7)]
     assert chosen != [name for name in names if policy.takes(name, purpose="train", seed=8)]
     assert all(RecordingSpec().takes(name, purpose="train", seed=7) for name in names)
+    assert not any(RecordingSpec(share=0.0).takes(name, purpose="train", seed=7) for name in names)
     assert not policy.takes("0/evaluation/0", purpose="evaluation", seed=7)
 
 

@@ -126,6 +126,22 @@ def test_a_completion_is_read_token_by_token_with_the_keyboard(shown: Shown) -> 
         assert page.locator("#sample-1 .token.unknown").count() == 1
 
 
+def test_a_batchs_rewards_are_counted_and_its_completions_sorted_by_them(shown: Shown) -> None:
+    with shown.tab("rollouts?batch=3/train/1") as page:
+        rewards = page.get_by_label("Completions by reward")
+        rewards.get_by_text("1").first.wait_for()
+        assert [row.get_attribute("aria-label") for row in rewards.locator("li").all()] == [
+            "reward 0: 1 completion, 1 of this group",
+            "reward 1: 1 completion, 1 of this group",
+        ]
+        samples = page.locator(".completion")
+        assert [one.get_attribute("id") for one in samples.all()] == ["sample-0", "sample-1"]
+        page.get_by_label("Order of groups and completions").select_option("lowest reward first")
+        page.locator(".completion").first.get_by_text("#1").wait_for()
+        assert [one.get_attribute("id") for one in samples.all()] == ["sample-1", "sample-0"]
+        page.get_by_text("all batches, the newest 20 iterations").wait_for()
+
+
 def test_a_trajectory_shows_its_turns_its_calls_and_what_was_not_trained(shown: Shown) -> None:
     with shown.tab("rollouts?batch=2/train/0") as page:
         first = page.locator("#sample-0")
@@ -145,7 +161,7 @@ def test_a_batch_shows_the_command_that_samples_it_again_or_why_there_is_none(sh
     folder = RunFolder(shown.services.settings.run_root_path, shown.job_id)
     (folder.weights_of(0) / "weights.safetensors").unlink()
     with shown.tab("rollouts?batch=3/train/1") as page:
-        page.locator(".sample-again").get_by_text("version 0 is not kept any more").wait_for()
+        page.locator(".sample-again").get_by_text("version 0 is not kept").wait_for()
 
 
 def test_a_text_is_found_and_leads_to_its_completion(shown: Shown) -> None:
@@ -159,7 +175,7 @@ def test_a_text_is_found_and_leads_to_its_completion(shown: Shown) -> None:
 
 
 def test_a_job_that_records_nothing_says_how_to_record(shown: Shown) -> None:
-    other = running(shown.services.settings)
+    other = running(shown.services.settings, recording=None)
     with opened(shown.browser, shown.url, shown.services.settings.api_key, f"jobs/{other.job_id}/rollouts") as page:
         page.get_by_text("[recording]").wait_for()
         assert (

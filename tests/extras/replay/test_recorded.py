@@ -85,7 +85,7 @@ def test_what_cant_be_sampled_again_is_refused_with_the_reason(tmp_path: Path) -
         read_from(folder, BATCH)
     index.write_bytes(listed)
     (folder.weights_of(0) / "weights.safetensors").unlink()
-    with pytest.raises(Conflict, match="version 0 is not kept any more"):
+    with pytest.raises(Conflict, match="version 0 is not kept"):
         read_from(folder, BATCH)
     folder.spec.write_bytes(encode_json(replace(SPEC, deterministic=False)))
     with pytest.raises(Conflict, match="not deterministic"):

@@ -51,8 +51,9 @@ def test_iterations_are_listed_newest_first_and_page_by_page(ask: Ask, services:
     assert [one["iteration"] for one in rest["iterations"]] == [1]
 
 
-def test_a_job_that_records_nothing_says_so(ask: Ask) -> None:  # noqa: F811
-    job_id = submit(ask)
+@pytest.mark.parametrize("says", [None, {"share": 0}])
+def test_a_job_that_records_nothing_says_so(ask: Ask, says: object) -> None:  # noqa: F811
+    job_id = submit(ask, recording=says)
     answer = ask("GET", f"/v1/jobs/{job_id}/rollouts")
     assert answer.json() == {"recording": None, "bytes": 0, "iterations": [], "damaged": []}
     assert ask("GET", f"/v1/jobs/{job_id}/rollouts/0/train/0").status_code == 404
@@ -155,7 +156,7 @@ def test_what_cant_be_sampled_again_says_why(ask: Ask, services: Services) -> No
     (RunFolder(services.settings.run_root_path, job_id).weights_of(0) / "weights.safetensors").unlink()
     view = ask("GET", f"/v1/jobs/{job_id}/rollouts/3/train/1").json()
     assert not view["can_sample_again"]
-    assert view["why_not"].startswith("version 0 is not kept any more")
+    assert view["why_not"].startswith("version 0 is not kept")
     uncommitted = submit(ask, recording={})
     files = recorded(services, uncommitted, record_of(uncommitted, "3/train/1"))
     (files.folder_of(3) / INDEX).unlink()

@@ -12,6 +12,7 @@ import { oneLine } from "../visible";
 import { Completion } from "./completion";
 import { DIFFERENCE_STEPS, HEAT_MODES, meanOf, SURPRISE_STEPS } from "./heat";
 import type { HeatMode } from "./heat";
+import { bars, ORDER_NAMES, ordered, ORDERS, rewardsOf, type Order } from "./rewards";
 
 /** Completions of a group that are shown before a person asks for the others. */
 const SHOWN_FIRST = 12;
@@ -26,6 +27,7 @@ export interface BatchProps {
 
 export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Element {
   const found = useResource<RecordedBatchView>(`/v1/jobs/${encodeURIComponent(jobId)}/rollouts/${batchId}`);
+  const [order, setOrder] = useState<Order>("sampled");
   const batch = found.value;
   if (!batch) return found.error ? <Failure error={found.error} /> : <Empty title="…" />;
   const at = Math.min(Math.max(0, group), batch.groups.length - 1);
@@ -46,8 +48,9 @@ export function Batch({ jobId, batchId, group, sample }: BatchProps): JSX.Elemen
       <Failure error={found.error} />
       {shown && (
         <>
-          <GroupChoice groups={batch.groups} at={at} onTurn={turn} />
-          <Group key={`${batch.batch_id} ${at}`} group={shown} sample={sample} />
+          <Rewards groups={batch.groups} shown={shown} order={order} onOrder={setOrder} />
+          <GroupChoice groups={batch.groups} at={at} order={order} onTurn={turn} />
+          <Group key={`${batch.batch_id} ${at}`} group={shown} sample={sample} order={order} />
         </>
       )}
     </section>
@@ -62,33 +65,73 @@ function SampleAgain({ jobId, batch }: { jobId: string; batch: RecordedBatchView
   return <p class="sample-again small">Sample again: <Digest value={command} length={command.length} /></p>;
 }
 
-interface GroupChoiceProps {
+interface RewardsProps {
   groups: readonly GroupView[];
-  at: number;
-  onTurn: (to: number) => void;
+  shown: GroupView;
+  order: Order;
+  onOrder: (order: Order) => void;
 }
 
-function GroupChoice({ groups, at, onTurn }: GroupChoiceProps): JSX.Element {
+/** How many completions got which reward: of the batch, and in the darker part of a bar of the group that is shown. */
+function Rewards({ groups, shown, order, onOrder }: RewardsProps): JSX.Element {
+  const found = bars(groups.flatMap(rewardsOf), rewardsOf(shown));
+  const most = Math.max(...found.map((bar) => bar.all));
+  const shareOf = (many: number): string => `${(many / most) * 100}%`;
   return (
-    <div class="row group-choice">
-      <button type="button" class="button" disabled={at === 0} onClick={() => onTurn(at - 1)} aria-label="Group before">‹</button>
-      <select aria-label="Group" value={String(at)} onChange={(event) => onTurn(Number(event.currentTarget.value))}>
-        {groups.map((group, index) => (
-          <option key={index} value={String(index)}>
-            {`${index + 1} of ${groups.length}: ${oneLine(group.prompt_text, 60)}`}
-          </option>
+    <div class="rewards">
+      <div class="card-head">
+        <h3>Rewards <span class="quiet small">of the batch, and darker of this group</span></h3>
+        <select aria-label="Order of groups and completions" value={order} onChange={(event) => onOrder(event.currentTarget.value as Order)}>
+          {ORDERS.map((one) => <option key={one} value={one}>{ORDER_NAMES[one]}</option>)}
+        </select>
+      </div>
+      <ul class="small" aria-label="Completions by reward">
+        {found.map(({ label, all, here }) => (
+          <li key={label} aria-label={`reward ${label}: ${plural(all, "completion")}, ${here} of this group`}>
+            <span class="num">{label}</span>
+            <span class="reward-bar" aria-hidden="true">
+              <span style={{ width: shareOf(all) }}><span style={{ width: `${all && (here / all) * 100}%` }} /></span>
+            </span>
+            <span class="quiet">{all}</span>
+          </li>
         ))}
-      </select>
-      <button type="button" class="button" disabled={at === groups.length - 1} onClick={() => onTurn(at + 1)} aria-label="Next group">›</button>
+      </ul>
     </div>
   );
 }
 
-function Group({ group, sample }: { group: GroupView; sample: number | null }): JSX.Element {
+interface GroupChoiceProps {
+  groups: readonly GroupView[];
+  /** The group's place in the batch. */
+  at: number;
+  order: Order;
+  onTurn: (to: number) => void;
+}
+
+function GroupChoice({ groups, at, order, onTurn }: GroupChoiceProps): JSX.Element {
+  const means = groups.map((group) => meanOf(rewardsOf(group)) ?? 0);
+  const places = ordered([...groups.keys()], order, (place) => means[place]!);
+  const now = places.indexOf(at);
+  return (
+    <div class="row group-choice">
+      <button type="button" class="button" disabled={now === 0} onClick={() => onTurn(places[now - 1]!)} aria-label="Group before">‹</button>
+      <select aria-label="Group" value={String(at)} onChange={(event) => onTurn(Number(event.currentTarget.value))}>
+        {places.map((place) => (
+          <option key={place} value={String(place)}>
+            {`${place + 1} of ${groups.length}, reward ${number(means[place]!)}: ${oneLine(groups[place]!.prompt_text, 60)}`}
+          </option>
+        ))}
+      </select>
+      <button type="button" class="button" disabled={now === places.length - 1} onClick={() => onTurn(places[now + 1]!)} aria-label="Next group">›</button>
+    </div>
+  );
+}
+
+function Group({ group, sample, order }: { group: GroupView; sample: number | null; order: Order }): JSX.Element {
   const [mode, setMode] = useState<HeatMode>("generator");
   const [many, setMany] = useState(Math.max(SHOWN_FIRST, (sample ?? 0) + 1));
-  const shown = group.completions.slice(0, many);
-  const mean = meanOf(group.completions.map((completion) => completion.reward));
+  const shown = ordered(group.completions, order, (completion) => completion.reward).slice(0, many);
+  const mean = meanOf(rewardsOf(group));
   useEffect(() => {
     if (sample !== null && sample >= 0) document.getElementById(`sample-${sample}`)?.focus();
   }, [sample]);

@@ -3,10 +3,10 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { get } from "../../api";
 import { link } from "../../router";
-import { bytes, number, plural } from "../../ui/format";
+import { bytes, number, plural, share } from "../../ui/format";
 import { Failure } from "../../ui/parts";
 import { Plain } from "../plain";
-import type { IterationView, RecordedList, RecordedSummary } from "../../types";
+import type { IterationView, RecordedList, RecordedSummary, RecordingSpec } from "../../types";
 import { joined } from "./joined";
 
 /** An iteration may have ten thousand. */
@@ -46,6 +46,7 @@ export function Iterations({ jobId, first, limit, chosen }: IterationsProps): JS
         <h2 id="recorded-title">Recorded</h2>
         <span class="quiet small">{bytes(first.bytes)}</span>
       </div>
+      {first.recording && <p class="quiet small">{keptInWords(first.recording)}</p>}
       {first.damaged.map((file) => <p key={file} class="note bad small"><Plain text={file} /></p>)}
       <div class="recorded-list">
         {shown.map((one) => <Iteration key={one.iteration} jobId={jobId} one={one} chosen={chosen} isOpen={one.iteration === open} />)}
@@ -54,6 +55,12 @@ export function Iterations({ jobId, first, limit, chosen }: IterationsProps): JS
       {!isEnd && <button type="button" class="button little" onClick={() => void more()}>Older iterations</button>}
     </section>
   );
+}
+
+/** "12.5 % of the batches, the newest 20 iterations" */
+function keptInWords({ share: part, keep_iterations }: RecordingSpec): string {
+  const batches = part === 1 ? "all batches" : part ? `${share(part)} of the batches` : "evaluations";
+  return `${batches}, the newest ${plural(keep_iterations, "iteration")}`;
 }
 
 interface IterationProps {

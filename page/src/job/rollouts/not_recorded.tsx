@@ -12,11 +12,11 @@ export function NotRecorded({ jobId }: { jobId: string }): JSX.Element {
     <section class="card">
       <Empty title="This job records no rollouts">
         <p>
-          Its spec has no table <code>recording</code>. With one, the trainer keeps prompts, completions, rewards and
-          log-probs of what it trained, within a bound on the disk:
+          Its spec says so. Without a word on it, the trainer keeps prompts, completions, rewards and log-probs of about
+          one batch of each iteration, within a bound on the disk; this keeps all, and the versions that sampled them:
         </p>
         <pre class="plain-block recording-table">{TABLE}</pre>
-        <p><a href={link(["new"], { from: jobId })}>Submit this job again with it</a></p>
+        <p><a href={link(["new"], { from: jobId })}>Submit this job again</a></p>
       </Empty>
     </section>
   );
