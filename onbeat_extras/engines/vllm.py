@@ -129,7 +129,6 @@ class VllmEngine(BatchingEngine):
             model=str(folder),
             dtype=setup.model.dtype,
             load_format="dummy",
-            skip_tokenizer_init=True,
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             max_num_seqs=options.max_sequences,
@@ -263,6 +262,9 @@ class VllmEngine(BatchingEngine):
         """The prompt's G completions, by sample number."""
         params = self._vllm.SamplingParams(
             **request_of(batch, prompt, self._stop_ids),
+            # The stop ids are all there are: vLLM would add the tokenizer's own.
+            ignore_eos=True,
+            # It looks for texts in what it decodes, and takes them without a word where it decodes nothing.
             include_stop_str_in_output=bool(batch.sampling.stop),
             detokenize=bool(batch.sampling.stop),
             output_kind=import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
