@@ -21,6 +21,8 @@ from onbeat.process.crash_points import reach
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_context, check_version, check_vocabulary
 
 FINISH_REASONS = ("stop", "length")
+LEAST_TEMPERATURE = 0.01
+"""A lower one, above 0, vLLM would raise to this, with a line in its log."""
 
 
 class BatchingEngine(GenerationEngine):
@@ -62,6 +64,12 @@ class BatchingEngine(GenerationEngine):
         check_version(self._held, batch)
         check_context(batch, self._context_tokens)
         check_vocabulary(batch, self._vocabulary_tokens)
+        if 0.0 < batch.sampling.temperature < LEAST_TEMPERATURE:
+            raise BatchFailed(
+                f"batch {batch.batch_id}: vLLM has no temperature between 0 and {LEAST_TEMPERATURE:g}",
+                field="rollout.sampling.temperature",
+                cure="raise it, or set evaluation.greedy",
+            )
         async with self._within(f"batch {batch.batch_id}"):
             return await self._sample(batch)
 
@@ -133,6 +141,12 @@ def _completion(
         raise BatchFailed(
             f"batch {batch.batch_id}: the engine answered {len(token_ids)} tokens and {len(logprobs)} log-probs, "
             f"asked for at most {batch.sampling.max_new_tokens}"
+        )
+    if finish_reason == "stop" and len(token_ids) <= (least := batch.sampling.min_new_tokens or 0):
+        raise BatchFailed(
+            f"batch {batch.batch_id}: the engine ended a completion after {len(token_ids)} tokens, and knows no "
+            f"min_new_tokens = {least}",
+            cure="take another release of the server",
         )
     values = [math.nan if value is None else value for value in logprobs]
     if not all(map(math.isfinite, values)):

@@ -192,7 +192,9 @@ def test_a_stop_text_ends_a_row_with_the_token_that_completes_it_and_changes_non
     rows = [tokens_of(completion) for group in unstopped for completion in group]
     texts = ["".join(letters.get(token, "") for token in tokens) for tokens in rows]
     # The second one is complete with the fourth token of a row.
-    early = [text for tokens, text in zip(rows, texts, strict=True) if letters.keys() >= {*tokens[:4]} and len(text) > 5]
+    early = [
+        text for tokens, text in zip(rows, texts, strict=True) if letters.keys() >= {*tokens[:4]} and len(text) > 5
+    ]
     stop = (next(text[3:6] for text in texts if len(text) > 8), early[-1][2:4])
     stopped = rig.generate(manifest, PROMPTS, group_size=8, sampling=replace(free, stop=stop))
     ends = [until_text(tokens, letters, stop, least) for tokens in rows]

@@ -73,7 +73,7 @@ def test_tokens_and_logprobs_come_back_as_the_server_gave_them(rig: Rig) -> None
         assert completion.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("changed", [{}, {"min_new_tokens": 2, "logit_bias": {"5": -1.0}, "repetition_penalty": 1.1}])
+@pytest.mark.parametrize("changed", [{}, {"min_new_tokens": 1, "logit_bias": {"5": -1.0}, "repetition_penalty": 1.1}])
 def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: StandIn, changed: dict[str, Any]) -> None:
     sampling = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=4, **changed)
     rig.generate(rig.load(), PROMPTS, group_size=3, sampling=sampling)
@@ -107,6 +107,21 @@ def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: Stan
             sort_keys=True,
         )
     }
+
+
+@pytest.mark.parametrize(
+    ("sampling", "problem"),
+    [
+        ({"min_new_tokens": 2}, "ended a completion after 2 tokens, and knows no min_new_tokens = 2"),
+        ({"temperature": 0.009}, "sampling.temperature: .* vLLM has no temperature between 0 and 0.01"),
+    ],
+)
+def test_what_a_server_would_ignore_or_change_without_a_word_fails_the_batch(
+    rig: Rig, sampling: dict[str, Any], problem: str
+) -> None:
+    """The stand-in answers two tokens, the second of which is an end, whatever it is asked."""
+    with pytest.raises(BatchFailed, match=problem):
+        rig.generate(rig.load(), PROMPTS, sampling=SamplingParams(max_new_tokens=7, **sampling))
 
 
 def test_vllm_is_paused_while_its_weights_change(rig: Rig, server: StandIn) -> None:
