@@ -171,6 +171,9 @@ PARTS = {
         "consumer.begin(model)": "examples/trainer.py",
     },
     "from-trl.md": {"# TRL\ntrainer =": "tests/contract/test_trl_job.py"},
+    "start.md": dict.fromkeys(
+        ("from itertools import product", "def all_or_half"), "tests/extras/projects/test_tutorial.py"
+    ),
 }
 """Blocks that leave out what a whole program has → the program that does the same, which a test runs, or that test."""
 
