@@ -1,4 +1,4 @@
-"""The endpoints of a job's dead batches (what they were, why they were given up, another try) and of its check."""
+"""The endpoints of a job's dead batches (what they were, why, another try), of its check, and of the whole stack."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from gateway import openapi
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer
 from onbeat_extras.looking.dead_letters import DeadLetterBox
+from onbeat_extras.looking.stack import StackReport, stack_report
 from onbeat_extras.looking.verification import verify
 
 MAX_LISTED = 1000
 VERDICT = openapi.answers(openapi.record(AuditVerdict), "Whether the run holds, and each gap")
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"])
 
 
-@router.get("/dead", **openapi.answers(openapi.record(DeadLetters)))
+@router.get("/jobs/{job_id}/dead", **openapi.answers(openapi.record(DeadLetters)))
 def dead_letters(
     job_id: KnownJob, services: HasServices, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100
 ) -> Response:
@@ -31,7 +32,7 @@ def dead_letters(
     return json_answer(DeadLetters(letters=DeadLetterBox(services.broker, job_id).newest(limit)))
 
 
-@router.post("/dead/{entry_id}/retry", **openapi.answers(openapi.record(JobStatus), "Its status now"))
+@router.post("/jobs/{job_id}/dead/{entry_id}/retry", **openapi.answers(openapi.record(JobStatus), "Its status now"))
 def retry_dead_batch(entry_id: str, job_id: KnownJob, services: HasServices) -> Response:
     """Queue a job again that a dead batch ended: its open iteration is sampled anew, that batch with it.
 
@@ -42,8 +43,14 @@ def retry_dead_batch(entry_id: str, job_id: KnownJob, services: HasServices) -> 
     return json_answer(job_status(services.broker, job_id))
 
 
-@router.post("/verify", **VERDICT)
+@router.post("/jobs/{job_id}/verify", **VERDICT)
 async def verify_job(request: Request, job_id: KnownJob, services: HasServices) -> Response:
     """Check the audit chain again, and hash the weights that the gateway sees on disk; 503 while others are checked."""
     verdict = await verify(request, services, job_id)
     return Response(status_code=CLIENT_GONE) if verdict is None else json_answer(verdict)
+
+
+@router.get("/stack/report", **openapi.answers(openapi.record(StackReport)))
+def whole_stack(services: HasServices) -> Response:
+    """Show the stack on one screen: Redis, the disk, and the trainers, generators and stage workers that live."""
+    return json_answer(stack_report(services))

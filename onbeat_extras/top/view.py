@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from contracts.jobs import JobStatus
+from contracts.jobs import JobState, JobStatus
 from contracts.monitor import GeneratorSeen
-from onbeat.terminal.job_view import STATE_STYLES
+from onbeat.terminal.job_view import STATE_STYLES, health_lines
 from onbeat.terminal.words import UNKNOWN, ago, by_reason, count, duration, one_line, plural, score, size, sparkline
 from onbeat_extras.top.look import Curves, Look
 
@@ -68,7 +68,7 @@ def _jobs(look: Look, chosen: int) -> RenderableType:
         curves = look.curves.get(job.job_id, Curves())
         table.add_row(
             Text(job.job_id, "reverse" if place == chosen else ""),
-            Text(job.state.value, STATE_STYLES[job.state]),
+            _state(job),
             f"{job.iterations_committed}/{job.iterations}",
             score(curves.rewards[-1] if curves.rewards else None),
             Text(sparkline(curves.rewards, width=SPARK_WIDTH), "green"),
@@ -76,6 +76,13 @@ def _jobs(look: Look, chosen: int) -> RenderableType:
             one_line(job.name),
         )
     return table
+
+
+def _state(job: JobStatus) -> Text:
+    """With a mark, and no longer in green, where something is or was wrong with the job."""
+    if not job.health:
+        return Text(job.state.value, STATE_STYLES[job.state])
+    return Text(f"{job.state.value} !", "yellow" if job.state is JobState.SUCCEEDED else STATE_STYLES[job.state])
 
 
 def _held_out(curves: Curves) -> Text:
@@ -115,7 +122,7 @@ def _chosen(job: JobStatus, curves: Curves, report: Mapping[str, Any] | None) ->
     )
     if report is None:
         when = f"{job.state.value} {ago(job.ended_s)}" if job.ended_s else job.state.value
-        return [head, Text(f"{when}  {one_line(job.reason)}".rstrip(), overflow="ellipsis", no_wrap=True)]
+        return [head, _line(f"{when}  {one_line(job.reason)}".rstrip()), *health_lines(job)]
     has_trainer = report.get("trainer_lease_s") is not None
     opened = "no iteration is open yet"
     if report.get("fence_state"):

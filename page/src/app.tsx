@@ -6,6 +6,7 @@ import { JobPage } from "./job/page";
 import { JobsPage } from "./jobs/page";
 import { link, usePlace } from "./router";
 import { useStore } from "./store";
+import { StackPage } from "./stack/page";
 import { SubmitPage } from "./submit/page";
 import { clock } from "./ui/format";
 import { Guard } from "./ui/guard";
@@ -32,6 +33,9 @@ export function App(): JSX.Element {
             <a href={link(["new"])} aria-current={section === "new" ? "page" : undefined}>
               New job
             </a>
+            <a href={link(["stack"])} aria-current={section === "stack" ? "page" : undefined}>
+              Stack
+            </a>
           </nav>
         </header>
         {problem && <KeyPrompt problem={problem} />}
@@ -39,6 +43,8 @@ export function App(): JSX.Element {
           <Guard key={`${section} ${jobId ?? ""}`} name="This screen">
             {section === "new" ? (
               <SubmitPage from={place.query.get("from")} />
+            ) : section === "stack" ? (
+              <StackPage />
             ) : section === "jobs" && jobId ? (
               <JobPage key={jobId} jobId={jobId} tab={tab ?? "overview"} query={place.query} />
             ) : section === "jobs" ? (

@@ -162,6 +162,12 @@ export interface DeltaWeights {
   snapshot_every_versions: number;
 }
 
+export interface DiskSeen {
+  free_bytes: number;
+  size_bytes: number;
+  jobs_bytes: number;
+}
+
 export interface EnvironmentDataset {
   type: ("environment");
   num_train_prompts: number;
@@ -739,6 +745,17 @@ export interface RecordingSpec {
   max_version_bytes: number;
 }
 
+export interface RedisSeen {
+  version: string;
+  uptime_s: number;
+  used_bytes: number;
+  max_bytes: number;
+  is_on_disk: boolean;
+  num_clients: number;
+  num_jobs: number;
+  max_jobs: number;
+}
+
 export interface RedisWeights {
   transport: ("redis");
 }
@@ -838,6 +855,15 @@ export interface SamplingParams {
 
 export interface SpecCheck {
   valid: boolean;
+}
+
+export interface StackReport {
+  redis: RedisSeen;
+  disk: DiskSeen;
+  num_queued: number;
+  trainers: TrainerSeen[];
+  generators: GeneratorSeen[];
+  stage_workers: StageWorkerSeen[];
 }
 
 export interface StackState {
@@ -966,6 +992,14 @@ export interface TimeoutSpec {
 export interface ToldEvent {
   id: string;
   event: (StateChanged | TrainerStarted | IterationCommitted | EvaluationFinished | CheckpointWritten | BatchDead | GeneratorsChanged | HealthChanged | MismatchAlarm | Rewound);
+}
+
+export interface TrainerSeen {
+  job_id: string;
+  name: string;
+  iteration: number;
+  lease_s: (number | null);
+  reason: string;
 }
 
 export interface TrainerSpec {

@@ -184,6 +184,17 @@ def test_a_job_that_records_nothing_says_how_to_record(shown: Shown) -> None:
     shown.services.jobs.move(other.job_id, JobState.FAILED, reason="the test is over")
 
 
+def test_the_stack_has_redis_the_disk_and_what_lives_on_one_screen(shown: Shown) -> None:
+    Presence(shown.services.broker).beat("generator-7", {"misses": f"reward service for 9 s at x: {HOSTILE}"})
+    with opened(shown.browser, shown.url, shown.services.settings.api_key, "stack") as page:
+        page.get_by_role("region", name="Services").get_by_text("generator-7 misses reward service for 9 s").wait_for()
+        page.get_by_role("group", name="Trainers").locator(f"a[href='#/jobs/{shown.job_id}']").wait_for()
+        assert page.get_by_role("region", name="Redis").get_by_text("without a limit").is_visible()
+        assert page.get_by_role("region", name="Disk of the run root").get_by_text("%").is_visible()
+        page.get_by_role("group", name="Generators").get_by_text("generator-7").first.wait_for()
+        assert_no_script_ran(page)
+
+
 def test_lanes_are_read_by_keys_and_exported(shown: Shown, tmp_path: Path) -> None:
     with shown.tab("lanes?last=3") as page:
         lanes = page.get_by_role("application")

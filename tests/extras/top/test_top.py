@@ -48,6 +48,19 @@ def test_a_look_fits_a_terminal_of_80_columns_and_24_lines(gateway: FakeGateway)
     assert "no answer" not in text
 
 
+def test_a_job_that_ended_unwell_is_marked_and_says_what_was_wrong() -> None:
+    problem = HealthProblem(rule="reward_collapsed", since=3, problem="0 on average", cure="lower the rate")
+    well = replace(STATUS, name="sums", reason="", state=JobState.SUCCEEDED, health=())
+    looks = [
+        Look(at_s=1.0, stack=STACK, jobs=(job,), generators=(), curves={}, streams={}, alerts=())
+        for job in (well, replace(well, health=(problem,)))
+    ]
+    before, after = (" ".join("\n".join(drawn(screen(look, chosen=0, now_s=1.0, url=""))).split()) for look in looks)
+    assert "succeeded !" in after
+    assert f"! {problem.in_words}; lower the rate" in after
+    assert "!" not in before
+
+
 def test_a_look_that_is_old_says_so_and_why(gateway: FakeGateway) -> None:
     with GatewayClient(gateway.url, KEY) as client:
         look = TopReader(client).look()

@@ -12,12 +12,12 @@ import type { KnownGenerator, Presence } from "./readings";
 const BADGE: Record<Presence, string> = { live: "good", silent: "warn", gone: "bad" };
 const EVERY_MS = 2000;
 
-export function Generators({ streams }: { streams: StreamReport }): JSX.Element {
+export function Generators({ streams }: { streams?: StreamReport }): JSX.Element {
   const asked = useResource<{ generators: GeneratorSeen[] }>("/v1/generators", { everyMs: EVERY_MS });
   const seen = useRef<KnownGenerator[]>([]);
   const now = useNow();
-  seen.current = known(seen.current, asked.value?.generators ?? streams.generators ?? [], now);
-  const held = new Map((streams.leases ?? []).map((lease) => [lease.generator_id, lease.batch_id]));
+  seen.current = known(seen.current, asked.value?.generators ?? streams?.generators ?? [], now);
+  const held = new Map((streams?.leases ?? []).map((lease) => [lease.generator_id, lease.batch_id]));
   return (
     <section class="card" aria-labelledby="generators-title">
       <div class="card-head">

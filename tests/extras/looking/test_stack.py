@@ -1,0 +1,43 @@
+"""The stack's report has Redis, the disk, and each process that lives, in one answer."""
+
+from __future__ import annotations
+
+from broker.presence import Presence, StagePresence
+from contracts.encoding.wire import convert
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from gateway.app import create_app
+from gateway.services import Services
+from onbeat_extras.looking.stack import StackReport, stack_report
+from tests.builders import job_spec
+from tests.integration.dead_batches import running
+from tests.served import asked
+
+
+def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, services: Services) -> None:
+    held = running(settings)
+    before = stack_report(services)
+    unheld, _ = services.jobs.create(job_spec(name="no trainer"))
+    services.jobs.move(unheld, JobState.RUNNING)
+    services.jobs.create(job_spec(name="waits"))
+    Presence(services.broker).beat("generator-7", {"doing": "waiting"})
+    StagePresence(services.broker, ["teacher"]).beat("stage-1", {"misses": "judge for 3.0 s at x: refused"})
+    services.disk.bytes[held.job_id] = 1234
+    answer = asked(create_app(services), "GET", "/v1/stack/report", key=settings.api_key)
+    report = convert(answer.json(), StackReport)
+    assert report.redis.num_jobs == before.redis.num_jobs + 2
+    assert (report.num_queued, report.redis.max_jobs) == (before.num_queued + 1, settings.max_jobs)
+    assert report.redis.is_on_disk is (services.broker.redis.config_get("appendonly") == {"appendonly": "yes"})
+    assert report.redis.used_bytes > 0
+    assert report.redis.num_clients >= 1
+    assert 0 < report.disk.free_bytes <= report.disk.size_bytes
+    assert report.disk.jobs_bytes == 1234
+    of = {one.job_id: one for one in report.trainers}
+    assert {held.job_id, unheld} <= of.keys()
+    assert of[held.job_id].lease_s is not None
+    assert (of[unheld].name, of[unheld].lease_s, of[unheld].iteration) == ("no trainer", None, -1)
+    assert "generator-7" in [one.generator_id for one in report.generators]
+    worker = next(one for one in report.stage_workers if one.worker_id == "stage-1")
+    assert (worker.worker_id, worker.serves, worker.seen_s < 10) == ("stage-1", ("teacher",), True)
+    for job_id in (held.job_id, unheld):
+        services.jobs.move(job_id, JobState.FAILED, reason="the test is over")
