@@ -81,12 +81,11 @@ class Generator(Worker[Claim]):
         players: Players,
         services: Sequence[Dependency] = (),
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
         stop_grace_s: float = STOP_GRACE_S,
         metrics: GeneratorMetrics | None = None,
     ) -> None:
         """services: what batches need beside the engine. metrics: of the process, where it serves any."""
-        self._activity = Activity(generator_id, wall_clock=wall_clock, metrics=metrics)
+        self._activity = Activity(generator_id, metrics=metrics)
         super().__init__(
             worker_id=generator_id,
             calls=calls,
@@ -99,7 +98,6 @@ class Generator(Worker[Claim]):
         )
         self._jobs = jobs
         self._model = model
-        self._wall_clock = wall_clock
         self._held = HeldBatches(self._freed.set)
         self._receipt = Receipt(calls=calls, model=model, activity=self._activity)
         self._carrier = Carrier(
@@ -315,6 +313,6 @@ class Generator(Worker[Claim]):
         weights, play = loaded.verified, self._players.play_for(job.spec, loaded)
         self._activity.holds(weights.policy_version)
         batch = CarriedBatch(job=job, claim=claim, loaded=loaded, weights=weights, play=play)
-        batch.sample(started_s=self._wall_clock())
+        batch.sample(started_s=self._activity.now_s())
         self._held.carry(batch)
         return batch

@@ -65,8 +65,8 @@ local function sealed_key(name)
   return 'onbeat:' .. SEAL .. ':{' .. JOB_ID .. '}:' .. name
 end
 
--- Most iterations that any job can have open at once.
-local MAX_SLOTS = 64
+-- As in keys.py: most iterations that any job can have open at once.
+local MAX_SLOTS = 17
 
 -- is_full: whether the server is at maxmemory, and the function is one that brings payloads.
 local function begin(arguments, is_full)

@@ -79,7 +79,7 @@ def write_checkpoint(
         )
         (scratch / STATE_FILE).write_bytes(encode_json(state))
 
-    write_folder(folder, fill, durable=True)
+    write_folder(folder, fill)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -144,7 +144,7 @@ def set_aside_after(checkpoints: Path, iteration: int) -> None:
     future back, or Redis is older than they are. There they push out no fresh one, and nothing is lost.
     """
     later = [folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration]
-    put_folders_aside(later, reason="which this start can't go on from")
+    put_folders_aside(later)
     remove_scratch(checkpoints)
 
 

@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from broker.connection.client import connect
 from broker.connection.script_texts import function_name
 from broker.job_store import JobStore
+from broker.keys import MAX_SLOTS
 from broker.leases import FailOutcome
 from broker.presence import Presence
 from broker.spans import report_spans
@@ -45,9 +46,9 @@ def test_a_function_takes_no_job_id_that_could_name_another_key(job: Job, job_id
         presented(job, job_id, "")
 
 
-@pytest.mark.parametrize("slots", ["0", "-1", "65", "nan"])
-def test_a_function_takes_one_slot_to_64(job: Job, slots: str) -> None:
-    assert presented(job, "job", "64")
+@pytest.mark.parametrize("slots", ["0", "-1", str(MAX_SLOTS + 1), "nan"])
+def test_a_function_takes_one_slot_to_the_most(job: Job, slots: str) -> None:
+    assert presented(job, "job", str(MAX_SLOTS))
     with pytest.raises(ResponseError, match="not a number of slots"):
         presented(job, "job", slots)
 

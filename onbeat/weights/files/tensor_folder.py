@@ -92,10 +92,10 @@ class ScratchFolder:
             ) from error
 
 
-def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -> None:
-    """Calls `fill` with a new folder beside `target`, then puts it in `target`'s place.
+def write_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """Calls `fill` with a new folder beside `target`, then puts it, on the disk, in `target`'s place.
 
-    durable: as for `put_in_place`. Raises OnbeatError naming the folder when it cannot be written; then `target` is as
+    Raises OnbeatError naming the folder when it cannot be written; then `target` is as
     it was, and nothing is left behind.
     """
     scratch = ScratchFolder(target)
@@ -103,7 +103,7 @@ def write_folder(target: Path, fill: Callable[[Path], None], *, durable: bool) -
         scratch.create()
         with scratch.errors():
             fill(scratch.path)
-        scratch.put_in_place(durable=durable)
+        scratch.put_in_place(durable=True)
     finally:
         scratch.remove()
 
@@ -148,11 +148,11 @@ def remove_folders(folders: Iterable[Path]) -> None:
             logger.warning("could not remove %s: %s", folder, error)
 
 
-def put_folders_aside(folders: Iterable[Path], *, reason: str) -> None:
-    """Moves complete folders into `aside` beside them, where no reader looks, and names and counts them in the log.
+def put_folders_aside(folders: Iterable[Path]) -> None:
+    """Moves complete folders that a start can't go on from into `aside` beside them, where no reader looks.
 
-    Nothing takes them away but the removal of their job, and its retention: what a start can't use may be all that is
-    left of some work. Raises OnbeatError that names a folder which can't be moved.
+    The log names and counts them. Nothing takes them away but the removal of their job, and its retention: what a start
+    can't use may be all that is left of some work. Raises OnbeatError that names a folder which can't be moved.
     """
     moved = [_put_aside(folder) for folder in folders]
     if not moved:
@@ -161,11 +161,10 @@ def put_folders_aside(folders: Iterable[Path], *, reason: str) -> None:
     there = [path for path in aside.iterdir() if path.is_dir()]
     num_bytes = sum(path.stat().st_size for folder in there for path in folder.rglob("*") if path.is_file())
     logger.warning(
-        "%d put aside in %s, %s: %s; it has %d folders, %.1f MiB, and keeps them until they are removed by hand, or "
-        "with the job",
+        "%d put aside in %s, which this start can't go on from: %s; it has %d folders, %.1f MiB, and keeps them until "
+        "they are removed by hand, or with the job",
         len(moved),
         aside,
-        reason,
         ", ".join(path.name for path in moved),
         len(there),
         num_bytes / 2**20,

@@ -58,7 +58,7 @@ class TrainerFiles:
             save(scratch)
             (scratch / STAMP).write_bytes(encode_json(stamp))
 
-        write_folder(self._folder.trainer_state_of(made.policy_version), fill, durable=True)
+        write_folder(self._folder.trainer_state_of(made.policy_version), fill)
 
     def set_aside_after(self, policy_version: int) -> None:
         """Puts the states of versions that this start can't go on from aside, and removes a killed process' scratch."""
@@ -66,7 +66,7 @@ class TrainerFiles:
 
         states = numbered(self._folder.trainer_state, VERSION)
         later = [path for version, path in states if version > policy_version]
-        put_folders_aside(later, reason="which this start can't go on from")
+        put_folders_aside(later)
         if states:
             remove_scratch(self._folder.trainer_state)
 
