@@ -391,9 +391,9 @@ class JobStore:
                 return outline, link
 
 
-def health_of(fields: Mapping[str, bytes]) -> tuple[HealthProblem, ...]:
-    """What the job hash says of it."""
-    return decode(fields["health"], tuple[HealthProblem, ...]) if "health" in fields else ()
+def health_of(fields: Mapping[str, bytes], name: str = "health") -> tuple[HealthProblem, ...]:
+    """What the job hash says of it; under `health_at_resume`, as it stood at the last resume."""
+    return decode(fields[name], tuple[HealthProblem, ...]) if fields.get(name) else ()
 
 
 def unknown_job(job_id: str) -> NotFound:

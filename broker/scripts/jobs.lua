@@ -67,6 +67,8 @@ if read_fence().committed < 0 then redis.call('HDEL', PROGRESS, 'engine') end
 redis.call('SET', SPEC, after)
 redis.call('SADD', ACTIVE, JOB_ID)
 redis.call('HSET', JOB, 'state', 'queued', 'reason', '', 'trainer_starts', 0)
+-- What is wrong with it by now ends it no more.
+redis.call('HSET', JOB, 'health_at_resume', redis.call('HGET', JOB, 'health') or '')
 if horizons ~= '' then redis.call('HSET', JOB, 'horizons', horizons) end
 redis.call('HDEL', JOB, 'ended_s')
 tell(event)

@@ -43,6 +43,8 @@ class Trainer:
         try:
             succession = start(held)
             held.keeper.loaded()
+            # The one before it may have died between its last checkpoint and the end of the job.
+            held.health.check()
             commits = Commits(held, self._run_log, succession)
             learner = held.ranks.learner
             log_run(

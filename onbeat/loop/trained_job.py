@@ -68,7 +68,7 @@ class HealthWatch:
             raise InvalidInput("no extra judges a job's health here", field="trainer.stop_on", cure="leave it out")
 
     def begin(self, first: int) -> None:
-        """Takes the iterations before the first one as they stand: what is wrong with them ends nothing any more."""
+        """Takes the iterations before the first one: what was wrong at the last resume ends nothing any more."""
 
     def scored(self, score: EvaluationScore) -> None:
         """Takes a held-out score, before the commit of its iteration."""
@@ -76,7 +76,7 @@ class HealthWatch:
     def committed(self, metrics: events.IterationMetrics) -> None: ...
 
     def check(self) -> None:
-        """Raises Unhealthy where a rule of `trainer.stop_on` was broken under this trainer."""
+        """Raises Unhealthy where a rule of `trainer.stop_on` was broken since the last resume."""
 
 
 def health_watch(jobs: JobStore, folder: RunFolder, spec: JobSpec) -> HealthWatch:

@@ -56,8 +56,11 @@ class PackageRenderer:
         self.end_ids = tuple(self._renderer.get_stop_token_ids())
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        rows = self._rows(messages)
-        return list(self._renderer.render_ids(rows, tools=self._functions(tools), add_generation_prompt=True))
+        rows, functions = self._rows(messages), self._functions(tools)
+        try:
+            return list(self._renderer.render_ids(rows, tools=functions, add_generation_prompt=True))
+        except Exception as error:  # as in `parse`: an environment may begin anew with what a model said
+            raise InvalidInput(f"the format refuses the messages: {error}", field=FIELD) from error
 
     def parse(self, prompt: Sequence[int], turn: Sequence[int], tools: Sequence[Tool]) -> Message:
         try:

@@ -33,17 +33,21 @@ class JudgedHealth(HealthWatch):
         self._folder = folder
         self._stops = spec.trainer.stops_on
         self._health = Health(spec)
-        self._begun: tuple[HealthProblem, ...] = ()
+        self._accepted: frozenset[str] = frozenset()
+        """Rules that were broken at the last resume. A trainer that was replaced breaks none anew, and accepts none."""
         self._told: tuple[HealthProblem, ...] = ()
 
     def begin(self, first: int) -> None:
+        problems: tuple[HealthProblem, ...] = ()
         scores = _before(self._folder.evaluations, first, EvaluationScore)
         for iteration, metrics in sorted(_before(self._folder.metrics, first, IterationMetrics).items()):
             if iteration in scores:
                 self.scored(scores[iteration])
-            self._begun = self._health.iteration(metrics)
-        self._told = health_of(self._jobs.fields(self._folder.job_id))
-        self._tell(self._begun, first - 1)
+            problems = self._health.iteration(metrics)
+        fields = self._jobs.fields(self._folder.job_id)
+        self._accepted = frozenset(problem.rule for problem in health_of(fields, "health_at_resume"))
+        self._told = health_of(fields)
+        self._tell(problems, first - 1)
 
     def scored(self, score: EvaluationScore) -> None:
         self._health.score(score)
@@ -52,9 +56,8 @@ class JudgedHealth(HealthWatch):
         self._tell(self._health.iteration(metrics), metrics.iteration)
 
     def check(self) -> None:
-        before = {problem.rule for problem in self._begun}
         for problem in self._told:
-            if problem.rule in self._stops and problem.rule not in before:
+            if problem.rule in self._stops and problem.rule not in self._accepted:
                 raise Unhealthy(problem.in_words, field="trainer.stop_on", cure=problem.cure)
 
     def _tell(self, problems: tuple[HealthProblem, ...], iteration: int) -> None:

@@ -54,6 +54,8 @@ class PlayedTrajectory:
     """Start of the turn that has no reply yet, and why it ended."""
     _message: Message | None = None
     _reply: Reply | None = None
+    _opening: list[int] = field(default_factory=list)
+    """The tokens of the reply's messages, where it begins anew."""
     _stop: StopReason | None = None
     _failure: StatedReason | None = None
 
@@ -106,7 +108,11 @@ class PlayedTrajectory:
         self.context += turn
 
     def reply(self, reply: Reply) -> None:
-        """Records what the environment said to the turn."""
+        """Records what the environment said to the turn. Raises InvalidInput for messages that nothing can begin with;
+        then nothing is recorded."""
+        self._opening = self.renderer.open(reply.messages, self.tools) if reply.begins_anew and not reply.done else []
+        if reply.begins_anew and not reply.done and not self._opening:
+            raise InvalidInput("the messages with which it begins anew have no tokens", field="messages")
         digest = reply_digest(reply)
         self._close_turn(reward=reply.reward, digest=digest)
         self._reply = reply
@@ -137,18 +143,14 @@ class PlayedTrajectory:
         )
 
     def goes_on(self) -> bool:
-        """Appends the observation where another turn has room, by counts alone. Raises PrefixBroken, and BatchFailed
-        for messages that nothing can begin with."""
+        """Appends the observation where another turn has room, by counts alone. Raises PrefixBroken."""
         self._stop = self._stop or self._stop_reason()
         if self._stop is not None or self._reply is None:
             return False
         start = len(self.prompt_ids) + self._turns[-1].start
         begins, said = self._begins, self._reply.messages
         if self._reply.begins_anew:
-            try:
-                begins, observation = len(self.context), self.renderer.open(said, self.tools)
-            except InvalidInput as error:
-                raise BatchFailed(f"an environment can't begin anew with its messages: {error}") from error
+            begins, observation = len(self.context), self._opening
         else:
             observation = self.renderer.go_on(self.context[begins:start], self.context[start:], said, self.tools)
         added = len(observation) + self.max_new_tokens

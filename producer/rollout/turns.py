@@ -262,9 +262,8 @@ class TurnPlayer:
             results = await self.environments.step(steps)
             failed: list[Session] = []
             for session, result in zip(waiting, results, strict=True):
-                if isinstance(result, service.Turned) and result.reply is not UNSET:
-                    session.played.reply(result.reply)
-                elif not self._ends(session, result):
+                refused = _recorded(session, result)
+                if refused is not None and not self._ends(session, refused):
                     failed.append(session)
             if not self.spec.deterministic:
                 return failed
@@ -360,6 +359,17 @@ def calls_of(prompts: Sequence[Prompt], most_tokens: int = MOST_TOKENS) -> list[
             longest = len(prompt.token_ids) // ITEM_BYTES
         calls[-1].append(prompt)
     return calls
+
+
+def _recorded(session: Session, result: service.Result) -> service.Result | None:
+    """Records a reply. Returns what is no reply, and a failure in place of one that nothing can go on from."""
+    if not isinstance(result, service.Turned) or result.reply is UNSET:
+        return result
+    try:
+        session.played.reply(result.reply)
+    except InvalidInput as error:
+        return service.Failure(reason="invalid_reply", detail=f"it can't begin anew with its messages: {error}")
+    return None
 
 
 def _check_opening(session: Session, result: service.Turned) -> None:

@@ -128,10 +128,27 @@ def test_other_rules_and_what_was_broken_before_a_resume_end_nothing(watch: Call
     other.committed(numbers(0, 0.1))
     other.check()
     append_json_lines(other._folder.metrics, [numbers(0, 0.1)])
+    jobs, job_id = other._jobs, other._folder.job_id
+    jobs.fail(job_id, "it is low")
+    jobs.resume(job_id)
     resumed = watch(trainer__stop_on=["reward_collapsed"])
     resumed.begin(1)
+    resumed.check()
     resumed.committed(numbers(1, 0.1))
     resumed.check()
+
+
+def test_a_trainer_that_died_before_it_could_end_its_job_leaves_that_to_the_next(
+    watch: Callable[..., JudgedHealth],
+) -> None:
+    died = watch(trainer__stop_on=["reward_collapsed"])
+    died.begin(0)
+    append_json_lines(died._folder.metrics, [numbers(0, 0.1)])
+    died.committed(numbers(0, 0.1))
+    after = watch(trainer__stop_on=["reward_collapsed"])
+    after.begin(1)
+    with pytest.raises(Unhealthy, match="since iteration 0"):
+        after.check()
 
 
 def test_a_job_that_is_to_end_by_its_health_is_refused_where_nothing_judges_it(

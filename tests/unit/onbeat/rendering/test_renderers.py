@@ -262,6 +262,9 @@ def test_a_format_whose_parser_or_bridge_raises_costs_a_message_or_a_batch(monke
 
     monkeypatch.setattr(renderer._renderer, "parse_response", fail)
     monkeypatch.setattr(renderer._renderer, "bridge_to_next_turn", fail)
+    monkeypatch.setattr(renderer._renderer, "render_ids", fail)
+    with pytest.raises(InvalidInput, match=r"environment.chat_format: the format refuses the messages: 'a token"):
+        renderer.open([Message(role="user", content="a")], ())
     turn = tokenizer("so<|im_end|>", add_special_tokens=False).input_ids
     assert renderer.parse([1], turn, ()).malformed.startswith("it can't be read: KeyError")
     with pytest.raises(PrefixBroken, match="fails after this turn"):

@@ -296,16 +296,28 @@ def test_where_an_environment_begins_anew_the_model_sees_what_stands_from_there_
         assert {len(one.trajectory.turns) for of_prompt in rows for one in of_prompt} == {num_turns}
 
 
-def test_messages_that_a_template_can_t_begin_with_fail_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("opened", "said"), [(InvalidInput("the template refuses them"), "the template refuses them"), ([], "no tokens")]
+)
+def test_messages_that_nothing_can_begin_with_are_a_failure_at_what_the_model_said(
+    monkeypatch: pytest.MonkeyPatch, opened: list[int] | InvalidInput, said: str
+) -> None:
     service = Echo()
     service.begins_anew_after = 0
 
-    def refuse(*_: object) -> list[int]:
-        raise InvalidInput("the template refuses them")
+    def opening(*_: object) -> list[int]:
+        if isinstance(opened, InvalidInput):
+            raise opened
+        return opened
 
-    monkeypatch.setattr(TextRenderer, "open", refuse)
-    with pytest.raises(BatchFailed, match="can't begin anew with its messages: the template refuses them"):
+    monkeypatch.setattr(TextRenderer, "open", opening)
+    with pytest.raises(BatchFailed, match=f"invalid_reply: it can't begin anew with its messages: .*{said}"):
         play(service)
+    for of_prompt in play(service, environment={"on_failure": 0.25}):
+        for completion in of_prompt:
+            played = completion.trajectory
+            assert played is not UNSET
+            assert (played.stop, played.failure, played.reward) == ("failed", "invalid_reply", 0.25)
 
 
 def test_samples_and_turns_have_random_numbers_of_their_own_and_the_first_turn_those_of_today() -> None:
