@@ -18,10 +18,11 @@ from broker.keys import OpenKeys, num_open_of
 from broker.ledger import ids_among, read_of
 from broker.removals import Removal
 from contracts.encoding.wire import decode, encode
-from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
+from contracts.errors import Conflict, ContractViolation, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, HealthProblem, JobState, ResumeRequest, resumed_spec
 from contracts.spec import JobSpec
+from contracts.spec_submission import fork_of
 
 IDEMPOTENCY_S = 24 * 3600
 RECORDS_AT_ONCE = 16
@@ -138,13 +139,12 @@ class JobStore:
         return ids_among(job_id for _, job_id in in_order)
 
     def forks_of(self, job_id: str) -> dict[str, int]:
-        """Jobs that have not ended and go on from a version of this one → that version."""
+        """Jobs that have not ended and go on from a version of this one → that version; an unreadable spec has none."""
         forks: dict[str, int] = {}
         for active in self.active_jobs():
-            with contextlib.suppress(NotFound):  # removed meanwhile
-                fork = self.spec(active).fork
-                if fork is not UNSET and fork.job == job_id:
-                    forks[active] = fork.version
+            with contextlib.suppress(NotFound, ContractViolation):
+                fork = fork_of(self._spec_bytes(active))
+                forks |= {active: fork.version} if fork is not UNSET and fork.job == job_id else {}
         return forks
 
     def spec(self, job_id: str) -> JobSpec:

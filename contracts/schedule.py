@@ -57,10 +57,6 @@ class Schedule:
         oldest = max(0, iteration - self.max_policy_lag)
         return oldest, iteration if self.name == "bounded" else oldest
 
-    def evaluation_version_of(self, iteration: int) -> int:
-        """Returns the version that samples the evaluation batches of an iteration: the one that is evaluated."""
-        return iteration
-
     def opened_by(self, committed: int) -> int:
         """Returns the iteration that the commit of `committed` opens, so that `num_open` of them stay open."""
         return committed + self.num_open

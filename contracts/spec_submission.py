@@ -8,8 +8,10 @@ Not part of JobSpec: earlier releases took such specs, and their jobs must still
 
 from __future__ import annotations
 
-from msgspec import UNSET
+import msgspec
+from msgspec import UNSET, UnsetType
 
+from contracts.encoding.wire import decode
 from contracts.errors import InvalidInput
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.spec import ForkSpec, JobSpec
@@ -21,6 +23,14 @@ def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
     _check_distribution(spec)
     _check_clips(spec)
+    _check_stops(spec)
+    for environment in spec.environments.values() if spec.trainer.packing == "padded" else ():
+        if environment.max_context_tokens is not UNSET:
+            raise InvalidInput(
+                "a padded pass has all parts of a trajectory, each as long as its longest: no limit bounds it",
+                field="environment.max_context_tokens",
+                cure='leave it out, or take trainer.packing = "shared_prompt"',
+            )
 
 
 def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:
@@ -34,6 +44,15 @@ def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:
         if there != here:
             return f"it has {name} = {there}, this job {here}"
     return ""
+
+
+class _Forked(msgspec.Struct, frozen=True):
+    fork: ForkSpec | UnsetType = UNSET
+
+
+def fork_of(spec: bytes) -> ForkSpec | UnsetType:
+    """Reads of a spec, of whatever release, from where its job goes on. Raises ContractViolation."""
+    return decode(spec, _Forked).fork
 
 
 def unusable_fork(fork: ForkSpec, source: RunFolder, problem: str) -> InvalidInput:
@@ -57,6 +76,12 @@ def _matrices(spec: JobSpec) -> object:
 def _check_distribution(spec: JobSpec) -> None:
     """Refuses log-probs of a stage that isn't told which distribution tokens were drawn from."""
     sampling = spec.rollout.sampling
+    if sampling.processing and spec.trainer.external:
+        raise InvalidInput(
+            "no row tells an external trainer the distribution that it made",
+            field=f"rollout.sampling.{sampling.processing}",
+            cure="leave it out, or trainer.external",
+        )
     setting = sampling.truncation or sampling.processing
     for stage in spec.stages if setting else ():
         made = {REFERENCE_LOGPROBS, TEACHER_LOGPROBS}.intersection(column.name for column in stage.outputs)
@@ -84,3 +109,24 @@ def _check_clips(spec: JobSpec) -> None:
                 field=f"algorithm.{name}",
                 cure='leave it out, or set updates_per_iteration or mini_batches above 1, or old_policy = "generator"',
             )
+
+
+def _check_stops(spec: JobSpec) -> None:
+    """Refuses an end by a rule of health that can't be broken, and an alarm about what the job doesn't sample."""
+    algorithm = spec.algorithm
+    given = 'loss = "sft" samples nothing' if algorithm.learns_given else ""
+    lags = spec.schedule_rule.lags
+    never: dict[str, str] = {
+        "reward_collapsed": given,
+        "score_collapsed": "" if spec.evaluation.num_prompts else "evaluation.num_prompts = 0 scores no version",
+        "groups_equal": "" if algorithm.advantage_kind.compares_groups else "algorithm.advantage compares no group",
+        "entropy_gone": given,
+        "mismatch_high": 'under a lag "lag_too_large" says it' if lags else "",
+        "truncations_rising": given,
+        "lag_too_large": "" if lags else "without max_policy_lag nothing lags",
+    }
+    for rule in spec.trainer.stops_on:
+        if reason := never.get(rule, ""):
+            raise InvalidInput(f'"{rule}" is never said: {reason}', field="trainer.stop_on", cure="take it out")
+    if given and spec.trainer.entropy_alarm is not UNSET:
+        raise InvalidInput(f"it has no effect: {given}", field="trainer.entropy_alarm", cure="leave it out")

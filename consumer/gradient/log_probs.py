@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.micro_batch import MicroBatch
@@ -50,8 +51,11 @@ def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
     """Returns [R, S_max] what a critic expects before each sampled token; padding holds 0.0."""
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(critic)
-    states = _predicting_states(critic, micro_batch)
-    return _in_rows(upcast(output_head(critic)(states)).squeeze(-1), micro_batch)
+    states, head = _predicting_states(critic, micro_batch), output_head(critic)
+    # In float32 from the head on: bfloat16 would round each value, and the advantages with them, to 8 bits.
+    bias = None if head.bias is None else upcast(head.bias)
+    values = functional.linear(upcast(states), upcast(head.weight), bias)
+    return _in_rows(values.squeeze(-1), micro_batch)
 
 
 def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> None:

@@ -129,7 +129,9 @@ def train_micro_batch(
     measured = BatchStats.of(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
     if not prepared.passes:
-        return replace(measured, advantages=_flat(prepared.advantages, batch)), None
+        # Without a pass a critic has no say, and what isn't trained has no advantage.
+        advantages = prepared.advantages if policy.critic is None else np.zeros_like(prepared.advantages)
+        return replace(measured, advantages=_flat(advantages, batch)), None
     forward = functools.partial(_token_logprobs, policy, reference=reference, spec=spec)
     with torch.set_grad_enabled(accumulator is not None):
         passes, advantages = _measure(batch, prepared, policy=policy, forward=forward, spec=spec)

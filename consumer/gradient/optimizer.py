@@ -114,7 +114,8 @@ class PolicyOptimizer:
         InvalidInput where the optimizer's library isn't installed, and what `groups_of` does."""
         self._parameters = dict(parameters)
         self._reference = {f"reference.{name}": frozen for name, frozen in (reference or {}).items()}
-        self._kept = self._reference | {name: self._parameters[name] for name in critic}
+        self.beside = self._reference | {name: self._parameters[name] for name in critic}
+        """What training moves beside the policy."""
         self._mixup_alpha = mixup_alpha
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
         """What takes the gradients: the masters, and the parameters that need none."""
@@ -168,8 +169,8 @@ class PolicyOptimizer:
     @torch.no_grad()
     def sync_reference(self) -> None:
         """Mixes the parameters into the reference: alpha policy + (1 - alpha) reference, rounded to its dtype."""
-        for name, parameter in self._parameters.items():
-            local_rows(self._reference[f"reference.{name}"]).lerp_(local_rows(parameter), self._mixup_alpha)
+        for name, frozen in self._reference.items():
+            local_rows(frozen).lerp_(local_rows(self._parameters[name.removeprefix("reference.")]), self._mixup_alpha)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}`, `master.{parameter}` and the
@@ -180,7 +181,7 @@ class PolicyOptimizer:
             if parameter in self._moments.of(parameter).state
             for state_name, tensor in self._moments.state(parameter).items()
         }
-        tensors |= {name: local_rows(kept).detach() for name, kept in self._kept.items() if tensors}
+        tensors |= {name: local_rows(kept).detach() for name, kept in self.beside.items() if tensors}
         return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -192,7 +193,7 @@ class PolicyOptimizer:
         }
         expected |= {f"master.{name}" for name in self._masters()}
         # A fork may begin, or end, to have a reference that moves.
-        expected |= {name for name in self._kept if not name.startswith("reference.")}
+        expected |= {name for name in self.beside if not name.startswith("reference.")}
         if differing := sorted(expected ^ {name for name in tensors if not name.startswith("reference.")}):
             raise ContractViolation(f"the optimizer state is not this model's, e.g. {differing[0]}", field="optimizer")
         for name, parameter in self.stepped.items():
@@ -204,7 +205,7 @@ class PolicyOptimizer:
         with torch.no_grad():
             for name, master in self._masters().items():
                 master.copy_(tensors[f"master.{name}"])
-            for name, kept in self._kept.items():
+            for name, kept in self.beside.items():
                 if name in tensors:
                     local_rows(kept).copy_(tensors[name])
 

@@ -133,8 +133,10 @@ class TrainedBatches(BatchesOf[BatchStats]):
         """1 - mean (V - R)^2 / var R over the tokens; None without a critic, or where all returns are equal."""
         if not (num := self.sum("num_valued_tokens")):
             return None
-        variance = self.sum("return_square_sum") / num - (self.sum("return_sum") / num) ** 2
-        return 1.0 - self.sum("value_error_sum") / num / variance if variance > 0.0 else None
+        square = self.sum("return_square_sum") / num
+        variance = square - (self.sum("return_sum") / num) ** 2
+        # What is left of equal returns is the rounding of their squares, of either sign.
+        return 1.0 - self.sum("value_error_sum") / num / variance if variance > 1e-12 * square else None
 
     def per_token(self, *names: str) -> float:
         """The sum of these over the sampled tokens."""

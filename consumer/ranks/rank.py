@@ -178,11 +178,13 @@ class Rank:
     def _check_agreement(self) -> None:
         """Raises FenceViolation where the ranks hold different weights.
 
-        Each rank's gradient must be of the weights that rank 0 publishes (I2); another kind of CPU may drift off.
+        Each rank's gradient must be of the weights that rank 0 publishes (I2), and of the critic and the reference that
+        it has; another kind of CPU may drift off.
         """
         if self._learner.shares_state:
             return
-        mine = checksum(self._learner.policy.state_tensors().values())
+        learner = self._learner
+        mine = checksum([*learner.policy.state_tensors().values(), *learner.optimizer.beside.values()])
         # MAX over (c, -c) gives the largest checksum and minus the smallest one: all are equal where the two cancel.
         extremes = torch.tensor([mine, -mine])
         with store_errors():

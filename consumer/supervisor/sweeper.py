@@ -125,6 +125,8 @@ class Sweeper:
 
     def _see_to_note(self, job_id: str, removal: Removal) -> None:
         folder, files = self._folder_of(job_id), self._files_of(job_id)
+        if removal.files == "removed" and JobStore(self._broker).forks_of(job_id):
+            return  # it was submitted since: its files go once it has ended
         if removal.files == "kept":
             name_it(folder)
             files.record(is_forgotten=True)

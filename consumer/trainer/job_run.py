@@ -31,8 +31,9 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from consumer.ranks.orders import own_seat
+from consumer.trainer.commit import save
 from consumer.trainer.held_job import HeldJob
-from consumer.trainer.trainer import Trainer
+from consumer.trainer.trainer import run_iterations
 from contracts import errors
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
@@ -100,21 +101,20 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
     state = jobs.state(job_id)
     if state.is_final:
         return TrainerExit.DONE
-    trainer: Trainer | None = None
+    held: HeldJob | None = None
     try:
         if state is JobState.CANCELLING:
             raise Cancelled
         _begin(jobs, job_id, side)
-        trainer = Trainer(load())
-        trainer.run()
+        held = load()
+        run_iterations(held)
     except Cancelled:
-        reason = _saved(trainer) if trainer is not None else ""
+        reason = _saved(held) if held is not None else ""
         jobs.move(job_id, JobState.CANCELLED, reason=reason, trainer_epoch=side.trainer_epoch)
-        if trainer is not None:
-            trainer.clear()
+        _clear(held)
     except Stopped:
-        if trainer is not None:
-            _saved(trainer)
+        if held is not None:
+            _saved(held)
         log.info("stopped; another trainer may go on with job %s", job_id)
     except (errors.FencedOff, errors.FenceViolation, errors.Unavailable):
         raise
@@ -122,19 +122,18 @@ def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callabl
         log.error("job %s failed: %s", job_id, error)
         # The lease comes before the files: a trainer that slept past it writes no checkpoint beside its successor's.
         side.renew()
-        if trainer is not None and isinstance(error, (errors.BatchFailed, errors.DeadlineExceeded, errors.Unhealthy)):
-            _saved(trainer)
+        if held is not None and isinstance(error, (errors.BatchFailed, errors.DeadlineExceeded, errors.Unhealthy)):
+            _saved(held)
         jobs.fail(job_id, str(error), trainer_epoch=side.trainer_epoch)
-        if trainer is not None:
-            trainer.clear()
+        _clear(held)
         return TrainerExit.FAILED
     else:
         jobs.move(job_id, JobState.SUCCEEDED, trainer_epoch=side.trainer_epoch)
         log.info("job %s succeeded", job_id)
-        trainer.clear()
+        _clear(held)
     finally:
-        if trainer is not None:
-            trainer.close()
+        if held is not None:
+            held.ranks.close()
     return TrainerExit.DONE
 
 
@@ -177,10 +176,16 @@ def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
         raise Cancelled from error
 
 
-def _saved(trainer: Trainer) -> str:
+def _clear(held: HeldJob | None) -> None:
+    """Removes the versions of a job that has ended; a resume writes its first one again."""
+    if held is not None:
+        held.weights.remove_all()
+
+
+def _saved(held: HeldJob) -> str:
     """Saves what was committed; returns "", or why it could not: that must not change how the job ends."""
     try:
-        trainer.save()
+        save(held)
     except (errors.FencedOff, errors.BrokerUnavailable):
         raise
     except errors.OnbeatError as error:

@@ -15,7 +15,9 @@ What they share is a `HeldJob`; what one hands to the next is a number, an `Iter
 
 from __future__ import annotations
 
-from consumer.trainer.commit import Commits, save
+import contextlib
+
+from consumer.trainer.commit import Commits
 from consumer.trainer.gather import gather
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Boundary, Iteration
@@ -25,53 +27,32 @@ from consumer.trainer.step import step
 from onbeat.telemetry.correlation import about
 
 
-class Trainer:
-    """Runs one job under one trainer epoch, from its newest checkpoint to its last iteration."""
+def run_iterations(held: HeldJob) -> None:
+    """Trains a job under one trainer epoch, from its newest checkpoint; returns when its last iteration is committed.
 
-    def __init__(self, held: HeldJob) -> None:
-        """Raises OnbeatError where the run folder cannot be written, InvalidInput for a tracker."""
-        self._held = held
-        self._run_log = RunLog(held.folder, held.spec)
-
-    def run(self) -> None:
-        """Returns when the last iteration is committed; every other end is an exception.
-
-        Raises Cancelled, Stopped, FencedOff, BrokerUnavailable, or the OnbeatError that fails the job.
-        """
-        held = self._held
-        boundary: Boundary | None = None
-        try:
-            succession = start(held)
-            held.keeper.loaded()
-            # The one before it may have died between its last checkpoint and the end of the job.
-            held.health.check()
-            commits = Commits(held, self._run_log, succession)
-            learner = held.ranks.learner
-            log_run(
-                held.folder.job_id, held.spec, learner.policy, first=succession.next, num_ranks=learner.place.world_size
-            )
-            while (number := succession.next) is not None:
-                with about(job=held.folder.job_id, iteration=number):
-                    asked = held.window.turn_to(number)
-                    iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
-                    gather(held, iteration)
-                    # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
-                    held.side.renew()
-                    stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
-                    boundary = commits.commit(iteration, stepped)
-            held.side.confirm(held.spec.last_iteration)
-        finally:
-            self._run_log.close()
-            held.end_traces()
-
-    def save(self) -> None:
-        """Writes a checkpoint of the last committed version, unless there is one already or nothing was trained."""
-        save(self._held)
-
-    def close(self) -> None:
-        """Ends the ranks beside this one."""
-        self._held.ranks.close()
-
-    def clear(self) -> None:
-        """Removes the versions of a job that has ended; a resume writes its first one again."""
-        self._held.weights.remove_all()
+    Every other end is an exception: Cancelled, Stopped, FencedOff, BrokerUnavailable, or the OnbeatError that fails the
+    job.
+    """
+    boundary: Boundary | None = None
+    with contextlib.ExitStack() as at_its_end:
+        at_its_end.callback(held.end_traces)
+        run_log = at_its_end.enter_context(contextlib.closing(RunLog(held.folder, held.spec)))
+        succession = start(held)
+        held.keeper.loaded()
+        # The one before it may have died between its last checkpoint and the end of the job.
+        held.health.check()
+        commits = Commits(held, run_log, succession)
+        learner = held.ranks.learner
+        log_run(
+            held.folder.job_id, held.spec, learner.policy, first=succession.next, num_ranks=learner.place.world_size
+        )
+        while (number := succession.next) is not None:
+            with about(job=held.folder.job_id, iteration=number):
+                asked = held.window.turn_to(number)
+                iteration = Iteration(asked, trainer_epoch=held.side.trainer_epoch, boundary=boundary)
+                gather(held, iteration)
+                # A trainer that was paused past its lease ends here, before it moves a weight or writes a file.
+                held.side.renew()
+                stepped = step(held, iteration) if iteration.number < held.spec.iterations else None
+                boundary = commits.commit(iteration, stepped)
+        held.side.confirm(held.spec.last_iteration)

@@ -70,6 +70,7 @@ _BASE: Mapping[str, tuple[ColumnType, Axis, _Maker]] = {
     "prompt_ids": ("int32", "prompt_token", lambda group, _: group.prompt_token_ids),
     "completion_ids": ("int32", "completion_token", lambda _, rollout: rollout.completion.token_ids),
     "sampled": ("int32", "completion_token", lambda _, rollout: _sampled(rollout.completion)),
+    "sees_from": ("int32", "completion_token", lambda _, rollout: _sees_from(rollout.completion)),
     "generator_logprobs": ("float32", "token", lambda _, rollout: rollout.completion.generator_logprobs),
     "text": ("text", "rollout", lambda _, rollout: rollout.text.encode()),
     "reward": ("float64", "rollout", lambda _, rollout: pack_float64([rollout.reward])),
@@ -91,6 +92,11 @@ def _sampled(completion: Completion) -> bytes:
     for start, end in completion.spans:
         values[start:end] = [1] * (end - start)
     return pack_int32(values)
+
+
+def _sees_from(completion: Completion) -> bytes:
+    """Returns for each token the place in the completion with which what its model saw begins; 0: with the prompt."""
+    return pack_int32([begin for begin, _, end in completion.lines for _ in range(begin, end)])
 
 
 def _carried(text: object, column: str) -> bytes:

@@ -72,7 +72,7 @@ class SampledStats:
                 if group.source is not UNSET
             ),
             num_groups=len(batch.groups),
-            num_equal_groups=int(equal_groups(rewards).sum()),
+            num_equal_groups=int(equal_groups(rewards).sum()) if rewards.shape[1] > 1 else 0,
             num_resamples=sum(group.num_resamples for group in batch.groups),
             num_tokens=sum(lengths),
             longest_response_tokens=max(lengths),

@@ -92,8 +92,8 @@ class Window:
         )
 
     def evaluation(self, iteration: int) -> tuple[PromptBatch, ...]:
-        """Returns the batches that evaluate the version of an open iteration; () where nothing does, or not yet."""
-        manifest = self._manifests.get(self._schedule.evaluation_version_of(iteration))
+        """Returns the batches of an open iteration that evaluate the version of its number; () of none, or not yet."""
+        manifest = self._manifests.get(iteration)
         return self._plan.evaluation(iteration, manifest) if manifest else ()
 
     def ahead_of(self, iteration: int) -> Iterable[tuple[int, tuple[PromptBatch, ...]]]:

@@ -69,7 +69,7 @@ class StackPlan:
     engine: Engine = field(default_factory=TransformersOptions)
     """What every generator samples with, where there is no profile; no other process is told."""
     metrics: bool = False
-    """Whether each process that is no HTTP service serves metrics, at a port of its own (onbeat/stack/ports.py)."""
+    """Whether each process that is no HTTP service serves metrics, at a port of its own."""
     fresh: bool = False
     """Forgets the private server's data of an earlier stack, and removes it at the end."""
 

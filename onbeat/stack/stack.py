@@ -40,6 +40,7 @@ from contracts.settings import StackSettings
 from onbeat.http_service.outgoing import make_client
 from onbeat.process import child_process
 from onbeat.process.child_process import ChildProcess
+from onbeat.process.entry_points import load_entry_point
 from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 from onbeat.process.signals import uninterrupted
@@ -47,7 +48,7 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
-from onbeat.stack.ports import HOST, MetricsTargets, free_port, remove, require_free
+from onbeat.stack.ports import HOST, free_port, require_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 
@@ -100,8 +101,8 @@ class EmbeddedStack:
         self.reward_url = f"http://{HOST}:{free_port()}"
         self.api_key = plan.settings.api_key or secrets.token_urlsafe(32)
         self.reward_key = plan.settings.reward_key or secrets.token_urlsafe(32)
-        self._targets = MetricsTargets(plan.settings) if plan.metrics else None
-        self._target_files: list[Path] = []
+        targets = plan.metrics and load_entry_point("onbeat.targets", "prometheus", field="metrics", where="stack")
+        self._targets = targets(plan.settings) if targets else None
         self.logs = self.folder / "logs"
         self.redis: EmbeddedRedis | None = None
         self.children: dict[str, ChildProcess] = {}
@@ -145,7 +146,7 @@ class EmbeddedStack:
         )
         self._stack_file = write_stack_file(self.folder, stack)
         if self._targets is not None:
-            self._target_files = self._targets.write(self.folder, self._urls)
+            self._targets.write(self.folder, self._urls)
 
     def start_or_stop(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
         """Does `start`; what was started is stopped again when it fails or is interrupted."""
@@ -176,7 +177,8 @@ class EmbeddedStack:
         self._supervised.clear()
         if self._stack_file is not None:
             self._stack_file.unlink(missing_ok=True)
-        remove(self._target_files)
+        if self._targets is not None:
+            self._targets.remove()
         scaled = [child for name, child in self.children.items() if name.startswith(SCALED)]
         self._stop_together(scaled, GENERATOR_GRACE_S)
         for name, grace_s in (

@@ -69,22 +69,18 @@ CHUNKS = Store(
 )
 
 
-def of_extra(name: str, extra: str) -> Store:
-    """A store that an extra of onbeat brings, imported where it is made. Without it, InvalidInput says so once it is
-    wanted."""
-
-    def wanted(_: object) -> NoReturn:
-        problem = f"no package offers `{name}` in group {EXTRAS} here"
-        raise InvalidInput(problem, field="weights.transport", cure=f'pip install "onbeat[{extra}]"')
-
-    def brought() -> Store:
-        missing = Store(trainer=wanted, receiver=lambda root, *_: CopiedFiles(name, wanted, FolderFiles(root)))
-        return all_of(EXTRAS).get(name, missing)
-
-    return Store(trainer=lambda of: brought().trainer(of), receiver=lambda *given: brought().receiver(*given))
+def _wanted(_: object) -> NoReturn:
+    problem = f"no package offers `object` in group {EXTRAS} here"
+    raise InvalidInput(problem, field="weights.transport", cure='pip install "onbeat[objects]"')
 
 
-OBJECTS = of_extra("object", "objects")
+def _objects() -> Store:
+    """What an extra of onbeat brings, imported where it is used. Without it, InvalidInput says so once it is wanted."""
+    missing = Store(trainer=_wanted, receiver=lambda root, *_: CopiedFiles("object", _wanted, FolderFiles(root)))
+    return all_of(EXTRAS).get("object", missing)
+
+
+OBJECTS = Store(trainer=lambda of: _objects().trainer(of), receiver=lambda *given: _objects().receiver(*given))
 STORES: Mapping[str, Store] = {"file": FOLDERS, "delta": FOLDERS, "redis": CHUNKS, "object": OBJECTS}
 """Name in specs and manifests → store."""
 

@@ -59,9 +59,11 @@ UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, decoupled PPO, Muon": UPDATES | LAGGING | {"optimizer__type": "muon"} | DECAY,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
-    "trajectories, updates, a critic in bfloat16, split": PLAYED
+    "trajectories, updates, a critic in bfloat16, a reference that moves, split": PLAYED
     | UPDATES
     | SPLIT
+    | KL
+    | SYNC
     | {"algorithm__advantage": "gae", "algorithm__value_clip": 0.01, "model__dtype": "bfloat16"},
     "mini-batches, KL, split, changed logits": PARTS | KL | SPLIT | CHANGED,
     "FSDP, mini-batches, KL to a reference that moves": FSDP | PARTS | KL | SYNC,

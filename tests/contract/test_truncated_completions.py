@@ -54,6 +54,10 @@ def test_a_batch_that_was_cut_whole_teaches_nothing_and_goes_through_no_model(tm
     assert (stats.trained_rows, stats.loss_sum, kept) == ((), 0.0, None)
     assert any(stats.advantages)
     assert stats.num_tokens > 0
+    critic, spec = policy.with_critic(), job_spec(algorithm=MASK | {"advantage": "gae"})
+    accumulator = ExactAccumulator(critic.trained_parameters(), max_micro_batches=1)
+    stats, kept = train_micro_batch(critic, batch, reference=None, spec=spec, accumulator=accumulator)
+    assert (any(stats.advantages), stats.trained_rows, kept) == (False, (), None), "no value was asked for"
 
 
 def test_left_out_it_is_the_score_and_a_kl_in_the_reward_is_refused(tmp_path: Path) -> None:

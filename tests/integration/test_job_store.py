@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
+from broker.keys import OpenKeys
 from broker.trainer_side import TrainerSide
-from contracts.encoding.wire import decode
+from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, FencedOff, InvalidInput, NotFound
 from contracts.events import BatchDead, StateChanged
 from contracts.jobs import EvaluationScore, JobState, ResumeRequest
@@ -73,7 +74,12 @@ def test_a_fork_is_checked_when_it_is_submitted_and_its_source_stays_until_it_ha
             check_fork(spec, here, jobs)
     check_fork(job_spec(fork={**fork, "version": 3}), here, jobs)
     job_id, _ = jobs.create(forking)
-    assert jobs.forks_of(source) == {job_id: 2}
+    unread, _ = jobs.create(forking)
+    jobs._redis.set(OpenKeys(unread).spec, encode({"fork": 7}))
+    assert jobs.forks_of(source).pop(job_id) == 2, "beside a spec that nothing can read"
+    jobs._redis.set(OpenKeys(unread).spec, encode({"fork": fork, "of": "another release"}))
+    assert jobs.forks_of(source)[unread] == 2
+    jobs.fail(unread, "it is over")
     jobs.move(job_id, JobState.RUNNING)
     jobs.fail(job_id, "it is over")
     assert jobs.forks_of(source) == {}

@@ -283,6 +283,18 @@ def test_files_stay_while_a_fork_that_begins_with_them_has_not_ended(stack: Stac
     assert not folder.path.exists()
 
 
+def test_files_that_are_to_go_stay_for_a_fork_that_was_submitted_before_they_went(stack: Stack) -> None:
+    folder = stack.ended(days_ago=40)
+    forget(stack, folder)
+    remove_for_good(stack.gateway, folder.job_id)
+    fork, _ = stack.jobs.create(job_spec(fork={"job": folder.job_id, "version": 1}))
+    stack.sweep()
+    assert folder.path.exists()
+    stack.jobs.request_cancel(fork)
+    stack.sweep()
+    assert not folder.path.exists()
+
+
 def test_a_run_folder_whose_job_redis_never_had_is_left_alone(stack: Stack) -> None:
     """A server that lost its data has forgotten all jobs: their folders hold all that is left of them."""
     folder = stack.ended(days_ago=400, retention__keys_days=1.0, retention__files_days=1.0, retention__result_days=1.0)

@@ -12,6 +12,7 @@ import consumer.trainer.trainer as trainer
 import tests.own_trainer as own_trainer
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
+from consumer.trainer import job_run
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from consumer.trainer.step import Stepped
@@ -324,18 +325,17 @@ def test_a_trainer_that_finds_all_committed_and_saved_ends_the_job_and_opens_not
 ) -> None:
     jobs = JobStore(broker)
     job_id, _ = jobs.create(lagging())
-    run = trainer.Trainer.run
 
-    def dies_at_its_end(self: trainer.Trainer) -> None:
-        run(self)
+    def dies_at_its_end(held: HeldJob) -> None:
+        trainer.run_iterations(held)
         raise Dead
 
     with generating(broker, job_id):
-        monkeypatch.setattr(trainer.Trainer, "run", dies_at_its_end)
+        monkeypatch.setattr(job_run, "run_iterations", dies_at_its_end)
         with pytest.raises(Dead):
             one_trainer(own, broker, job_id)
         chain = jobs.audit(job_id)
-        monkeypatch.setattr(trainer.Trainer, "run", run)
+        monkeypatch.setattr(job_run, "run_iterations", trainer.run_iterations)
         assert one_trainer(own, broker, job_id) == 0
     assert (jobs.state(job_id), jobs.audit(job_id)) == (JobState.SUCCEEDED, chain)
     assert made(jobs, job_id) == undisturbed

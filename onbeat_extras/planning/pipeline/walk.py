@@ -130,7 +130,7 @@ class _Pipeline:
 
     def _version_for(self, iteration: int, held: int, *, is_training: bool, at_s: float) -> int:
         if not is_training:
-            return self._schedule.evaluation_version_of(iteration)
+            return iteration  # the version that is evaluated
         oldest, newest = self._schedule.versions_of(iteration)
         return held if oldest <= held <= newest else min(newest, bisect_right(self.commits_s, at_s))
 

@@ -11,6 +11,7 @@ from contracts.encoding.wire import convert, decode, encode
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
+from contracts.spec_tables.trainer import HEALTH_RULES
 from onbeat.client.spec_file import load_spec
 from tests.builders import job_spec
 
@@ -52,6 +53,52 @@ def test_log_probs_of_a_stage_of_one_s_own_are_refused_beside_it(field: str) -> 
     with pytest.raises(InvalidInput, match=f"no column tells stage own the distribution that {field} .*made") as caught:
         check_submitted(job_spec(**TAUGHT, rollout__sampling={"max_new_tokens": 5} | CHANGED[field]))
     assert caught.value.field == f"rollout.sampling.{field}"
+
+
+@pytest.mark.parametrize("field", ["min_new_tokens", "repetition_penalty", "logit_bias"])
+def test_an_external_trainer_is_told_what_was_kept_and_no_changed_logits(field: str) -> None:
+    external: dict[str, Any] = {"trainer": {"external": True}, "deterministic": False}
+    check_submitted(job_spec(**external, rollout__sampling={"max_new_tokens": 5, "top_p": 0.9}))
+    with pytest.raises(InvalidInput, match="no row tells an external trainer") as caught:
+        check_submitted(job_spec(**external, rollout__sampling={"max_new_tokens": 5} | CHANGED[field]))
+    assert caught.value.field == f"rollout.sampling.{field}"
+
+
+GIVEN: dict[str, Any] = {
+    "algorithm": {"loss": "sft", "advantage": "none"},
+    "rollout__group_size": 1,
+    "reward__components": [],
+    "evaluation__num_prompts": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "job"),
+    [
+        *(("entropy_gone", GIVEN), ("reward_collapsed", GIVEN), ("truncations_rising", GIVEN)),
+        *(("lag_too_large", {}), ("mismatch_high", LAG | {"algorithm__correction": "tis"})),
+        *(("score_collapsed", {"evaluation__num_prompts": 0}), ("groups_equal", {"algorithm__advantage": "gae"})),
+    ],
+)
+def test_an_end_by_a_rule_that_is_never_broken_is_refused(rule: str, job: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f'"{rule}" is never said: ') as caught:
+        check_submitted(job_spec(**job, trainer__stop_on=[rule]))
+    assert caught.value.field == "trainer.stop_on"
+
+
+def test_ends_by_rules_that_can_be_broken_are_taken_and_an_alarm_about_what_isn_t_sampled_is_not() -> None:
+    rules = sorted(HEALTH_RULES.keys() - {"lag_too_large", "kl_high"})
+    check_submitted(job_spec(trainer__stop_on=rules, evaluation__num_prompts=8))
+    check_submitted(job_spec(**LAG, algorithm__correction="tis", trainer__stop_on=["lag_too_large"]))
+    with pytest.raises(InvalidInput, match=r'trainer.entropy_alarm: it has no effect: loss = "sft" samples nothing'):
+        check_submitted(job_spec(**GIVEN, trainer__entropy_alarm=0.1))
+
+
+def test_a_padded_pass_takes_no_trajectory_of_several_parts() -> None:
+    anew: dict[str, Any] = {"environment": {"name": "game", "max_tokens": 64, "max_context_tokens": 32}}
+    check_submitted(job_spec(**anew))
+    with pytest.raises(InvalidInput, match=r"environment.max_context_tokens: a padded pass has all parts"):
+        check_submitted(job_spec(**anew, trainer__packing="padded"))
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo", "gspo", "cispo"])

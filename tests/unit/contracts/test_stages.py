@@ -210,8 +210,11 @@ def test_base_columns_are_read_off_the_rows_of_a_batch() -> None:
 
 
 def test_a_trajectory_has_its_observations_in_two_columns_and_in_no_other() -> None:
-    batch = builders.batch_of([([5, 6], [played([[7, 8], [9]], [[4, 4]], logprobs=[-0.5, -1.0, -1.5])])])
-    (shape,) = row_shapes(batch)
+    anew = played([[7], [9]], [[4, 4]], anew=[0])
+    batch = builders.batch_of([([5, 6], [played([[7, 8], [9]], [[4, 4]], logprobs=[-0.5, -1.0, -1.5]), anew])])
+    (shape, _) = row_shapes(batch)
+    seen = base_values(batch, ["sees_from"], range(2))["sees_from"]
+    assert seen == [pack_int32([0, 0, 0, 0, 0]), pack_int32([0, 1, 1, 1])]
     assert shape == RowShape(2, 3, 5)
     found = base_values(batch, ["completion_ids", "sampled", "generator_logprobs"], range(1))
     assert found == {

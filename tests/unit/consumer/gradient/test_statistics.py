@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from consumer.gradient.statistics import (
     BatchStats,
     Mismatch,
     Scaling,
+    TrainedBatches,
     counts_by_lag,
     iteration_numbers,
     iteration_scaling,
@@ -44,6 +46,25 @@ def test_a_batch_is_measured_by_its_rewards_lengths_and_groups() -> None:
     assert measured.component_scores == {"exact": (1.0, 0.0, 0.5, 0.5)}
     assert (measured.num_groups, measured.num_equal_groups, measured.num_resamples) == (2, 1, 2)
     assert (measured.num_tokens, measured.longest_response_tokens, measured.num_truncated) == (8, 3, 0)
+
+
+def test_a_group_of_one_has_nothing_to_be_equal_to() -> None:
+    batch = batch_of([([5], [rollout([1], 1.0)]), ([6], [rollout([2], 1.0)])])
+    assert BatchStats.of(batch, batch_rewards(batch)).num_equal_groups == 0
+
+
+@pytest.mark.parametrize("value", [0.3, -0.7, 12.3, 1e3])
+def test_equal_returns_have_no_variance_to_explain(value: float) -> None:
+    returns = np.full(4000, value)
+    sums = {"return_sum": float(returns.sum()), "return_square_sum": float(np.square(returns).sum())}
+    equal = stats(0, num_valued_tokens=4000, value_error_sum=0.4, **sums)
+    assert TrainedBatches([equal], Scaling(count=1)).explained_variance is None
+    apart = returns + 1e-3 * np.arange(4000)
+    sums = {"return_sum": float(apart.sum()), "return_square_sum": float(np.square(apart).sum())}
+    explained = TrainedBatches(
+        [stats(0, num_valued_tokens=4000, value_error_sum=0.4, **sums)], Scaling(count=1)
+    ).explained_variance
+    assert explained == pytest.approx(1.0 - 1e-4 / apart.var(), rel=1e-6)
 
 
 def test_mismatch_is_measured_over_unmasked_tokens() -> None:

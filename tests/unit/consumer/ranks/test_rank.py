@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from consumer.gradient.assembly import make_learner
@@ -15,7 +18,6 @@ from consumer.ranks.rank import Rank, checksum, told
 from contracts.checkpoints import CheckpointState
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
 from onbeat.weights.files.stored_tensors import StoredTensors
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.two_ranks import run_two_ranks
@@ -23,16 +25,14 @@ from tests.two_ranks import run_two_ranks
 DEADLINE_S = 120.0
 
 
-def spec() -> JobSpec:
-    return job_spec(trainer__world_size=2, timeouts__ranks_s=60.0)
-
-
-def be_rank(rank: int, folder: Path) -> None:
-    """Rank 1's weights are off by 1e-6; the store's server is rank 0's."""
-    member = join(spec() if rank == 0 else None, device="cpu")
+def be_rank(rank: int, folder: Path, *, of: str = "", **changes: Any) -> None:
+    """The last of rank 1's parameters whose names begin with `of` is off by 1e-6; the store's server is rank 0's."""
+    spec = job_spec(trainer__world_size=2, timeouts__ranks_s=60.0, **changes)
+    member = join(spec if rank == 0 else None, device="cpu")
     learner = make_learner(StackSettings(model_root=str(folder)), member.spec, member.place)
     with torch.no_grad():
-        next(iter(learner.policy.trained_parameters().values()))[0, 0] += rank * 1e-6
+        named = learner.policy.trained_parameters()
+        named[max(name for name in named if name.startswith(of))].view(-1)[0] += rank * 1e-6
     this = Rank(member.exchange.for_another_thread(), learner, patience_s=DEADLINE_S)
     if rank == 0:
         give_orders(member.exchange)
@@ -56,9 +56,12 @@ def say_what_came(exchange: Exchange, folder: Path) -> None:
     (folder / "answers").write_text("\n".join(lines))
 
 
-def test_errors_of_ranks_and_weights_that_differ_reach_rank_0_as_what_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, {"of": "critic.", "algorithm__advantage": "gae"}], ids=["policy", "critic"])
+def test_errors_of_ranks_and_weights_that_differ_reach_rank_0_as_what_they_are(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     tiny_model_folder(tmp_path)
-    run_two_ranks(be_rank, tmp_path)
+    run_two_ranks(partial(be_rank, **changes), tmp_path)
     refused, *differing, done = (tmp_path / "answers").read_text().splitlines()
     assert refused.startswith(f"{ContractViolation.__name__}: token_ids: batch 0/train/0 has a token outside")
     assert len(differing) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -349,27 +348,3 @@ def test_each_process_of_a_stack_takes_its_share_of_the_cores(tmp_path: Path, mo
     monkeypatch.setattr("os.cpu_count", lambda: 12)
     assert StackPlan(run_root=tmp_path, model_root=ROOT, generators=2).threads_each == 4
     assert StackPlan(run_root=tmp_path, model_root=ROOT, generators=2, stage_workers=3).threads_each == 2
-
-
-def test_with_metrics_each_process_has_a_port_and_prometheus_finds_it_with_a_key_of_its_own(tmp_path: Path) -> None:
-    stack = EmbeddedStack(StackPlan(run_root=tmp_path, model_root=tmp_path, generators=2, metrics=True))
-    stack.start_redis()
-    try:
-        told = {child.name: settings_from(child.environment) for child in stack._plan_children(stack._settings())}
-        assert stack._targets is not None
-        files = stack._targets.write(tmp_path, stack._urls)
-    finally:
-        stack.stop()
-    groups = {one["labels"]["instance"]: one["targets"] for one in json.loads(files[0].read_bytes())}
-    assert groups["generator-1"] == [f"127.0.0.1:{told['generator-1'].metrics_port}"]
-    assert groups["trainer"] == [f"127.0.0.1:{told['worker'].trainer_metrics_port}"]
-    assert set(groups) == {"gateway", "reward_service", "worker", "trainer", "generator-1", "generator-2"}
-    ports = [settings.metrics_port for settings in told.values() if settings.metrics_port]
-    assert len(set(ports)) == len(ports) == 3
-    (key,) = {settings.metrics_key for settings in told.values()}
-    assert key == files[1].read_text() != told["gateway"].api_key
-    assert files[1].stat().st_mode & 0o077 == 0
-    assert not any(KEY in role and role[KEY] for role in stack._roles(stack._settings()).values())
-
-
-KEY = f"{PREFIX}METRICS_KEY"
