@@ -4,6 +4,7 @@ parser: a job fails at its start, or when it is submitted, not at the batch that
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 from contracts import rewards
@@ -22,21 +23,19 @@ MATH_WORD = re.compile(r"(?<![\\A-Za-z])(?!sqrt(?![A-Za-z]))[A-Za-z]{3,}")
 def check_job(dataset: DatasetSpec, components: tuple[rewards.RewardComponent, ...]) -> None:
     """Checks what is known of a job's tasks from its spec alone. Raises InvalidInput that names the field."""
     for source, part in sources_of(dataset).items():
-        scoring = [(place, one) for place, one in enumerate(components) if one.scores(source)]
-        places = [place for place, one in scoring if isinstance(one, rewards.ReasoningGymReward)]
-        if places or isinstance(part, ReasoningGymDataset):
-            known_tasks("dataset.task").check_source(part, places)
+        reads = [isinstance(one, rewards.ReasoningGymReward) and one.scores(source) for one in components]
+        if any(reads) or isinstance(part, ReasoningGymDataset):
+            known_tasks("dataset.task").check_source(part, [place for place, is_read in enumerate(reads) if is_read])
 
 
 def check_reference(component: rewards.RewardComponent, *, reference: str, task_entry: str) -> None:
     """Raises InvalidInput, with the cure, for what the component refuses whatever a model answers."""
     if isinstance(component, rewards.NumericReward) and read_number(reference) is None:
         raise InvalidInput("`numeric` finds no number in the reference", cure="write it as 42, -1,234, 1/2 or 2.5e-3")
-    if isinstance(component, rewards.ExactReward | rewards.MathVerifyReward) and not reference.strip():
-        raise InvalidInput(f"`{component.name}` needs a reference, and it is empty", cure="fill it in")
     has_group = isinstance(component, rewards.RegexReward) and "answer" in re.compile(component.pattern).groupindex
-    if has_group and not reference.strip():
-        raise InvalidInput("the pattern's group `answer` needs a reference, and it is empty", cure="fill it in")
+    if (has_group or isinstance(component, rewards.ExactReward | rewards.MathVerifyReward)) and not reference.strip():
+        reader = "the pattern's group `answer`" if has_group else f"`{component.name}`"
+        raise InvalidInput(f"{reader} needs a reference, and it is empty", cure="fill it in")
     if isinstance(component, rewards.MathVerifyReward):
         _check_mathematics(reference)
     if isinstance(component, rewards.ReasoningGymReward):
@@ -52,5 +51,6 @@ def _check_mathematics(reference: str) -> None:
         raise InvalidInput("`math_verify` finds an unbalanced brace in the reference", cure="write balanced LaTeX")
 
 
+@cache  # each example asks, and each look goes through all that is installed
 def known_tasks(field: str) -> Any:
     return load_entry_point(TASKS, "reasoning_gym", field=field, where="job")

@@ -25,6 +25,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.examples import ExampleSets, load_dataset
+from onbeat.prompts.references import TASKS, known_tasks
 from onbeat.prompts.source import PromptSource
 
 DEMO_MODEL = Path(__file__).parents[4] / "configs" / "models" / "two-digit-addition"
@@ -111,6 +112,20 @@ def test_reasoning_gym_examples_are_equal_for_equal_seeds_and_the_held_out_ones_
     assert first == again
     assert first.evaluation == other.evaluation
     assert [example.question for example in first.train] != [example.question for example in other.train]
+
+
+def test_a_job_of_tasks_looks_once_for_what_knows_them(caplog: pytest.LogCaptureFixture) -> None:
+    known_tasks.cache_clear()
+    with caplog.at_level("INFO"):
+        load_dataset(
+            CHAIN_SUM,
+            num_evaluation=16,
+            seed=0,
+            model_root=SpecRoot(Path("nowhere")),
+            components=(ReasoningGymReward(),),
+        )
+    looks = [record.getMessage() for record in caplog.records if TASKS in record.getMessage()]
+    assert len(looks) == 2, "one for the spec's field and one for the examples'"
 
 
 def test_a_task_entry_scores_its_own_reference_after_its_way_through_json() -> None:
