@@ -1,10 +1,10 @@
-"""A pretrained model learns a task, and only from its rewards: configs/smollm2-chain-sum.toml, beside a control.
+"""A pretrained model learns a task, and only from its rewards: a job of SmolLM2-135M-Instruct, beside a control.
 
-onbeat bench real-model [--spec configs/smollm2-chain-sum-lora.toml --name real-model-lora]
+onbeat bench real-model [--name real-model-lora]
 
 The control is the same job with its rewards shuffled inside groups. `--runs DIR` keeps the runs there, and
 reads one of the same spec that has succeeded and been verified there instead of training it again. The model is made by
-configs/models/make_smollm2_135m.py.
+configs/models/make_smollm2_135m.py; one that another job of CASES warms up is trained and exported here, for both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks._demo_runs import run_demo
-from benchmarks._results import REPOSITORY, write_result
+from benchmarks._results import REPOSITORY, RESULTS, write_result
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.json_lines import read_json_lines
 from contracts.events import IterationMetrics
@@ -32,15 +33,68 @@ from contracts.spec_tables.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
 from onbeat.prompts.source import prompt_source
-from onbeat_extras.runs.exported.export import export
+from onbeat_extras.runs.exported.export import PROVENANCE, export
 from onbeat_extras.runs.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
 
-SPEC = REPOSITORY / "configs/smollm2-chain-sum.toml"
+CONFIGS = REPOSITORY / "configs"
 FIGURES = REPOSITORY / "docs/images"
+TODAY = RESULTS / "real-model-2026-11-22.json"
+"""The curve that a recipe is drawn beside: the whole model, one step an iteration, one task."""
 JOBS: dict[str, tuple[str, ...]] = {"trained": (), "control": ("algorithm.shuffle_rewards=true",)}
 """Name → what is set beside the spec."""
 NUM_SAMPLES = 10
-EXPECTED = "held-out accuracy up by at least 0.15, sampled and greedy, in at most two hours; the control does not rise"
+COLORS = ("#3b7dd8", "#888888")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One job and what is expected of it, written before it ran."""
+
+    spec: str
+    """File in configs/."""
+    expected: str
+    warm_up: str = ""
+    """File in configs/ of the job whose exported model the spec names; "" of none."""
+
+
+CASES: dict[str, Case] = {
+    "real-model": Case(
+        spec="smollm2-chain-sum.toml",
+        expected=(
+            "held-out accuracy up by at least 0.15, sampled and greedy, in at most two hours; the control does not rise"
+        ),
+    ),
+    "real-model-lora": Case(
+        spec="smollm2-chain-sum-lora.toml",
+        expected=(
+            "held-out accuracy up by at least 0.15, sampled and greedy, in at most two hours; the control does not rise"
+        ),
+    ),
+    "real-model-sft-grpo": Case(
+        spec="smollm2-sft-grpo.toml",
+        warm_up="smollm2-sft.toml",
+        expected=(
+            "the warm start alone takes sampled accuracy from 0.04 to 0.20-0.45 and leaves greedy at 0.30-0.50; GRPO "
+            "from there raises sampled by at least 0.10 more in 20 iterations of half as many completions; "
+            "the control, from the same warm start, does not rise"
+        ),
+    ),
+    "real-model-mini-batches": Case(
+        spec="smollm2-mini-batches.toml",
+        expected=(
+            "sampled accuracy of at least 0.40 after 12 iterations, which one step an iteration reached after 20-25; "
+            "the control does not rise"
+        ),
+    ),
+    "real-model-mixture": Case(
+        spec="smollm2-mixture.toml",
+        expected=(
+            "sampled accuracy of both tasks up by at least 0.15 in 24 iterations, of the sums less than by sums alone, "
+            "since they have half of the completions; the control rises in neither"
+        ),
+    ),
+}
+"""Name of the result and of the figure → its job."""
 KEPT = ("job_id", "iterations", "wall_s", "tokens_per_s", "final_weights_digest", "verified")
 
 
@@ -61,7 +115,13 @@ def measured(folder: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: summary[key] for key in KEPT},
         "evaluations": [
-            {"version": one.policy_version, "sampled": one.sampled, "greedy": one.greedy, "prompts": one.num_prompts}
+            {
+                "version": one.policy_version,
+                "sampled": one.sampled,
+                "greedy": one.greedy,
+                "prompts": one.num_prompts,
+                **({"by_source": one.by_source} if one.by_source else {}),
+            }
             for one in evaluations
         ],
         "reward": [round(one.reward_mean, 4) for one in metrics],
@@ -112,20 +172,58 @@ def samples(folder: RunFolder, spec: JobSpec, scratch: Path) -> list[dict[str, s
     ]
 
 
-def draw(runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draws held-out accuracy by version, and beside it the reward of the training samples by iteration."""
+def run_of(folder: Path, spec_path: Path, settings: Sequence[str]) -> tuple[RunFolder, JobSpec, dict[str, Any]]:
+    """A run of the spec that a folder holds, made there where it holds none; with the spec and what is measured."""
+    spec = load_spec(spec_path, settings)
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    summary = finished(folder, spec) or run_demo(spec_path, folder, *flags, "--generators", "1").summary
+    run = RunFolder(folder, summary["job_id"])
+    values = measured(run, summary)
+    last = values["evaluations"][-1]
+    print(f"{folder.name}: sampled {last['sampled']:.3f}, greedy {last['greedy']:.3f} at the end", flush=True)
+    return run, spec, values
+
+
+def warmed_up(case: Case, folder: Path) -> dict[str, Any]:
+    """Trains the case's warm start, and exports it to where the case's job looks for its model.
+
+    Raises RuntimeError where another model lies there.
+    """
+    run, spec, values = run_of(folder, CONFIGS / case.warm_up, ())
+    target = REPOSITORY / load_spec(CONFIGS / case.spec, ()).model.path
+    if not target.exists():
+        export(run, spec, target, model_folder=REPOSITORY / spec.model.path, versions=None)
+    digest = json.loads((target / PROVENANCE).read_text())["weights_digest"]
+    if digest != values["final_weights_digest"]:
+        raise RuntimeError(f"{target} holds version {digest}, and not that of {run.job_id}; move it away")
+    return values
+
+
+def draw(runs: Mapping[str, Mapping[str, Any]], path: Path, *, beside: Mapping[str, Any] | None) -> None:
+    """Draws held-out accuracy by version, and beside it the reward of the training samples by iteration.
+
+    runs: name → measured values. beside: those of another job, drawn dotted up to the last version of these.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (held_out, training) = pyplot.subplots(1, 2, figsize=(10.0, 4.0), layout="constrained")
-    for (name, run), color in zip(runs.items(), ("#3b7dd8", "#888888"), strict=True):
+    for (name, run), color in zip(runs.items(), COLORS, strict=False):
         versions = [one["version"] for one in run["evaluations"]]
-        for kind, style in (("greedy", "-o"), ("sampled", "--o")):
-            scores = [one[kind] for one in run["evaluations"]]
-            held_out.plot(versions, scores, style, color=color, markersize=4, label=f"{name}, {kind}")
+        for label, style, scores in curves(run["evaluations"]):
+            held_out.plot(versions, scores, style, color=color, markersize=4, label=f"{name}, {label}")
         training.plot(moving_mean(run["reward"], SMOOTHED_OVER), color=color, label=name)
+    if beside is not None:
+        last = max(len(run["reward"]) for run in runs.values())
+        versions = [one["version"] for one in beside["evaluations"] if one["version"] <= max(last, 25)]
+        for kind, style in (("greedy", ":o"), ("sampled", ":s")):
+            scores = [one[kind] for one in beside["evaluations"][: len(versions)]]
+            held_out.plot(versions, scores, style, color="#e0762f", markersize=3, label=f"chain_sum alone, {kind}")
+        training.plot(
+            moving_mean(beside["reward"], SMOOTHED_OVER)[:last], ":", color="#e0762f", label="chain_sum alone"
+        )
     prompts = next(iter(runs.values()))["evaluations"][0]["prompts"]
     held_out.set(xlabel="version", ylabel="accuracy", title=f"{prompts} held-out questions", ylim=(0, 1))
     training.set(xlabel="iteration", ylabel="reward", title="training samples, temperature 1", ylim=(0, 1))
@@ -136,28 +234,36 @@ def draw(runs: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
+def curves(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, list[float]]]:
+    """(label, style, scores by version): greedy and sampled; of a mixture, each source's sampled ones."""
+    if "by_source" in evaluations[0]:
+        styles = zip(evaluations[0]["by_source"], ("-o", "--s"), strict=False)
+        return [(f"{name}, sampled", style, [one["by_source"][name] for one in evaluations]) for name, style in styles]
+    return [(kind, style, [one[kind] for one in evaluations]) for kind, style in (("greedy", "-o"), ("sampled", "--o"))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onbeat bench real-model", description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs")
-    parser.add_argument("--spec", type=Path, default=SPEC, help="the job")
-    parser.add_argument("--name", default="real-model", help="name of the result and of the figure")
+    parser.add_argument("--spec", type=Path, help="another spec than the job's own")
+    parser.add_argument("--name", choices=CASES, default="real-model", help="the job, and its result's name")
     arguments = parser.parse_args()
+    case = CASES[arguments.name]
+    spec_path = arguments.spec or CONFIGS / case.spec
     with tempfile.TemporaryDirectory(prefix="real-model-") as scratch:
         kept = arguments.runs or Path(scratch)
+        result: dict[str, Any] = {"expected": case.expected}
+        if case.warm_up:
+            result["warm_up"] = warmed_up(case, kept / "warm-up")
         runs: dict[str, Any] = {}
-        found: list[dict[str, str]] = []
         for name, settings in JOBS.items():
-            folder, spec = kept / name, load_spec(arguments.spec, settings)
-            flags = [flag for setting in settings for flag in ("--set", setting)]
-            summary = finished(folder, spec) or run_demo(arguments.spec, folder, *flags).summary
-            runs[name] = measured(RunFolder(folder, summary["job_id"]), summary)
-            last = runs[name]["evaluations"][-1]
-            print(f"{name}: sampled {last['sampled']:.3f}, greedy {last['greedy']:.3f} at the end", flush=True)
+            run, spec, runs[name] = run_of(kept / name, spec_path, settings)
             if name == "trained":
-                found = samples(RunFolder(folder, summary["job_id"]), spec, Path(scratch))
+                result["samples"] = samples(run, spec, Path(scratch))
     figure = FIGURES / f"{arguments.name}.png"
-    draw(runs, figure)
-    path = write_result(arguments.name, {"expected": EXPECTED, "runs": runs, "samples": found})
+    is_today = TODAY.name.startswith(f"{arguments.name}-20")
+    draw(runs, figure, beside=None if is_today else json.loads(TODAY.read_text())["runs"]["trained"])
+    path = write_result(arguments.name, {**result, "runs": runs})
     print(f"written to {path.relative_to(REPOSITORY)} and {figure.relative_to(REPOSITORY)}")
 
 

@@ -36,6 +36,10 @@ def test_the_specs_that_the_docs_name_are_shipped() -> None:
         "sft.toml",
         "reasoning-gym.toml",
         "smollm2-chain-sum.toml",
+        "smollm2-sft.toml",
+        "smollm2-sft-grpo.toml",
+        "smollm2-mini-batches.toml",
+        "smollm2-mixture.toml",
     }
     assert whole | {"dapo.toml", "demo-lora.toml", "smollm2-chain-sum-lora.toml"} <= {path.name for path in SPECS}
 
