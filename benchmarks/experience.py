@@ -52,8 +52,8 @@ from contracts.rewards import ExactReward, RewardSpec
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec, ModelSpec
+from contracts.spec_limits import LimitSpec
 from contracts.spec_tables.datasets import AdditionDataset
-from contracts.spec_tables.deadlines import LimitSpec
 from contracts.spec_tables.stages import ExternalStage
 from onbeat.stack.redis import EmbeddedRedis
 

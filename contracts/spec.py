@@ -13,7 +13,7 @@ from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FileP
 from contracts.experience.plan import StagePlan
 from contracts.rewards import RewardSpec, overlong_problem
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
-from contracts.spec_limits import Longest, check_products
+from contracts.spec_limits import LimitSpec, Longest, TimeoutSpec, check_products
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import (
     DatasetSpec,
@@ -23,7 +23,6 @@ from contracts.spec_tables.datasets import (
     given_problem,
     sources_problem,
 )
-from contracts.spec_tables.deadlines import LimitSpec, TimeoutSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from contracts.spec_tables.retention import RecordingSpec, RetentionSpec
 from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec

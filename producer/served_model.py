@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -79,27 +79,20 @@ class LoadedModel:
             ) from error
 
 
+@dataclass(eq=False)
 class ServedModel:
     """The model in memory. The serve loop alone loads; `receive` and `let_go` may run beside it, and beside batches."""
 
-    def __init__(
-        self,
-        make_engine: MakeEngine,
-        make_detokenizer: Callable[[ModelSpec], Detokenizer],
-        *,
-        threads_for: Callable[[JobSpec], int | None] = lambda _spec: None,
-        has_to_prove: bool = False,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """threads_for: compute threads of a job's engine; None for as many as this process was started with.
+    make_engine: MakeEngine
+    make_detokenizer: Callable[[ModelSpec], Detokenizer]
+    _: KW_ONLY
+    threads_for: Callable[[JobSpec], int | None] = lambda _spec: None
+    """Compute threads of a job's engine; None for as many as this process was started with."""
+    has_to_prove: bool = False
+    """Whether an engine serves deterministic jobs only after a canary."""
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-        has_to_prove: whether an engine serves deterministic jobs only after a canary.
-        """
-        self._make_engine = make_engine
-        self._make_detokenizer = make_detokenizer
-        self._threads_for = threads_for
-        self._sleep = sleep
-        self._has_to_prove = has_to_prove
+    def __post_init__(self) -> None:
         self._proven: list[ModelSpec] = []
         """Models whose engines have shown it in this process."""
         self.not_reproducible = ""
@@ -145,7 +138,7 @@ class ServedModel:
                 async with loaded.within(spec.timeouts.generation_s, f"loading {manifest.directory}"):
                     await self._load(loaded.engine, manifest, still_needed)
                 log.info("holds version %d (%s)", manifest.policy_version, manifest.weights_digest[:12])
-            if self._has_to_prove and spec.deterministic and not loaded.is_proven:
+            if self.has_to_prove and spec.deterministic and not loaded.is_proven:
                 await self._prove(loaded, spec)
         finally:
             self.loading_weights = ""
@@ -155,7 +148,7 @@ class ServedModel:
 
     def must_prove(self, spec: JobSpec) -> bool:
         """Whether nothing of this job may be claimed before `ready_for` has shown that its engine is reproducible."""
-        return self._has_to_prove and spec.deterministic and spec.model not in self._proven
+        return self.has_to_prove and spec.deterministic and spec.model not in self._proven
 
     async def _prove(self, loaded: LoadedModel, spec: JobSpec) -> None:
         """Raises BatchFailed where the engine's bytes depend on what it samples beside a batch."""
@@ -224,14 +217,14 @@ class ServedModel:
     async def _wake(self, loaded: LoadedModel, spec: JobSpec, job_id: str) -> None:
         self.awake_for = job_id if spec.schedule_rule.takes_turns else ""
         if not self._is_awake(spec):
-            loaded.num_threads = self._threads_for(spec)
+            loaded.num_threads = self.threads_for(spec)
             async with loaded.within(spec.timeouts.generation_s, "waking up"):
                 await loaded.engine.wake(num_threads=loaded.num_threads)
             loaded.is_awake = True
 
     def _is_awake(self, spec: JobSpec) -> bool:
         loaded = self.loaded
-        return loaded is not None and loaded.is_awake and loaded.num_threads == self._threads_for(spec)
+        return loaded is not None and loaded.is_awake and loaded.num_threads == self.threads_for(spec)
 
     def _has_model(self, spec: JobSpec) -> bool:
         loaded = self.loaded
@@ -257,7 +250,7 @@ class ServedModel:
         load = partial(engine.load_weights, manifest)
         what = f"loading {manifest.directory}"
         try:
-            await tried_again(what, load, pauses=RELOAD_PAUSES_S, helps=helps, sleep=self._sleep)
+            await tried_again(what, load, pauses=RELOAD_PAUSES_S, helps=helps, sleep=self.wait)
         except WeightsRejected:
             self.rejected_weights = manifest.directory
             raise
@@ -266,10 +259,10 @@ class ServedModel:
     async def _replace(self, spec: JobSpec) -> LoadedModel:
         log.info("loading model %s", spec.model.path)
         # A folder that isn't there costs a model that serves other jobs nothing.
-        detokenizer = await asyncio.to_thread(self._make_detokenizer, spec.model)
+        detokenizer = await asyncio.to_thread(self.make_detokenizer, spec.model)
         # The old model is freed before the next is built: two may not fit.
         await self.aclose()
-        engine = await asyncio.to_thread(self._make_engine, spec.model, deterministic=spec.deterministic)
+        engine = await asyncio.to_thread(self.make_engine, spec.model, deterministic=spec.deterministic)
         self.loaded = LoadedModel(
             model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer
         )

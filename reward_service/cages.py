@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock, Thread
 from typing import Any, Generic, Literal, TypeVar
 
@@ -33,26 +33,23 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
+@dataclass(eq=False)
 class Cages:
     """Thread-safe: the pool's lanes ask for the rules of the cages that they start."""
 
-    def __init__(
-        self,
-        service: Literal["rewards", "environments"],
-        *,
-        memory_mb: int,
-        network: bool,
-        hidden: Sequence[str],
-        on_restart: Callable[[], None],
-    ) -> None:
-        """memory_mb, network: what each may have. hidden: folders that none may read. on_restart: called by lanes for
-        each child that was lost."""
-        self._service: Literal["rewards", "environments"] = service
-        self._memory_mb = memory_mb
-        self._network = network
-        self._hidden = tuple(hidden)
-        self.on_restart = on_restart
-        self.was_closed = f"the {SAID[service][0]} pool was closed"
+    service: Literal["rewards", "environments"]
+    _: KW_ONLY
+    memory_mb: int
+    """What each may have, and whether it has the network."""
+    network: bool
+    hidden: Sequence[str]
+    """Folders that none may read."""
+    on_restart: Callable[[], None]
+    """Called by lanes for each child that was lost."""
+
+    def __post_init__(self) -> None:
+        self._hidden = tuple(self.hidden)
+        self.was_closed = f"the {SAID[self.service][0]} pool was closed"
         self.numbers: set[int] = set()
         """The cages that live."""
         self.folder = ""
@@ -64,16 +61,16 @@ class Cages:
         """Returns its rules, and what its owner calls when nothing is left in it. limits: beside the pool's own."""
         with self._guard:
             if not self.folder:
-                self.folder = tempfile.mkdtemp(prefix=f"onbeat-{self._service}-")
+                self.folder = tempfile.mkdtemp(prefix=f"onbeat-{self.service}-")
                 os.chmod(self.folder, 0o555)
             number = next(number for number in itertools.count() if number not in self.numbers)
             self.numbers.add(number)
         rules = CageRules(
             folder=self.folder,
-            memory_mb=self._memory_mb,
-            network=self._network,
+            memory_mb=self.memory_mb,
+            network=self.network,
             hidden=self._hidden,
-            service=self._service,
+            service=self.service,
             service_slot=own_slot(),
             number=number,
             **limits,
@@ -86,8 +83,8 @@ class Cages:
             if self.missing is not None:
                 return
             self.missing = missing
-        noun, setting = SAID[self._service]
-        network = f", but for the network ({setting})" if self._network else ""
+        noun, setting = SAID[self.service]
+        network = f", but for the network ({setting})" if self.network else ""
         if missing:
             locks = "; ".join(missing)
             log.warning("%ss are caged as far as this platform allows; missing: %s%s", noun, locks, network)

@@ -25,7 +25,7 @@ from contracts.rollouts import BatchTimings, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.deadlines import TimeoutSpec
+from contracts.spec_limits import TimeoutSpec
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights
 from onbeat.prompts.examples import load_dataset

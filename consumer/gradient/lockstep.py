@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from typing import Any, cast
 
@@ -34,29 +35,26 @@ class Pass(IntEnum):
     """Forward and backward, through the policy."""
 
 
+@dataclass(eq=False)
 class Lockstep:
     """One rank's step with the others. Every rank makes one, and calls `through` after each of its turns."""
 
-    def __init__(
-        self,
-        policy: PreTrainedModel,
-        reference: PreTrainedModel | None,
-        *,
-        mute: Callable[[bool], None],
-        adapters: Adapters | None = None,
-    ) -> None:
-        """reference: None also where the policy without `adapters` is it. mute: `ShardedAccumulator.mute`."""
-        self._policy = policy
-        self._reference = reference
-        self._mute = mute
-        self._adapters = adapters
+    policy: PreTrainedModel
+    reference: PreTrainedModel | None
+    """None also where the policy without `adapters` is it."""
+    _: KW_ONLY
+    mute: Callable[[bool], None]
+    """`ShardedAccumulator.mute`."""
+    adapters: Adapters | None = None
+
+    def __post_init__(self) -> None:
         self._is_idle = False
-        self._watch(policy, self._kind)
-        if reference is not None:
-            self._watch(reference, lambda: Pass.REFERENCE)
+        self._watch(self.policy, self._kind)
+        if self.reference is not None:
+            self._watch(self.reference, lambda: Pass.REFERENCE)
 
     def _kind(self) -> Pass:
-        if self._adapters is not None and any(layer.disable_adapters for layer in self._adapters.layers.values()):
+        if self.adapters is not None and any(layer.disable_adapters for layer in self.adapters.layers.values()):
             return Pass.REFERENCE
         return Pass.GRADIENT if torch.is_grad_enabled() else Pass.FORWARD
 
@@ -64,7 +62,7 @@ class Lockstep:
         """Returns when no rank has a pass left in this turn."""
         self._wait_for_turn(Pass.NONE)
         # A pass without gradient leaves the outermost parameters whole, and a step moves their rows alone.
-        cast(FSDPModule, self._policy).reshard()
+        cast(FSDPModule, self.policy).reshard()
 
     def _watch(self, model: PreTrainedModel, kind: Callable[[], Pass]) -> None:
         def before(_module: nn.Module, _inputs: Any) -> None:
@@ -77,11 +75,11 @@ class Lockstep:
     def _wait_for_turn(self, wanted: Pass) -> None:
         while (common := self._common(wanted)) is not wanted:
             self._is_idle = True
-            self._mute(True)
+            self.mute(True)
             try:
                 self._pass(common)
             finally:
-                self._mute(False)
+                self.mute(False)
                 self._is_idle = False
 
     def _common(self, wanted: Pass) -> Pass:
@@ -95,9 +93,9 @@ class Lockstep:
 
     def _pass(self, kind: Pass) -> None:
         is_reference = kind is Pass.REFERENCE
-        model = self._reference if is_reference and self._reference is not None else self._policy
+        model = self.reference if is_reference and self.reference is not None else self.policy
         # A pass gathers the rows of all ranks: each must hold those of the weights that the pass goes through.
-        without = self._adapters.disabled() if is_reference and self._adapters is not None else nullcontext()
+        without = self.adapters.disabled() if is_reference and self.adapters is not None else nullcontext()
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
         with without, torch.set_grad_enabled(kind is Pass.GRADIENT):
             logits = model(input_ids=tokens, use_cache=False).logits

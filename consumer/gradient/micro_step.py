@@ -21,8 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards, penalised_advantages
 from consumer.gradient.advantages.gae import estimates
-from consumer.gradient.advantages.group_relative import shuffled_rewards
-from consumer.gradient.advantages.turns import turns_of
+from consumer.gradient.advantages.group_relative import shuffled_rewards, turns_of
 from consumer.gradient.log_probs import (
     check_fits,
     response_logprobs,

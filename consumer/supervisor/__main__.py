@@ -21,8 +21,7 @@ from broker.connection.client import connect_within
 from broker.job_store import JobStore
 from consumer.supervisor.log_relay import LogRelay
 from consumer.supervisor.look_out import LookOut
-from consumer.supervisor.reconciler import Reconciler
-from consumer.supervisor.run_roots import RunRoots
+from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.errors import OnbeatError

@@ -13,18 +13,21 @@ writes needs memory: a Redis at `maxmemory` takes it all.
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import HostsSide
 from broker.job_store import JobStore
-from consumer.supervisor.run_roots import RunRoots
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
-from contracts.errors import Conflict, ContractViolation, NotFound, OnbeatError
+from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
+from contracts.settings import StackSettings
 from contracts.spec_tables.trainer import TrainerSpec
+from onbeat.process.folders import make_missing
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import WorkerMetrics
@@ -37,6 +40,46 @@ LAPSE_GRACE_S = 2.0
 """After a lease has run out: time for its trainer to renew it, where Redis was away and is back."""
 
 log = logging.getLogger(__name__)
+
+
+class RunRoots:
+    """The folders that trainers write to, the run root and the weight root where it is another one: a worker that can't
+    write there takes no jobs, and says so."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self._roots: dict[str, Path] = {"ONBEAT_RUN_ROOT": settings.run_root_path}
+        if settings.weight_root:
+            self._roots["ONBEAT_WEIGHT_ROOT"] = settings.weight_root_path
+        self._is_said = False
+
+    def check(self) -> None:
+        """Raises InvalidInput that names the setting of a folder that cannot be written. Makes what is not there."""
+        for setting, root in self._roots.items():
+            try:
+                make_missing(root)
+                # Permission bits don't tell of a read-only mount, of a full disk, or of a file server that is away.
+                with tempfile.TemporaryFile(dir=root) as file:
+                    file.write(b"\0")
+            except OSError as error:
+                raise InvalidInput(
+                    f"{root} cannot be written: {error.strerror or error}",
+                    field=setting,
+                    cure="give this user a folder that it may write to, with free space",
+                ) from error
+
+    def are_writable(self) -> bool:
+        """Checks for a worker that is at work: what it lacks is logged once, and so is that it has it again."""
+        try:
+            self.check()
+        except InvalidInput as error:
+            if not self._is_said:
+                log.error("this consumer takes no jobs: %s", error)
+            self._is_said = True
+            return False
+        if self._is_said:
+            log.info("this consumer takes jobs again")
+        self._is_said = False
+        return True
 
 
 @dataclass(kw_only=True)

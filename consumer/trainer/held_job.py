@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.connection.client import Broker
 from broker.spans import SpanStream
-from broker.trainer_side import TrainerSide
 from consumer.gradient.losses.plugin import torch_kept
 from consumer.model.policy import Policy
 from consumer.ranks.group import make_ranks
@@ -17,7 +16,6 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
-from onbeat.loop.lease_keeper import LeaseKeeper
 from onbeat.loop.recording import recorder_of
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
@@ -34,35 +32,26 @@ if TYPE_CHECKING:
     from onbeat.telemetry.metrics import TrainerMetrics
 
 
+@dataclass(eq=False)
 class HeldJob(TrainedJob):
     """One job under one trainer epoch. Its parts stay as they are; only `settled` changes from phase to phase."""
 
-    def __init__(
-        self,
-        settings: StackSettings,
-        broker: Broker,
-        spec: JobSpec,
-        *,
-        side: TrainerSide,
-        keeper: LeaseKeeper,
-        job_id: str,
-        metrics: TrainerMetrics | None = None,
-    ) -> None:
-        """Loads model and data. metrics: of the process, where it serves any.
+    metrics: TrainerMetrics | None = field(default=None, kw_only=True)
+    """Those of the process, where it serves any."""
 
-        Raises InvalidInput that names the spec's field, or the setting.
-        """
-        super().__init__(settings, broker, spec, side=side, keeper=keeper, job_id=job_id)
+    def __post_init__(self) -> None:
+        """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
+        super().__post_init__()
+        settings, spec = self.settings, self.spec
         self.ranks = make_ranks(settings, spec)
         policy = self.ranks.learner.policy
-        plan = IterationPlan(job_id, spec, load_prompts(settings, spec, policy, job_id))
+        plan = IterationPlan(self.job_id, spec, load_prompts(settings, spec, policy, self.job_id))
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops
-        self.spans = SpanStream(broker, job_id)
-        self._metrics = metrics
+        self.spans = SpanStream(self.broker, self.job_id)
         self._traces = trace_export(settings)
-        self.horizons = self.jobs.horizons(job_id)
+        self.horizons = self.jobs.horizons(self.job_id)
         as_adapters = spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter"
         adapters = policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None
         self.open_store(policy.weights().layout, adapters)
@@ -88,15 +77,15 @@ class HeldJob(TrainedJob):
 
     def measure(self, spans: Sequence[TimelineSpan], numbers: IterationMetrics | None) -> None:
         """Books a committed iteration. numbers: None where it only evaluated."""
-        if self._metrics is None:
+        if self.metrics is None:
             return
         for span in spans:
             if kind_of(span.who) == "rank":
-                self._metrics.observe(span.what, span.ended_s - span.started_s)
+                self.metrics.observe(span.what, span.ended_s - span.started_s)
         if numbers is not None:
-            self._metrics.iterations.inc()
-            self._metrics.tokens.inc(numbers.num_tokens)
-            self._metrics.iteration.set(numbers.iteration)
+            self.metrics.iterations.inc()
+            self.metrics.tokens.inc(numbers.num_tokens)
+            self.metrics.iteration.set(numbers.iteration)
 
     def trace(self, spans: Sequence[TimelineSpan]) -> None:
         """Sends what was done to the collector, where there is one; in a thread of its own."""

@@ -25,7 +25,7 @@ from gateway.job_list import MAX_LISTED, newest_jobs, remove_for_good
 from gateway.services import HasServices, KnownJob, Services
 from gateway.submission import check_environment, check_plugins
 from onbeat.http_service.bodies import json_answer
-from onbeat.prompts.references import check_job
+from onbeat.prompts.examples import check_job
 
 EXAMPLE_JOB = {
     "name": "addition",

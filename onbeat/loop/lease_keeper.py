@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 
 from broker.trainer_side import TrainerSide
 from contracts.errors import FencedOff, OnbeatError, Unavailable
@@ -28,6 +29,7 @@ class Stopped(Exception):
     """This process was asked to end; the job goes on in another one."""
 
 
+@dataclass(eq=False)
 class LeaseKeeper:
     """Two threads: one renews the lease after each third of it, or second, so that a cancel is soon noticed; the other
     ends a process that can't end itself.
@@ -37,24 +39,18 @@ class LeaseKeeper:
     it does where a pass doesn't come back to its next `check` within `training`.
     """
 
-    def __init__(
-        self,
-        side: TrainerSide,
-        *,
-        lease_s: float,
-        end_loading: Callable[[Exception], None] = lambda why: None,
-        end_stopped: Callable[[], None] = lambda: None,
-        end_stuck: Callable[[float], None] = lambda silent_s: None,
-    ) -> None:
-        """end_loading: ends a process that loads; takes what `check` would raise. end_stopped: ends one that was asked
-        to stop and doesn't get to it, because Redis is away. end_stuck: ends one whose pass doesn't end; takes the
-        seconds for which it didn't call `check`.
-        """
-        self._side = side
-        self._interval_s = min(lease_s / 3, 1.0)
-        self._end_loading = end_loading
-        self._end_stopped = end_stopped
-        self._end_stuck = end_stuck
+    side: TrainerSide
+    _: KW_ONLY
+    lease_s: float
+    end_loading: Callable[[Exception], None] = lambda why: None
+    """Ends a process that loads; takes what `check` would raise."""
+    end_stopped: Callable[[], None] = lambda: None
+    """Ends one that was asked to stop and doesn't get to it, because Redis is away."""
+    end_stuck: Callable[[float], None] = lambda silent_s: None
+    """Ends one whose pass doesn't end; takes the seconds for which it didn't call `check`."""
+
+    def __post_init__(self) -> None:
+        self._interval_s = min(self.lease_s / 3, 1.0)
         self._checked_s = time.monotonic()
         self._longest_silence_s = math.inf
         self._state = JobState.RUNNING
@@ -117,7 +113,7 @@ class LeaseKeeper:
     def _renew(self) -> None:
         while not self._closing.wait(self._interval_s):
             try:
-                self._state = self._side.renew()
+                self._state = self.side.renew()
                 self._heard_s = time.monotonic()
             except OnbeatError as error:
                 log.warning("the trainer's lease: %s", error)
@@ -133,12 +129,12 @@ class LeaseKeeper:
         while not self._closing.wait(LOOK_S):
             self._end_if_loading()
             if self._stop_requested.is_set() and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
-                self._end_stopped()
+                self.end_stopped()
                 return
             # In the other order than `training` sets them: a new limit never meets an old time.
             longest_s = self._longest_silence_s
             if (silent_s := time.monotonic() - self._checked_s) > longest_s:
-                self._end_stuck(silent_s)
+                self.end_stuck(silent_s)
                 return
 
     def _end_if_loading(self) -> None:
@@ -148,4 +144,4 @@ class LeaseKeeper:
             try:
                 self.check()
             except (OnbeatError, Stopped, Cancelled) as why:
-                self._end_loading(why)
+                self.end_loading(why)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,47 +91,43 @@ def trainer_side(broker: Broker, job_id: str, spec: JobSpec, *, owner: str) -> T
     return TrainerSide(broker, job_id, owner=owner, lease_s=lease_s, num_open=spec.num_open, plan=spec.stage_plan)
 
 
+@dataclass(eq=False)
 class TrainedJob:
     """The parts of a job that its trainer holds under one epoch, whichever trainer that is."""
 
-    window: Window
-    recorder: Recorder
-    weights: WeightPublisher
-    published: PublishedVersions
+    window: Window = field(init=False)
+    recorder: Recorder = field(init=False)
+    weights: WeightPublisher = field(init=False)
+    published: PublishedVersions = field(init=False)
     """What the store has, read back."""
-    forked: events.ForkedFrom | UnsetType = UNSET
+    forked: events.ForkedFrom | UnsetType = field(default=UNSET, init=False)
     """What version 0 comes from, where this trainer begins with it; UNSET but for a forked job."""
 
-    def __init__(
-        self,
-        settings: StackSettings,
-        broker: Broker,
-        spec: JobSpec,
-        *,
-        side: TrainerSide,
-        keeper: LeaseKeeper,
-        job_id: str,
-    ) -> None:
+    settings: StackSettings
+    broker: Broker
+    spec: JobSpec
+    _: KW_ONLY
+    side: TrainerSide
+    keeper: LeaseKeeper
+    job_id: str
+
+    def __post_init__(self) -> None:
         """Raises InvalidInput that names the spec's field, or the setting."""
-        self._settings = settings
-        self._broker = broker
-        self.spec = spec
-        self.schedule = spec.schedule_rule
-        self.side = side
-        self.keeper = keeper
-        self.job_id = job_id
-        self.jobs = JobStore(broker)
-        self.folder = RunFolder(settings.run_root_path, job_id, weight_root=settings.weight_root_path)
-        deadline_s = spec.timeouts.dependency_s
-        self.run_files = run_files(settings, self.folder, deadline_s=deadline_s, pause=self.pause)
-        self.health = health_watch(self.jobs, self.folder, spec)
-        self.generators = GeneratorWatch.of(Presence(broker), spec, job_id=job_id, kind=lambda: side.fence().engine)
+        self.schedule = self.spec.schedule_rule
+        self.jobs = JobStore(self.broker)
+        self.folder = RunFolder(self.settings.run_root_path, self.job_id, weight_root=self.settings.weight_root_path)
+        deadline_s = self.spec.timeouts.dependency_s
+        self.run_files = run_files(self.settings, self.folder, deadline_s=deadline_s, pause=self.pause)
+        self.health = health_watch(self.jobs, self.folder, self.spec)
+        self.generators = GeneratorWatch.of(
+            Presence(self.broker), self.spec, job_id=self.job_id, kind=lambda: self.side.fence().engine
+        )
         self.stages = StageWatch(
-            presence=StagePresence(broker),
-            job_id=job_id,
-            stages=spec.stages,
-            with_work=side.stages_with_work,
-            deadline_s=spec.timeouts.no_stage_worker_s,
+            presence=StagePresence(self.broker),
+            job_id=self.job_id,
+            stages=self.spec.stages,
+            with_work=self.side.stages_with_work,
+            deadline_s=self.spec.timeouts.no_stage_worker_s,
             dependency_s=deadline_s,
         )
 
@@ -163,12 +160,12 @@ class TrainedJob:
             chunks=self.side,
             announce=self.side.announce_shard,
             pause=self.pause,
-            settings=self._settings,
+            settings=self.settings,
             adapters=adapters,
         )
         # What the store has is read back, and not what a host has kept.
-        uncached = replace(self._settings, cache="", cache_hosts="")
-        stores = make_stores(self.folder.weight_root, partial(WeightChunks, self._broker), uncached)
+        uncached = replace(self.settings, cache="", cache_hosts="")
+        stores = make_stores(self.folder.weight_root, partial(WeightChunks, self.broker), uncached)
         self.published = PublishedVersions(layout, stores)
 
     def check_published(self, manifest: WeightManifest) -> None:

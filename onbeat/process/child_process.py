@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import psutil
@@ -49,26 +50,21 @@ def bound_log(path: Path, *, most_bytes: int = MAX_LOG_BYTES) -> None:
                 os.ftruncate(number, 0)
 
 
+@dataclass(eq=False)
 class ChildProcess:
     """`start` may be called again after the process ended; the log file is appended to."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log_path: Path,
-        cwd: Path | None = None,
-        kept_open: Sequence[int] = (),
-    ) -> None:
-        """kept_open: descriptors of this process that the child inherits."""
-        self.name = name
-        self.command = tuple(command)
-        self.environment = with_own_packages(environment)
-        self.log_path = log_path
-        self.cwd = cwd
-        self.kept_open = tuple(kept_open)
+    name: str
+    _: KW_ONLY
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log_path: Path
+    cwd: Path | None = None
+    kept_open: Sequence[int] = ()
+    """Descriptors of this process that the child inherits."""
+
+    def __post_init__(self) -> None:
+        self.environment = with_own_packages(self.environment)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -24,7 +24,6 @@ from contracts.spec_tables.datasets import (
 )
 from contracts.spec_tables.environment import played_by
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.completions import answer_behind, given_ids
 from onbeat.prompts.examples import Example, ExampleSets, job_examples
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.prompts.places import Pool, Walk
@@ -273,3 +272,48 @@ def render_chat(
 def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:
     """Numbers each prompt by its position, which seeds its samples (I7)."""
     return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts, first))
+
+
+def given_ids(
+    tokenizer: PreTrainedTokenizerBase, example: Example, *, answer: str, end_ids: Sequence[int], most_tokens: int
+) -> list[int]:
+    """Returns the tokens of an answer up to its end-of-sequence token, which is put behind one that has none.
+
+    answer: what stands behind the prompt's text. It is tokenised by itself, since what is sampled begins there, too.
+    end_ids: tokens that end what the model samples. Raises InvalidInput for none, and for more than `most_tokens`.
+    """
+    where = example.origin or example.example_id
+    if not example.completion:
+        raise InvalidInput(f"{where} has no completion", field=example.field, cure='loss = "sft" learns completions')
+    ends = {*end_ids, *([tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else [])}
+    ids: list[int] = list(tokenizer(answer, add_special_tokens=False).input_ids)
+    length = next((place for place, token in enumerate(ids, start=1) if token in ends), len(ids))
+    # A chat template writes more behind the end of a turn, which no model samples.
+    ids = ids[:length] if ids and ids[length - 1] in ends else [*ids, _end_of(tokenizer)]
+    if len(ids) > most_tokens:
+        raise InvalidInput(
+            f"the completion of {where} has {len(ids)} tokens, the limit is {most_tokens}",
+            field="rollout.sampling.max_new_tokens",
+            cure="raise the limit, or shorten the completion",
+        )
+    return ids
+
+
+def answer_behind(prompt: str, whole: str) -> str:
+    """Returns what a chat template wrote behind the opening of the assistant's turn. Raises InvalidInput where it
+    writes an answered turn in another way than it opens one."""
+    if not whole.startswith(prompt):
+        raise InvalidInput(
+            "the model's chat template opens a turn in another way than it writes one that was answered",
+            field="model.path",
+            cure="use another template, or leave dataset.chat out",
+        )
+    return whole.removeprefix(prompt)
+
+
+def _end_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    if not isinstance(tokenizer.eos_token_id, int):
+        raise InvalidInput(
+            "the model's tokenizer has no end-of-sequence token", field="model.path", cure="name one in its files"
+        )
+    return tokenizer.eos_token_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from contracts.errors import Unavailable
@@ -49,26 +49,22 @@ class Startable(Protocol):
     def tail(self) -> str: ...
 
 
+@dataclass(eq=False)
 class Supervised:
     """`tick` is called a few times a second; it never blocks longer than a start does."""
 
-    def __init__(
-        self,
-        child: Startable,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        start_again: Callable[[], None] | None = None,
-        policy: RestartPolicy = PATIENT,
-        is_excused: Callable[[int], bool] | None = None,
-    ) -> None:
-        """is_excused: whether a death with this exit code may have another cause than how the child was started."""
-        self.child = child
+    child: Startable
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    start_again: Callable[[], None] | None = None
+    policy: RestartPolicy = PATIENT
+    is_excused: Callable[[int], bool] | None = None
+    """Whether a death with this exit code may have another cause than how the child was started."""
+
+    def __post_init__(self) -> None:
         self.num_restarts = 0
-        self._clock = clock
-        self._policy = policy
-        self._start_again = start_again or child.start
-        self._started_s = clock()
-        self._is_excused = is_excused
+        self._start_again = self.start_again or self.child.start
+        self._started_s = self.clock()
         self._in_a_row = 0
         self._without_excuse = 0
         self._due_s: float | None = None
@@ -77,29 +73,29 @@ class Supervised:
         """Raises Unavailable with the end of the log when the process died too often."""
         if self.child.exit_code is None:
             return
-        now_s = self._clock()
+        now_s = self.clock()
         if self._due_s is None:
             self._due_s = now_s + self._pause_s(now_s)
         if now_s >= self._due_s:
             self._due_s = None
             self.num_restarts += 1
             self._start_again()
-            self._started_s = self._clock()
+            self._started_s = self.clock()
 
     def _pause_s(self, now_s: float) -> float:
         """Counts the death; the pause before the next start."""
         if now_s - self._started_s >= GOOD_LIFE_S:
             self._in_a_row = self._without_excuse = 0
         self._in_a_row += 1
-        excused = self._is_excused is not None and self._is_excused(self.child.exit_code or 0)
+        excused = self.is_excused is not None and self.is_excused(self.child.exit_code or 0)
         self._without_excuse = 0 if excused else self._without_excuse + 1
         ending = describe_exit(self.child.exit_code)
-        if self._without_excuse > self._policy.max_in_a_row:
+        if self._without_excuse > self.policy.max_in_a_row:
             raise Unavailable(
                 f"{ending} {self._without_excuse} times in a row; the end of its log:\n{self.child.tail()}",
                 field=self.child.name,
             )
-        policy = self._policy
+        policy = self.policy
         pause_s = min(policy.longest_pause_s, policy.first_pause_s * 2 ** min(self._in_a_row - 1, 20))
         attempt = "at work" if excused else f"start {self._without_excuse} of {policy.max_in_a_row}"
         log.warning("%s %s, starting it again in %.1f s (%s)", self.child.name, ending, pause_s, attempt)

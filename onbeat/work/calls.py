@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -29,28 +30,22 @@ NUM_THREADS = 9
 """Calls at once: the serve loop's, the heartbeat's, the receipt's, and one for each batch that is being published."""
 
 
+@dataclass(eq=False, kw_only=True)
 class BrokerCalls:
     """Awaitable calls of the broker, with two deadlines: how long the server may be away, and how long it may be full.
 
     A full server is no outage: the work that it refuses is done, and is kept until there is room (back-pressure).
     """
 
-    def __init__(
-        self,
-        *,
-        timeout_s: float,
-        full_timeout_s: float,
-        break_off: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """break_off: ends a call that blocks in another thread, as `Broker.break_off` does."""
-        self._break_off = break_off
+    timeout_s: float
+    full_timeout_s: float
+    end_blocked: Callable[[], None] = lambda: None
+    """Ends a call that blocks in another thread, as `Broker.break_off` does."""
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
         self._is_broken_off = False
-        self._timeout_s = timeout_s
-        self._full_timeout_s = full_timeout_s
-        self._clock = clock
-        self._sleep = sleep
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="broker")
 
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -60,33 +55,33 @@ class BrokerCalls:
         full_timeout_s without room.
         """
         work = partial(function, *args, **kwargs)
-        began_s, full_since_s, is_said = self._clock(), None, False
+        began_s, full_since_s, is_said = self.clock(), None, False
         pause_s = FIRST_PAUSE_S
         while True:
-            left_s = began_s + self._timeout_s - self._clock()
+            left_s = began_s + self.timeout_s - self.clock()
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, _ending, left_s, work)
             except BrokerFull as error:
                 # The server answers: how long it may be away begins anew.
-                began_s = now_s = self._clock()
+                began_s = now_s = self.clock()
                 full_since_s = now_s if full_since_s is None else full_since_s
-                left_s = full_since_s + self._full_timeout_s - now_s
+                left_s = full_since_s + self.full_timeout_s - now_s
                 failure: BrokerFull | BrokerUnavailable = error
             except BrokerUnavailable as error:
-                left_s = began_s + self._timeout_s - self._clock()
+                left_s = began_s + self.timeout_s - self.clock()
                 failure = error
             if left_s <= 0 or self._is_broken_off:
                 raise failure
             if not is_said:
                 is_said = True
                 log.warning("%s; trying again for %.0f s", failure, left_s)
-            await self._sleep(min(pause_s, left_s))
+            await self.sleep(min(pause_s, left_s))
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def break_off(self) -> None:
         """Ends the calls that wait for a server, and those that come: their answers are of no use any more."""
         self._is_broken_off = True
-        self._break_off()
+        self.end_blocked()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -58,7 +58,7 @@ def run_worker(service: str, prepare: Callable[[StackSettings], Serve], *, is_pa
 def calls_of(broker: Broker, settings: StackSettings) -> BrokerCalls:
     """How a worker calls its broker."""
     return BrokerCalls(
-        timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s, break_off=broker.break_off
+        timeout_s=settings.broker_timeout_s, full_timeout_s=settings.broker_full_timeout_s, end_blocked=broker.break_off
     )
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 import sympy
 from sympy.core.function import Function
 
-from reward_service.scorers.refusals import TooComplex
+from reward_service.scorers.texts import TooComplex
 
 MAX_NODES = 4000
 MAX_BITS = 1 << 20

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onbeat_extras.scorers.known_package import check_package
-from reward_service.scorers.refusals import BadReference
+from reward_service.scorers.texts import BadReference
 
 Entry = dict[str, Any]
 

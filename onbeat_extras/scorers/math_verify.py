@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.rewards import MathVerifyReward, RewardItem
-from onbeat.prompts.references import MATH_DELIMITER, MATH_WORD
-from reward_service.scorers.refusals import BadReference, TooComplex
+from onbeat.prompts.examples import MATH_DELIMITER, MATH_WORD
+from reward_service.scorers.texts import BadReference, TooComplex
 
 TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 """Set apart from what it encloses: math-verify finds no number in `<answer>42</answer>`."""

@@ -15,7 +15,7 @@ from typing import Any
 from onbeat_extras.scorers.arithmetic import Algebra, Integers, Malformed, Rationals, Value, value_of
 from onbeat_extras.scorers.literals import Items, read_list, read_string
 from onbeat_extras.scorers.polynomials import Polynomials, derivative
-from reward_service.scorers.refusals import BadReference
+from reward_service.scorers.texts import BadReference
 
 Entry = dict[str, Any]
 

@@ -13,7 +13,7 @@ from onbeat_extras.scorers import its_tasks, own_tasks
 from onbeat_extras.scorers.known_package import check_package
 from onbeat_extras.scorers.known_tasks import OUR_SCORERS, read_task_entry
 from reward_service.scorers.last_tag import last_answer
-from reward_service.scorers.refusals import BadReference
+from reward_service.scorers.texts import BadReference
 
 
 def warm_up(component: ReasoningGymReward) -> None:

@@ -23,8 +23,7 @@ from contracts.sampling import SamplingParams
 from onbeat.kept_sets import pack_kept_sets
 from onbeat.sampled_values import Contexts
 from producer.engine.base import Turn
-from producer.engine.ends import Ends
-from producer.engine.sampling import Drawn, Logits, completion_uniforms, sample
+from producer.engine.sampling import Drawn, Ends, Logits, completion_uniforms, sample
 
 Places = NDArray[np.int64]
 

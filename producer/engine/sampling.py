@@ -11,6 +11,7 @@ edge between two. Its sums are by blocks of a fixed order, for a device's own ha
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,11 @@ BLOCK = 256
 """Numbers that a device adds up at a time: a matrix product with a triangle of ones."""
 DEVICE_BLOCK_ITEMS = 1 << 26
 """Log-probs that a device works on at a time: half a gigabyte for each of a few such tensors."""
+MARGIN_TOKENS = 8
+"""Tokens that are read beside as many as a text has bytes: some tokens have no text of their own."""
+Decode = Callable[[list[int]], str]
+Tail = Callable[[int, int], NDArray[np.integer]]
+"""(row of N, how many) → its last tokens, the new one among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,3 +201,34 @@ def _keep_top_p(values: Any, top_p: float) -> None:
     sums = cumulative_sums(probabilities) if isinstance(values, Tensor) else probabilities.cumsum(axis=-1)
     # The mass of the tokens before each: 0 for the most likely one, which so stays whatever top_p is.
     _put(values, order, library.where(sums - probabilities < top_p, ordered, -np.inf))
+
+
+class Ends:
+    """Where completions end before their longest: at a token of the model's or the job's, or at a text of the job's.
+
+    Whether a row ends is a function of its tokens alone (I7).
+    """
+
+    def __init__(self, eos_ids: frozenset[int], decode: Decode | None = None) -> None:
+        """decode: tokens → their text without special tokens, as rewards see it; None where no job has stop texts."""
+        self.eos_ids = np.array(sorted(eos_ids), dtype=np.int64)
+        self._decode = decode
+
+    def reached(self, tokens: NDArray[np.int64], sampling: SamplingParams, tail: Tail) -> NDArray[np.bool_]:
+        """[N] the token that each row has got → [N] whether it ends the row."""
+        ended = (tokens[:, None] == self.eos_ids).any(axis=1)
+        if sampling.stop_token_ids:
+            ended |= np.isin(tokens, sampling.stop_token_ids)
+        least = sampling.min_new_tokens or 0
+        if sampling.stop:
+            window = MARGIN_TOKENS + max(len(text.encode()) for text in sampling.stop)
+            for row in np.flatnonzero(~ended).tolist():
+                last = tail(row, max(window, least + 1)).tolist()
+                ended[row] = len(last) > least and self._completes(last[-window:], sampling.stop, is_first=not least)
+        return ended
+
+    def _completes(self, tokens: list[int], stop: Sequence[str], *, is_first: bool) -> bool:
+        """Whether the last token completes a text. is_first: whether none can stand before it."""
+        assert self._decode is not None, "an engine that reads no text was given a job with stop texts"
+        text, before = self._decode(tokens), "" if is_first else self._decode(tokens[:-1])
+        return any(text.count(one) > before.count(one) for one in stop)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -86,30 +86,22 @@ def given_completion(prompt: Prompt) -> Completion:
     )
 
 
+@dataclass(eq=False)
 class SampledBatch:
     """A batch that is sampled and scored, and both again for the prompts that are resampled."""
 
-    def __init__(
-        self,
-        prompt_batch: PromptBatch,
-        *,
-        attempt: int,
-        spec: JobSpec,
-        loaded: LoadedModel,
-        weights: VerifiedWeights,
-        play: Play | None = None,
-    ) -> None:
-        """weights: what the engine holds now, under which all of the batch is sampled.
+    prompt_batch: PromptBatch
+    _: KW_ONLY
+    attempt: int
+    spec: JobSpec
+    loaded: LoadedModel
+    weights: VerifiedWeights
+    """What the engine holds now, under which all of the batch is sampled."""
+    play: Play | None = None
+    """How a round is sampled where an environment answers; None: by one call of the engine."""
 
-        play: how a round is sampled where an environment answers; None: by one call of the engine.
-        """
-        self.prompt_batch = prompt_batch
-        self.attempt = attempt
-        self.spec = spec
-        self.loaded = loaded
-        self.weights = weights
-        self._play = play
-        self.places = Places(prompt_batch)
+    def __post_init__(self) -> None:
+        self.places = Places(self.prompt_batch)
         self.rounds: list[BatchTimings] = []
         self.generation: Generation | None = None
         """Its round in the engine; None while there is none."""
@@ -124,7 +116,7 @@ class SampledBatch:
     def sample(self, *, started_s: float) -> None:
         """Hands the next round to the engine."""
         asked = self.places.take_round()
-        answer = asyncio.ensure_future(self._generate(asked) if self._play is None else self._play(asked))
+        answer = asyncio.ensure_future(self._generate(asked) if self.play is None else self.play(asked))
         self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
 
     async def _generate(self, asked: PromptBatch) -> list[list[Completion]]:

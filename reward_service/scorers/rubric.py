@@ -13,7 +13,7 @@ from contracts import rewards
 from contracts.rewards import Outcome, PluginReward, Result, RewardComponent, RewardItem, Scored, Unscorable
 from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
 from reward_service.scorers import plugin, texts
-from reward_service.scorers.refusals import BadReference, TooComplex
+from reward_service.scorers.texts import BadReference, TooComplex
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,16 @@ import re
 
 from contracts import rewards
 from contracts.encoding.numbers import last_number, read_number
+from contracts.errors import InvalidInput
 from reward_service.scorers.last_tag import last_answer
-from reward_service.scorers.refusals import BadReference
+
+
+class BadReference(InvalidInput):
+    """The reference or task entry cannot be compared with anything."""
+
+
+class TooComplex(Exception):
+    """Comparing the completion would take longer, or more memory, than any item has."""
 
 
 def exact(component: rewards.ExactReward, item: rewards.RewardItem) -> float:

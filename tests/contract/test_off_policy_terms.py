@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes, LossInputs
-from consumer.gradient.losses.gspo import sequence_surrogate
+from consumer.gradient.losses.grpo import sequence_surrogate
 from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss
 from tests.builders import job_spec
 

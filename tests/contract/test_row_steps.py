@@ -38,8 +38,8 @@ from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
 from onbeat.weights.model_folder import cast_head
-from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch
+from producer.engine.sampling import Ends
 from producer.engine.transformers.canary import judge
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import Packing

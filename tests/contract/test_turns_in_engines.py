@@ -24,8 +24,8 @@ from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.engine.base import Trajectories, Turn
-from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch
+from producer.engine.sampling import Ends
 from producer.engine.transformers import canary
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.engine import TransformersEngine

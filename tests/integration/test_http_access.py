@@ -17,7 +17,7 @@ from gateway.app import create_app as create_gateway
 from gateway.services import Services
 from onbeat.http_service.access import OPEN_PATHS
 from reward_service.app import create_app as create_reward_service
-from reward_service.scorers import refusals  # noqa: F401  (its errors are part of the tree)
+from reward_service.scorers import texts  # noqa: F401  (its errors are part of the tree)
 from tests.served import asked
 
 ASK = "GET", "/v1/jobs/job-none"

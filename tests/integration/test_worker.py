@@ -23,8 +23,7 @@ from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import look_out
 from consumer.supervisor.look_out import LookOut
-from consumer.supervisor.reconciler import Reconciler
-from consumer.supervisor.run_roots import RunRoots
+from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.jobs import JobState

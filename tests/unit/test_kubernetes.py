@@ -11,7 +11,7 @@ import pytest
 from broker.connection.roles import GATEWAY, GENERATOR, STAGE, TRAINER
 from consumer.supervisor.trainer_process import STOP_GRACE_S as TRAINER_GRACE_S
 from contracts.settings import settings_from
-from contracts.spec_tables.deadlines import TimeoutSpec
+from contracts.spec_limits import TimeoutSpec
 from contracts.weights import ObjectWeights
 from onbeat.client.spec_file import load_spec
 from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from consumer.gradient.advantages.gae import VALUE_COEFFICIENT, Estimates, value_loss
 from consumer.gradient.losses.base import BatchSizes, LossInputs, PolicyLoss
-from consumer.gradient.losses.cispo import CISPO
-from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO
-from consumer.gradient.losses.gspo import GSPO
+from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO, GSPO
+from consumer.gradient.losses.log_prob import CISPO, SFT
 from consumer.gradient.losses.plugin import load_loss
-from consumer.gradient.losses.sft import SFT
 from consumer.gradient.losses.terms import ESTIMATORS, correction_weights, far_responses, k3, reverse_kl
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 

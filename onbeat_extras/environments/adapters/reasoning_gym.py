@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts.errors import InvalidInput
 from onbeat.environments.author import BadTask, Environment, Message, Opening, Reply
-from onbeat.prompts.references import known_tasks
+from onbeat.prompts.examples import known_tasks
 from onbeat_extras.environments.adapters.answers import last_tagged
 
 SEEDS = 2**31

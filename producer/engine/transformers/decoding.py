@@ -22,9 +22,8 @@ from transformers.cache_utils import DynamicLayer
 
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
-from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch, HeldRows, Places
-from producer.engine.sampling import Logits
+from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers.row_steps import forward, left_padded, to_draw_from
 
 FEWEST_ROWS = 8

@@ -35,7 +35,7 @@ from onbeat.weights.held_versions import HeldVersions
 from onbeat.weights.model_folder import cast_head, empty_model, end_of_sequence_ids, text_of, weight_tensors
 from onbeat.weights.model_path import model_folder
 from producer.engine import base
-from producer.engine.ends import Ends
+from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
 from producer.engine.transformers.canary import Verdict, judge
 from producer.engine.transformers.decoding import LoneDecoding

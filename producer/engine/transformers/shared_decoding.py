@@ -25,9 +25,8 @@ from transformers import DynamicCache, PreTrainedModel
 from contracts.errors import BatchFailed
 from contracts.rollouts import PromptBatch
 from producer.engine.base import Turn
-from producer.engine.ends import Ends
 from producer.engine.held_rows import GrowingBatch, HeldRows, Moves, Places, without_a_finite_maximum
-from producer.engine.sampling import Logits
+from producer.engine.sampling import Ends, Logits
 from producer.engine.transformers import row_steps
 from producer.engine.transformers.canary import Alike
 from producer.engine.transformers.kept_rows import KeptRows, Past, Tokens, num_common

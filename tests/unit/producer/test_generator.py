@@ -71,7 +71,7 @@ class Stack:
         self.sides: dict[str, FakeSide] = {}
         self.players: Any = NoPlayers()
         calls = BrokerCalls(timeout_s=0.05, full_timeout_s=0.05)
-        model = ServedModel(self.shop.make, lambda model: spell, sleep=at_once, has_to_prove=has_to_prove)
+        model = ServedModel(self.shop.make, lambda model: spell, wait=at_once, has_to_prove=has_to_prove)
         self.model = model
         self.service = Dependency(REWARD_SERVICE, "http://r", probe=self._probe)
         self.generator = Generator(
@@ -416,7 +416,7 @@ async def test_a_generator_that_dies_as_it_loads_gives_the_batch_back_first(stac
     def fails(model: object, *, deterministic: bool) -> Any:
         raise RuntimeError("CUDA out of memory")
 
-    stack.model._make_engine = fails
+    stack.model.make_engine = fails
     with pytest.raises(ExceptionGroup):
         await stack.generator.run()
     assert side.released == [("0/train/0", "CUDA out of memory")]

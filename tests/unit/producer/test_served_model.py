@@ -29,7 +29,7 @@ def load(run_root: Path, on_pause: Callable[[int, ServedModel], None], **spec: o
         pauses.append(seconds)
         on_pause(len(pauses), model)
 
-    model = ServedModel(EngineShop(run_root).make, lambda _model: spell, sleep=sleep)
+    model = ServedModel(EngineShop(run_root).make, lambda _model: spell, wait=sleep)
 
     async def run() -> None:
         try:
@@ -151,7 +151,7 @@ async def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> No
         await asyncio.Event().wait()
 
     shop = EngineShop(tmp_path)
-    model = ServedModel(shop.make, lambda _model: spell, sleep=for_ever)
+    model = ServedModel(shop.make, lambda _model: spell, wait=for_ever)
     (tmp_path / manifest.directory / manifest.files[0].name).unlink()
     with pytest.raises(EngineUnavailable, match=r"loading job/weights/v000003 is not done after 0\.05 s"):
         await model.ready_for(job_spec(timeouts__generation_s=0.05), manifest)
@@ -169,7 +169,7 @@ async def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tm
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, sleep=sleep)
+    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, wait=sleep)
     with pytest.raises(WeightsRejected):
         await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
     assert pauses == []

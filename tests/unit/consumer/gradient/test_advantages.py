@@ -7,14 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumer.gradient.advantages.estimators import ADVANTAGES, group_advantages, penalised_advantages
+from consumer.gradient.advantages.estimators import (
+    ADVANTAGES,
+    LateScale,
+    centred_scale,
+    group_advantages,
+    mean_and_scale,
+    penalised_advantages,
+)
 from consumer.gradient.advantages.group_relative import (
     centred_rewards,
     grpo_advantages,
     rloo_advantages,
     shuffled_rewards,
 )
-from consumer.gradient.advantages.reinforce_plus_plus import LateScale, centred_scale, mean_and_scale
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.kinds import ADVANTAGE_KINDS
 from onbeat.loop.sampled import equal_groups

@@ -24,8 +24,7 @@ from contracts.rewards import (
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDataset, ReasoningGymDataset
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.examples import ExampleSets, load_dataset
-from onbeat.prompts.references import TASKS, known_tasks
+from onbeat.prompts.examples import TASKS, ExampleSets, known_tasks, load_dataset
 from onbeat.prompts.source import PromptSource
 
 DEMO_MODEL = Path(__file__).parents[4] / "configs" / "models" / "two-digit-addition"

@@ -14,7 +14,7 @@ import pytest
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.jobs import WorkerExit, is_of_work
 from contracts.settings import StackSettings, settings_from
-from contracts.spec_tables.deadlines import TimeoutSpec
+from contracts.spec_limits import TimeoutSpec
 from onbeat.work import program
 
 ENDS = """
