@@ -282,14 +282,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
         problems = job_problems(
             self.stages,
             algorithm=None if self.trainer.external else self.algorithm,
+            dataset=self.dataset,
             deterministic=self.deterministic,
             resamples=self.rollout.max_resamples > 0,
+            batch_tokens=self.rollout.prompts_per_batch * self.rollout.group_size * self.max_sampled_tokens,
+            max_bytes=self.limits.max_batch_bytes,
         )
-        if self.stage_reward_weights and self.algorithm.on_truncated == "penalise":
-            raise ValueError(
-                'algorithm.on_truncated = "penalise" gives a completion its whole reward, to which a stage would add; '
-                'set it to "mask", or the weight of the stage to 0'
-            )
         problem = next(problems, "") or names_problem(self.reward.components, self.environments, self.stages)
         if problem:
             raise ValueError(problem)

@@ -16,7 +16,7 @@ from contracts.errors import InvalidInput
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.spec import ForkSpec, JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
-from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, ExternalStage
+from contracts.spec_tables.stages import ExternalStage, read_columns
 
 
 def check_submitted(spec: JobSpec) -> None:
@@ -84,7 +84,7 @@ def _check_distribution(spec: JobSpec) -> None:
         )
     setting = sampling.truncation or sampling.processing
     for stage in spec.stages if setting else ():
-        made = {REFERENCE_LOGPROBS, TEACHER_LOGPROBS}.intersection(column.name for column in stage.outputs)
+        made = read_columns(spec.algorithm).keys() & {column.name for column in stage.outputs}
         if made and isinstance(stage, ExternalStage):
             raise InvalidInput(
                 f"no column tells stage {stage.name} the distribution that {setting} made, of which {made.pop()} are",

@@ -32,6 +32,10 @@ class Response:
     """log pi_old, detached; None: pi itself."""
     teacher_logprobs: Tensor | None = None
     """log pi_teacher(o_t); None where no teacher is asked."""
+    distribution: Tensor | None = None
+    """[T, V] log pi of every token that may be drawn, -inf of the others, with gradient."""
+    reference_distribution: Tensor | None = None
+    """Likewise of the reference, which here may be a teacher."""
     is_truncated: bool = False
     """Whether it was cut before it had ended."""
     components: tuple[tuple[float, float], ...] = ()
@@ -63,7 +67,11 @@ class Equation:
     alpha: float = 0.0
     """Weight of the entropy."""
     distil: float = 0.0
-    """Weight of the reverse KL to the teacher."""
+    """Weight of the divergence from the teacher."""
+    distil_beta: float | None = None
+    """Beta of the divergence from the reference's distribution; None: the reverse KL, by the token drawn."""
+    top_k: int = 0
+    """The likeliest tokens of the reference that are told apart."""
     correction: str = "none"
     of_sequence: bool = False
     of_mean: bool = False
@@ -226,6 +234,8 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
         loss = loss * weight(response, t, eq)
         if not eq.kl_in_reward and not eq.weighs_kl:
             loss = loss + kl
+        if eq.distil_beta is not None:
+            loss = loss + eq.distil * divergence(response, t, eq)
         if response.values is not None:
             value, old_value = response.values[t], before_steps(response)[t]
             held = old_value + torch.clip(value - old_value, -eq.value_clip, eq.value_clip)
@@ -233,6 +243,24 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
             loss = loss + eq.value_weight / 2 * torch.max(errors[0] ** 2, errors[1] ** 2)
         losses.append(loss - eq.alpha * response.entropy[t])
     return losses
+
+
+def divergence(response: Response, t: int, eq: Equation) -> Tensor:
+    """Generalized Jensen-Shannon (arXiv 2306.13649, equation 1) of the teacher's q and the policy's p, in
+    probabilities: of each of q's likeliest tokens, and of all others together."""
+    p, q = (one[t].exp() for one in (response.distribution, response.reference_distribution) if one is not None)
+    beta, vocabulary = eq.distil_beta or 0.0, range(len(q))
+    likely = sorted(vocabulary, key=lambda token: (-q[token].item(), token))[: eq.top_k]
+    others = [token for token in vocabulary if token not in likely]
+    of_q, of_p = ([*(one[token] for token in likely), one[others].sum()] for one in (q, p))
+    mixed = [beta * of_teacher + (1.0 - beta) * of_policy for of_teacher, of_policy in zip(of_q, of_p, strict=True)]
+
+    def kl(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+        return sum_of([a * torch.log(a / b) for a, b in zip(left, right, strict=True) if a.item() > 0.0])
+
+    if beta in (0.0, 1.0):
+        return kl(of_q, of_p) if beta == 0.0 else kl(of_p, of_q)
+    return beta * kl(of_q, mixed) + (1.0 - beta) * kl(of_p, mixed)
 
 
 def num_clipped(responses: Sequence[Response], eq: Equation) -> int:

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
+from consumer.gradient.losses.terms import ids_of
 from consumer.gradient.micro_batch import MicroBatch
 from consumer.model.inputs import PackedInputs
 from consumer.model.language_head import (
     FirstTokens,
+    Summary,
     base_causal_lm,
     chosen_values,
     has_plain_head,
@@ -35,16 +37,44 @@ def response_logprobs(model: PreTrainedModel, micro_batch: MicroBatch, temperatu
 
     They are of the distribution that the generator drew from: its logits changed as its were, over what it kept.
     """
-    logprobs, _ = _values(model, micro_batch, temperature=temperature, entropy=False)
-    return _in_rows(logprobs, micro_batch)
+    return response_measures(model, micro_batch, temperature)[0]
 
 
-def response_logprobs_and_entropy(
-    model: PreTrainedModel, micro_batch: MicroBatch, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Returns `response_logprobs`, and [R, S_max] the entropy in nats of the whole distribution at each token."""
-    logprobs, entropy = _values(model, micro_batch, temperature=temperature, entropy=True)
-    return _in_rows(logprobs, micro_batch), _in_rows(entropy, micro_batch)
+def response_measures(
+    model: PreTrainedModel,
+    micro_batch: MicroBatch,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    summary: Summary | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Returns `response_logprobs`; [R, S_max] the entropy in nats of the whole distribution at each token; and what
+    `summary` makes of those that were drawn from and of `MicroBatch.teacher_top`. None for what isn't asked for."""
+    if isinstance(micro_batch.inputs, PackedInputs):
+        share_prompts(model)
+    if has_plain_head(model):
+        states, logits_of = _predicting_states(model, micro_batch), functools.partial(project, model)
+    else:
+        states, logits_of = _predicting_logits(model, micro_batch), upcast
+    teacher_top = micro_batch.teacher_top
+    logprobs, entropies, summaries = chosen_values(
+        logits_of,
+        states,
+        micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
+        kept=micro_batch.kept,
+        contexts=micro_batch.contexts,
+        first=_first_tokens(model, micro_batch),
+        vocabulary_size=vocabulary_size(model),
+        temperature=temperature,
+        entropy=entropy,
+        summary=summary,
+        known=None if teacher_top is None else teacher_top[micro_batch.loss_mask].to(model.device),
+    )
+    return (
+        _in_rows(logprobs, micro_batch),
+        _in_rows(entropies, micro_batch) if entropy else None,
+        None if summary is None else _in_rows(summaries, micro_batch),
+    )
 
 
 def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
@@ -68,35 +98,14 @@ def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> Non
             f"batch {batch_id} has a row of {longest} tokens, the model's context is {policy.context_tokens}",
             field="token_ids",
         )
-    kept = [] if micro_batch.kept is None else [micro_batch.kept.ids]
-    used = np.concatenate([ids.numpy().reshape(-1) for ids in (inputs.input_ids, micro_batch.response_ids, *kept)])
+    more = [] if micro_batch.kept is None else [micro_batch.kept.ids]
+    if micro_batch.teacher_top is not None:
+        more.append(ids_of(micro_batch.teacher_top[micro_batch.loss_mask]))
+    used = np.concatenate([ids.numpy().reshape(-1) for ids in (inputs.input_ids, micro_batch.response_ids, *more)])
     if used.min() < 0 or used.max() >= policy.vocabulary_size:
         raise ContractViolation(
             f"batch {batch_id} has a token outside the vocabulary of {policy.vocabulary_size}", field="token_ids"
         )
-
-
-def _values(
-    model: PreTrainedModel, micro_batch: MicroBatch, *, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Returns log-probs [N] of the sampled tokens, row by row, and entropies [N] ([0] where not asked for)."""
-    if isinstance(micro_batch.inputs, PackedInputs):
-        share_prompts(model)
-    if has_plain_head(model):
-        states, logits_of = _predicting_states(model, micro_batch), functools.partial(project, model)
-    else:
-        states, logits_of = _predicting_logits(model, micro_batch), upcast
-    return chosen_values(
-        logits_of,
-        states,
-        micro_batch.response_ids[micro_batch.loss_mask].to(model.device),
-        kept=micro_batch.kept,
-        contexts=micro_batch.contexts,
-        first=_first_tokens(model, micro_batch),
-        vocabulary_size=vocabulary_size(model),
-        temperature=temperature,
-        entropy=entropy,
-    )
 
 
 def _first_tokens(model: PreTrainedModel, micro_batch: MicroBatch) -> FirstTokens | None:
@@ -133,6 +142,6 @@ def _predicting_logits(model: PreTrainedModel, micro_batch: MicroBatch) -> Tenso
 
 
 def _in_rows(values: Tensor, micro_batch: MicroBatch) -> Tensor:
-    """Puts [N] values of the sampled tokens back into [R, S_max], with 0.0 on padding."""
+    """Puts [N, …] values of the sampled tokens back into [R, S_max, …], with 0.0 on padding."""
     real = micro_batch.loss_mask.to(values.device)
-    return torch.zeros(real.shape, dtype=values.dtype, device=values.device).index_put((real,), values)
+    return values.new_zeros(real.shape + values.shape[1:]).index_put((real,), values)

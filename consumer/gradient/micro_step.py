@@ -22,12 +22,7 @@ from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.advantages.estimators import batch_advantages, compared_rewards, penalised_advantages
 from consumer.gradient.advantages.gae import estimates
 from consumer.gradient.advantages.group_relative import shuffled_rewards, turns_of
-from consumer.gradient.log_probs import (
-    check_fits,
-    response_logprobs,
-    response_logprobs_and_entropy,
-    response_values,
-)
+from consumer.gradient.log_probs import check_fits, response_logprobs, response_measures, response_values
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import (
     LossSums,
@@ -36,6 +31,7 @@ from consumer.gradient.losses.objective import (
     micro_batch_loss,
     token_divergences,
 )
+from consumer.gradient.losses.terms import divergence_from
 from consumer.gradient.micro_batch import (
     MicroBatch,
     batch_rewards,
@@ -51,7 +47,7 @@ from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS
+from contracts.spec_tables.stages import REFERENCE_LOGPROBS, read_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +170,9 @@ def measured_logprobs(batch: RolloutBatch, kept: KeptBatch | None) -> tuple[byte
 
 def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
     """Raises ContractViolation where a column is missing that the loss reads: without it a term would be left out."""
-    algorithm, columns = spec.algorithm, {} if batch.columns is UNSET else batch.columns
-    needed = {
-        REFERENCE_LOGPROBS: algorithm.kl_coefficient > 0.0 and not spec.loads_reference,
-        TEACHER_LOGPROBS: algorithm.distillation_coefficient > 0.0,
-    }
-    for name, is_read in needed.items():
-        if is_read and name not in columns:
+    columns = {} if batch.columns is UNSET else batch.columns
+    for name, (is_read, _) in read_columns(spec.algorithm).items():
+        if is_read and name not in columns and not (name == REFERENCE_LOGPROBS and spec.loads_reference):
             raise ContractViolation(f"batch {batch.batch_id} came without the column {name}", field="columns")
 
 
@@ -366,24 +358,29 @@ def _token_logprobs(
     policy: Policy, micro_batch: MicroBatch, *, reference: PreTrainedModel | None, spec: JobSpec
 ) -> TokenLogprobs:
     """Passes once through each model that the loss needs."""
-    temperature = spec.rollout.sampling.temperature
-    reference_logprobs = entropy = None
+    algorithm, temperature = spec.algorithm, spec.rollout.sampling.temperature
+    reference_logprobs = None
     if reference is not None:
         with torch.no_grad(), policy.without_adapters():
             reference_logprobs = response_logprobs(reference, micro_batch, temperature)
     elif micro_batch.reference_logprobs is not None:
         reference_logprobs = micro_batch.reference_logprobs.to(policy.model.device)
-    if spec.algorithm.entropy_coefficient > 0.0 or spec.trainer.measure_entropy:
-        logprobs, entropy = response_logprobs_and_entropy(policy.model, micro_batch, temperature)
-        if spec.algorithm.entropy_coefficient == 0.0:
-            entropy = entropy.detach()
-    else:
-        logprobs = response_logprobs(policy.model, micro_batch, temperature)
+    beta = algorithm.distillation_beta
+    logprobs, entropy, divergence = response_measures(
+        policy.model,
+        micro_batch,
+        temperature,
+        entropy=algorithm.entropy_coefficient > 0.0 or spec.trainer.measure_entropy,
+        summary=None if beta is UNSET else functools.partial(divergence_from, beta=beta),
+    )
+    if entropy is not None and algorithm.entropy_coefficient == 0.0:
+        entropy = entropy.detach()
     return TokenLogprobs(
         policy=logprobs,
         generator=micro_batch.generator_logprobs.to(logprobs.device),
         reference=reference_logprobs,
         teacher=None if micro_batch.teacher_logprobs is None else micro_batch.teacher_logprobs.to(logprobs.device),
+        divergence=divergence,
         entropy=entropy,
         values=None if policy.critic is None else response_values(policy.critic, micro_batch),
     )

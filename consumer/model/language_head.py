@@ -27,6 +27,8 @@ from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
 from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
 
+Summary = Callable[[Tensor, Tensor | None], Tensor]
+"""(log-probs [n, V] that tokens were drawn by, what is known of each [n, …]) → numbers of each [n, …]."""
 CHUNK_LOGITS = 1 << 25
 """Logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
 
@@ -165,9 +167,11 @@ def chosen_values(
     vocabulary_size: int,
     temperature: float,
     entropy: bool,
-) -> tuple[Tensor, Tensor]:
+    summary: Summary | None = None,
+    known: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies in nats: [N]
-    where `entropy` asks for them, else [0].
+    where `entropy` asks for them, else [0]; and [N, …] what `summary` makes of the distributions and `known`, else [0].
 
     kept: what log-probs are normalised over, where that isn't the whole vocabulary; an entropy is of the whole one.
     contexts: what stands before the tokens, where it changes their logits.
@@ -176,18 +180,18 @@ def chosen_values(
     chunk = max(1, CHUNK_LOGITS // vocabulary_size)
     if first is not None:
         chunk = max(FEWEST_ROWS, chunk // FEWEST_ROWS * FEWEST_ROWS)
-    values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy)
+    values = functools.partial(_chunk_values, logits_of, temperature=temperature, entropy=entropy, summary=summary)
     if chosen.numel() <= chunk:
-        return values(states, chosen, kept, contexts, first)
+        return values(states, chosen, kept, contexts, first, known)
     num_chunks = -(-chosen.numel() // chunk)
-    cut = (states, chosen, kept, contexts, first)
+    cut = (states, chosen, kept, contexts, first, known)
     # Recomputed in the backward pass; nothing in a chunk draws random numbers, so that no state is kept.
     parts = [
         checkpoint(values, *part, use_reentrant=False, preserve_rng_state=False)
         for part in zip(*([None] * num_chunks if one is None else one.split(chunk) for one in cut), strict=True)
     ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    logprobs, entropies, summaries = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies), torch.cat(summaries)
 
 
 def _chunk_values(
@@ -197,10 +201,12 @@ def _chunk_values(
     kept: KeptSets | None,
     contexts: Contexts | None,
     first: FirstTokens | None,
+    known: Tensor | None,
     *,
     temperature: float,
     entropy: bool,
-) -> tuple[Tensor, Tensor]:
+    summary: Summary | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     # [chunk, V]
     missing = 0 if first is None else -len(states) % FEWEST_ROWS
     logits = logits_of(functional.pad(states, (0, 0, 0, missing)) if missing else states)
@@ -222,7 +228,9 @@ def _chunk_values(
             as_computed = first.put_into(as_computed, states)
             values = _sampled_logprobs(as_computed.numpy(), chosen.numpy(), kept, contexts, temperature=temperature)
         logprobs = cast(Tensor, _Valued.apply(logprobs, values))
-    return logprobs, -(whole.exp() * whole).sum(dim=-1) if entropy else logprobs.new_empty(0)
+    nothing = logprobs.new_empty(0)
+    entropies = -(whole.exp() * whole).sum(dim=-1) if entropy else nothing
+    return logprobs, entropies, nothing if summary is None else summary(distribution, known)
 
 
 class _Valued(torch.autograd.Function):

@@ -185,13 +185,14 @@ class ServedStages:
         return served
 
 
-def model_folder(settings: StackSettings, stage: ServedStage) -> Path:
-    """Returns the folder of the stage's model. Raises InvalidInput that names the key, where this host lacks it."""
-    named = stage.stage.files().get("model")
-    path, field = (named, field_of(stage, "model")) if named else (stage.spec.model.path, "model.path")
-    return folder_of_model(
-        settings.spec_root, path, field=field, cure="put the model there, on the stage worker's host too"
-    )
+def model_folders(settings: StackSettings, stage: ServedStage) -> dict[str, Path]:
+    """Field → folder of each model of the stage. Raises InvalidInput that names the key, where this host lacks one."""
+    named = {field_of(stage, key): path for key, path in stage.stage.files().items()}
+    cure = "put the model there, on the stage worker's host too"
+    return {
+        field: folder_of_model(settings.spec_root, path, field=field, cure=cure)
+        for field, path in (named or {"model.path": stage.spec.model.path}).items()
+    }
 
 
 def field_of(stage: ServedStage, key: str) -> str:

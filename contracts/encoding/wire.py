@@ -62,6 +62,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
 
+class Table(Record, tag_field="type", frozen=True, kw_only=True):
+    """A table of a spec that is one of several kinds."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    def files(self) -> dict[str, str]:
+        """Returns the paths that it names below the stack's model root, by their field."""
+        return {}
+
+
 R = TypeVar("R", bound=Record)
 
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.arrays import pack_float64, pack_int32, unpack_float32, unpack_float64
 from contracts.encoding.digests import content_digest
@@ -44,6 +44,17 @@ class Column(Record, frozen=True, kw_only=True):
     """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
     per: Axis = "rollout"
     """What has a value: the row (rollout), each sampled token, or each token of its prompt or its completion."""
+    width: Annotated[int, Meta(ge=1, le=2**13 + 1)] | UnsetType = UNSET
+    """With per = "token": numbers of each; left out: 1."""
+
+    def __post_init__(self) -> None:
+        if self.width is not UNSET and (self.type == "text" or self.per != "token"):
+            raise ValueError(f'width of column {self.name} counts the numbers of a sampled token; set per = "token"')
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of a number, or of all that a token has; a text has none."""
+        return ITEM_BYTES[self.type] * (self.width or 1)
 
 
 class RowShape(NamedTuple):
@@ -164,11 +175,11 @@ def _problem(value: bytes, column: Column, shape: RowShape) -> str:
         except UnicodeDecodeError:
             return "the text is not UTF-8"
         return ""
-    length, size = shape.length(column.per), ITEM_BYTES[column.type]
-    if len(value) != length * size:
-        return f"{len(value)} bytes are not {length} x {column.type}, one per {column.per}"
-    unpack = UNPACKERS.get(column.type)
-    # A log-prob of -inf or a score of NaN would end the job as diverged, and name no stage.
-    if unpack is not None and not all(map(math.isfinite, unpack(value))):
+    length = shape.length(column.per)
+    if len(value) != length * column.num_bytes:
+        return f"{len(value)} bytes are not {length} x {column.type}, {column.width or 'one'} per {column.per}"
+    numbers = UNPACKERS[column.type](value) if column.type in UNPACKERS else ()
+    # A log-prob of -inf or a score of NaN would end the job as diverged, and name no stage. Sums are the fast test.
+    if not math.isfinite(sum(numbers)) and not all(map(math.isfinite, numbers)):
         return "a number is not finite"
     return ""

@@ -91,8 +91,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     entropy_coefficient: Factor = 0.0
     """Weight of the entropy bonus: the entropy of the distribution at each sampled token, normalised like the loss."""
     distillation_coefficient: Factor = 0.0
-    """Weight of the reverse KL to a teacher, whose log-probs of the sampled tokens a stage of type "teacher" makes, or
-    another with the column `teacher_logprobs`."""
+    """Weight of the divergence from a teacher, whose log-probs a stage of type "teacher" makes, or another with the
+    column `teacher_logprobs`."""
+    distillation_beta: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
+    """Takes it of whole distributions (GKD): forward KL (0), reverse KL (1), Jensen-Shannon between, over the teacher's
+    `top_k` tokens and all others as one. Left out: reverse KL, by the sampled token."""
     correction: CorrectionName | None = None
     """Weighs surrogate and KL to a teacher by the probability before the iteration's first step over that of sampling:
     truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a lag). Under a lag none
@@ -197,8 +200,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         """Yields field, reason and cure of each combination without a meaning or an effect."""
         if self.learns_given:
             yield from self._given_refusals()
-        if not self.advantage_kind.uses_epsilon and self.advantage_epsilon != 1e-4:
-            yield f'advantage_epsilon has no effect with advantage = "{self.advantage}"; leave it out'
+        yield from self._idle_keys()
         yield from self._kl_refusals()
         if self.entropy_coefficient > 0.0 and self.advantage_kind.is_scaled_late:
             yield (
@@ -221,36 +223,56 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
                 'set kl_placement = "loss"'
             )
-        if self.truncated_reward is not UNSET and self.on_truncated != "penalise":
-            yield 'truncated_reward has no effect without on_truncated = "penalise"; set that, or leave it out'
         if self.on_truncated == "penalise" and self.advantage == "none":
             yield 'on_truncated = "penalise" has no effect with advantage = "none", which learns from no reward'
         if self.on_truncated == "penalise" and self.advantage_kind.normalises_components:
             yield 'on_truncated = "penalise" gives a whole reward, advantage = "gdpo" compares components; set "mask"'
-        if self.reward_clip is not UNSET and (self.credits_turns or self.advantage == "none"):
-            yield 'reward_clip has no effect with advantage = "none", and none on turns; leave it out'
         if self.off_policy_mask_threshold is not UNSET and self.advantage_kind.has_late_baseline:
             yield (
                 'off_policy_mask_threshold masks by the sign of the advantage, which under advantage = "reinforce++" '
                 'is known too late; leave it out, or set advantage = "reinforce++_baseline"'
             )
-        yield from self._clip_refusals()
+        if self.clip_max is not UNSET and self.clip_max <= 1.0 + self.clip_range[1]:
+            yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
         yield from self._critic_refusals()
         yield from self._teacher_refusals()
         yield from self._correction_refusals()
         if self.credits_turns:
             yield from self._turn_refusals()
 
+    def _idle_keys(self) -> Iterator[str]:
+        """Yields each key that is set though what it acts on isn't there."""
+        kind, named = self.advantage_kind, f'with advantage = "{self.advantage}"'
+        has_kl, learns_rewards = self.kl_coefficient > 0.0, self.advantage != "none"
+        is_unbounded = not isinstance(self.loss, PluginLoss) and self._loss_kind.is_unbounded_above
+        weighs_samples = learns_rewards or self.distillation_beta is UNSET or self.weighs_kl
+        of_none, corrects = f"{named}, which learns from no reward", self.correction_name != "none"
+        has_low = not corrects or self.correction == "icepop"
+        # Keys, whether they act, and why not, with a cure behind a semicolon.
+        rows = (
+            ("advantage_epsilon", kind.uses_epsilon, named),
+            ("gae_lambda discount value_coefficient value_clip", kind.has_critic, f'{named}; set "gae"'),
+            ("reward_clip", learns_rewards and not self.credits_turns, 'with advantage = "none", and none on turns'),
+            ("clip_low clip_high clip_max off_policy_mask_threshold", learns_rewards, of_none),
+            ("shuffle_rewards kl_placement", learns_rewards, of_none),
+            ("clip_max", is_unbounded, f'with loss = "{self.loss_name}", which has bounds of its own'),
+            ("kl_estimator kl_placement", has_kl, "with kl_coefficient = 0; set it above 0"),
+            ("ref_model_sync_iterations", has_kl, "with kl_coefficient = 0, without a reference"),
+            ("ref_model_mixup_alpha", self.ref_model_sync_iterations, "without ref_model_sync_iterations; set that"),
+            ("truncated_reward", self.on_truncated == "penalise", 'without on_truncated = "penalise"; set that'),
+            ("correction_level correction_low correction_high", corrects, "without a correction; choose one"),
+            ("correction_low", has_low, f'with correction = "{self.correction}", which has no lower bound'),
+            ("distillation_beta", self.distillation_coefficient, "with distillation_coefficient = 0; set that"),
+            ("correction old_policy", weighs_samples, f"{named} and distillation_beta: it weighs no sampled token"),
+        )
+        defaults = {one.name: one.default for one in fields(self)}
+        for keys, acts, why in rows:
+            for key in keys.split() if not acts else ():
+                if getattr(self, key) not in (defaults[key], "none"):
+                    yield f"{key} has no effect {why}{', or' if ';' in why else ';'} leave it out"
+
     def _kl_refusals(self) -> Iterator[str]:
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
-        if self.kl_coefficient == 0.0 and (self.kl_estimator, self.kl_placement) != ("k3", "loss"):
-            yield (
-                "kl_coefficient is 0, so kl_estimator and kl_placement have no effect; set it above 0 or leave them out"
-            )
-        if self.ref_model_sync_iterations is not UNSET and self.kl_coefficient == 0.0:
-            yield "ref_model_sync_iterations has no effect with kl_coefficient = 0, without a reference; leave it out"
-        if self.ref_model_mixup_alpha is not UNSET and self.ref_model_sync_iterations is UNSET:
-            yield "ref_model_mixup_alpha has no effect without ref_model_sync_iterations; set that, or leave it out"
         if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
             yield (
                 'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
@@ -278,21 +300,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             if one.name not in acting and getattr(self, one.name) != one.default:
                 yield f'{one.name} has no effect with loss = "sft", which learns what the data set gives; leave it out'
 
-    def _clip_refusals(self) -> Iterator[str]:
-        if self.clip_max is UNSET:
-            return
-        if isinstance(self.loss, PluginLoss) or not self._loss_kind.is_unbounded_above:
-            yield f'clip_max has no effect with loss = "{self.loss_name}", which has bounds of its own; leave it out'
-        if self.clip_max <= 1.0 + self.clip_range[1]:
-            yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
-
     def _critic_refusals(self) -> Iterator[str]:
-        if not self.advantage_kind.has_critic:
-            for name in ("gae_lambda", "discount", "value_coefficient", "value_clip"):
-                if getattr(self, name) is not UNSET:
-                    yield f'{name} has no effect with advantage = "{self.advantage}"; set "gae", or leave it out'
-            return
-        if isinstance(self.loss, PluginLoss):
+        if self.advantage_kind.has_critic and isinstance(self.loss, PluginLoss):
             yield (
                 f'advantage = "gae" gives each token an advantage, the loss `{self.loss_name}` takes one a response; '
                 "choose a loss of the family"
@@ -309,19 +318,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 "distillation_coefficient would be divided by the deviation of the advantages under "
                 f'advantage = "{self.advantage}"; choose another advantage, or "none"'
             )
-        if self.advantage != "none":
-            return
-        if self.distillation_coefficient == 0.0 and not self.learns_given:
+        if self.advantage == "none" and self.distillation_coefficient == 0.0 and not self.learns_given:
             yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
-        if (self.clip_low, self.clip_high, self.clip_max, self.off_policy_mask_threshold) != (None, None, UNSET, UNSET):
-            yield (
-                'clip_low, clip_high, clip_max and off_policy_mask_threshold have no effect with advantage = "none": '
-                "they bound what rewards do; leave them out"
-            )
-        if self.shuffle_rewards:
-            yield 'shuffle_rewards has no effect with advantage = "none", which learns from no reward; leave it out'
-        if self.kl_coefficient > 0.0 and self.kl_placement == "reward":
-            yield 'kl_placement = "reward" has no effect with advantage = "none"; set kl_placement = "loss"'
 
     def _turn_refusals(self) -> Iterator[str]:
         if not self.advantage_kind.compares_groups or self.advantage_kind.is_scaled_late:
@@ -346,18 +344,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             )
 
     def _correction_refusals(self) -> Iterator[str]:
-        bounds = (self.correction_low, self.correction_high)
         low, high = self.correction_range
-        if self.correction_name == "none" and (self.correction_level != "token" or bounds != (None, None)):
-            yield (
-                'correction is "none", so its level and bounds have no effect; choose "tis", "icepop" or '
-                '"decoupled_ppo", or leave them out'
-            )
-        if self.correction in ("tis", "decoupled_ppo") and self.correction_low is not None:
-            yield (
-                f'correction_low has no effect with correction = "{self.correction}", which has no lower bound; '
-                "leave it out"
-            )
         if self.correction_name != "none" and self.old_policy == "generator":
             yield 'correction would count the generator twice with old_policy = "generator"; set one of the two'
         if self.correction_name != "none" and not self._loss_kind.has_token_ratios and self.correction_level == "token":

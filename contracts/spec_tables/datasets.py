@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Text, changed
+from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Table, Text, changed
 from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
@@ -35,7 +35,7 @@ def no_chat_template(field: str = "dataset.chat", cure: str = TEXT_INSTEAD) -> I
     return InvalidInput("the model's tokenizer has no chat template", field=field, cure=cure)
 
 
-class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
+class DatasetTable(Table, frozen=True, kw_only=True):
     """What every kind of data set says of itself."""
 
     has_task_entries: ClassVar[bool] = True
@@ -44,14 +44,6 @@ class DatasetTable(Record, tag_field="type", frozen=True, kw_only=True):
     """Whether its examples may have completions, which loss = "sft" learns."""
     has_folders: ClassVar[bool] = False
     """Whether a path that it names may be of a folder, or of some files in one."""
-
-    @property
-    def kind(self) -> str:
-        return str(self.__struct_config__.tag)
-
-    def files(self) -> dict[str, str]:
-        """Returns the paths that it names below the stack's model root, by their field."""
-        return {}
 
 
 class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):

@@ -9,17 +9,23 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
-from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Record, Text
+from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Table, Text
 from contracts.errors import ContractViolation
 from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column, ColumnName
 from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
 from contracts.rewards import OnUnscorable, StageReason, Weight, stated_score
 from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.datasets import DatasetSpec, SourceName, sources_of
 
 MAX_STAGES = 16
 REFERENCE_LOGPROBS = "reference_logprobs"
 TEACHER_LOGPROBS = "teacher_logprobs"
 """The columns that the loss reads, whichever stage makes them: float32 per token, under the job's temperature."""
+TEACHER_TOP = "teacher_top"
+"""Likewise, 2 k + 1 numbers a token: the ids of k tokens, their log-probs, and the log-prob of any other token. Where
+fewer than k tokens can be drawn -1 and NO_LOGPROB stand behind them."""
+NO_LOGPROB = -1e30
+"""The log-prob of what can't be drawn: its probability is 0, and it is finite, as a column's numbers are."""
 Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
 FAILURE_SUFFIX = "_failure"
 Truncation = Literal["never", "prompt_start", "completion_end"]
@@ -28,21 +34,13 @@ NUMBER_PLACE = "{number}"
 STAGE_REASONS: tuple[StageReason, ...] = get_args(StageReason)
 
 
-class StageTable(Record, tag_field="type", frozen=True, kw_only=True):
+class StageTable(Table, frozen=True, kw_only=True):
     """What every kind of stage says of itself."""
 
     max_attempts: Attempts = 4
     """Times that an item is tried before its batch is dead-lettered."""
     lease_s: Lease = 30.0
     """An item without a heartbeat for this long goes to another worker of the stage."""
-
-    @property
-    def kind(self) -> str:
-        return str(self.__struct_config__.tag)
-
-    def files(self) -> dict[str, str]:
-        """Returns the paths that it names below the stack's model root, by their field."""
-        return {}
 
 
 class LogProbStage(StageTable, frozen=True, kw_only=True):
@@ -66,14 +64,31 @@ class ReferenceStage(LogProbStage, tag="reference", frozen=True, kw_only=True):
 class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     """Log-probs of the sampled tokens under another model, for on-policy distillation."""
 
-    outputs: ClassVar[tuple[Column, ...]] = (Column(name=TEACHER_LOGPROBS, type="float32", per="token"),)
-    model: FilePath
+    model: FilePath | UnsetType = UNSET
     """Folder of a causal LM with the job's vocabulary; relative paths start at the stack's model root."""
+    models: Annotated[dict[SourceName, FilePath], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
+    """In place of `model`: one for each source of a mixture."""
+    top_k: Annotated[int, Meta(ge=1, le=2**12)] | UnsetType = UNSET
+    """Its likeliest tokens, 8 bytes each, sent with each token for `algorithm.distillation_beta`; left out: none."""
     name: ColumnName = "teacher"
     """The name of the stage, in messages, metrics and streams."""
 
+    @property
+    def outputs(self) -> tuple[Column, ...]:
+        widths = {TEACHER_LOGPROBS: UNSET} | ({TEACHER_TOP: 2 * self.top_k + 1} if self.top_k else {})
+        return tuple(Column(name=name, type="float32", per="token", width=width) for name, width in widths.items())
+
+    def __post_init__(self) -> None:
+        if (self.model is UNSET) == (self.models is UNSET):
+            raise ValueError(f"stage {self.name} needs a model, or models by source, and not both; name its teacher")
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Source → folder of its teacher; "" for all of a job's prompts."""
+        return self.models or {"": self.model or ""}
+
     def files(self) -> dict[str, str]:
-        return {"model": self.model}
+        return {f"models.{source}" if source else "model": path for source, path in self.folders.items()}
 
 
 class JudgingStage(StageTable, frozen=True, kw_only=True):
@@ -266,14 +281,39 @@ def stage_problems(stages: Sequence[StageSpec]) -> Iterator[str]:
 
 
 def job_problems(
-    stages: Sequence[StageSpec], *, algorithm: AlgorithmSpec | None, deterministic: bool, resamples: bool
+    stages: Sequence[StageSpec],
+    *,
+    algorithm: AlgorithmSpec | None,
+    dataset: DatasetSpec,
+    deterministic: bool,
+    resamples: bool,
+    batch_tokens: int,
+    max_bytes: int,
 ) -> Iterator[str]:
     """Yields field, reason and cure of what stages can't be with the rest of the job.
 
     algorithm: None where a trainer of one's own decides what it reads. resamples: whether `max_resamples` is above 0.
+    batch_tokens: the most that a batch samples. max_bytes: `limits.max_batch_bytes`.
     """
     if algorithm is not None:
         yield from _loss_problems(stages, algorithm)
+        if reward_weights(stages) and algorithm.on_truncated == "penalise":
+            yield (
+                'algorithm.on_truncated = "penalise" gives a completion its whole reward, to which a stage would add; '
+                'set it to "mask", or the weight of the stage to 0'
+            )
+    for stage in stages:
+        taught = (stage.models or {}).keys() if isinstance(stage, TeacherStage) else set()
+        for name in sorted(taught ^ sources_of(dataset).keys(), reverse=True) if taught else ():
+            problem = "have none for" if name not in taught else "name what is no source,"
+            yield f"stages: models of stage {stage.name} {problem} dataset.sources' `{name}`; name each source once"
+        wide = sum(column.num_bytes for column in stage.outputs if column.width is not UNSET) * batch_tokens
+        if wide > max_bytes:
+            key = "top_k" if isinstance(stage, TeacherStage) else "width"
+            yield (
+                f"stages: what stage {stage.name} tells of {batch_tokens:,} tokens of a batch has {wide:,} bytes, "
+                f"limits.max_batch_bytes = {max_bytes:,}; lower {key}, use smaller batches, or raise it"
+            )
     judges = [stage.name for stage in stages if isinstance(stage, LlmJudgeStage)]
     if judges and deterministic:
         yield (
@@ -287,28 +327,30 @@ def job_problems(
         )
 
 
-def _loss_problems(stages: Sequence[StageSpec], algorithm: AlgorithmSpec) -> Iterator[str]:
-    made = {column.name: (stage, column) for stage in stages for column in stage.outputs}
-    reads = {
-        REFERENCE_LOGPROBS: ("kl_coefficient", algorithm.kl_coefficient),
-        TEACHER_LOGPROBS: ("distillation_coefficient", algorithm.distillation_coefficient),
+def read_columns(algorithm: AlgorithmSpec) -> dict[str, tuple[bool, str]]:
+    """A column that a loss can read → whether this one does, and the key that decides it."""
+    return {
+        REFERENCE_LOGPROBS: (algorithm.kl_coefficient > 0.0, "kl_coefficient"),
+        TEACHER_LOGPROBS: (algorithm.distillation_coefficient > 0.0, "distillation_coefficient"),
+        TEACHER_TOP: (algorithm.distillation_beta is not UNSET, "distillation_beta"),
     }
-    for name, (field, coefficient) in reads.items():
-        if name not in made:
+
+
+def _loss_problems(stages: Sequence[StageSpec], algorithm: AlgorithmSpec) -> Iterator[str]:
+    made = {column.name: (stage.name, column) for stage in stages for column in stage.outputs}
+    for name, (is_read, key) in read_columns(algorithm).items():
+        stage, column = made.get(name, ("", None))
+        if is_read and column is None and name != REFERENCE_LOGPROBS:
+            kind = '"teacher" with top_k' if name == TEACHER_TOP else '"teacher"'
+            yield f"algorithm.{key} needs a stage that makes {name}; add [[stages]] of type {kind}, or leave it out"
+        if column is None:
             continue
-        stage, column = made[name]
-        if (column.type, column.per) != ("float32", "token"):
-            yield f'stages: output "{name}" of stage {stage.name} is read by the loss; make it a float32 per token'
-        if coefficient == 0.0:
-            yield (
-                f'stages: "{stage.name}" makes log-probs that nothing reads while algorithm.{field} is 0; '
-                "set it above 0, or leave the stage out"
-            )
-    if algorithm.distillation_coefficient > 0.0 and TEACHER_LOGPROBS not in made:
-        yield (
-            f"algorithm.distillation_coefficient needs a stage that makes {TEACHER_LOGPROBS}; "
-            'add [[stages]] of type "teacher", or set it to 0'
-        )
+        width, is_wide = column.width or 1, name == TEACHER_TOP
+        if (column.type, column.per) != ("float32", "token") or (width > 1) != is_wide or width % 2 == 0:
+            form = "of width 2 k + 1 per token" if is_wide else "per token"
+            yield f'stages: output "{name}" of stage {stage} is read by the loss; make it a float32 {form}'
+        if not is_read:
+            yield f'stages: nothing reads {name} of stage "{stage}" without algorithm.{key}; set that, or leave it out'
 
 
 def _problems_of(stage: StageSpec, made: set[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from contracts.errors import ContractViolation, NotFound
 from contracts.experience.columns import Column, ColumnType
@@ -76,7 +77,8 @@ def unpacked(column: Column, values: Sequence[bytes]) -> Values:
     dtype = DTYPES[column.type]
     if column.per == "rollout":
         return np.frombuffer(b"".join(values), dtype=dtype)
-    return [np.frombuffer(value, dtype=dtype) for value in values]
+    shape = (-1,) if column.width is UNSET else (-1, column.width)
+    return [np.frombuffer(value, dtype=dtype).reshape(shape) for value in values]
 
 
 def packed(column: Column, values: Sequence[Any] | np.ndarray, *, of: str) -> list[bytes]:
@@ -102,10 +104,11 @@ def _one(column: Column, value: Any, row: str, of: str) -> bytes:
     except ValueError as error:
         raise _wrong(column, of, f"{row} is no array: {error}") from error
     dtype = np.dtype(DTYPES[column.type])
-    num_axes = 0 if column.per == "rollout" else 1
-    if array.ndim != num_axes:
+    num_axes = (column.per != "rollout") + (column.width is not UNSET)
+    if array.ndim != num_axes or array.shape[1:] not in ((), (column.width,)):
+        numbers = "one value" if column.width is UNSET else f"{column.width} values"
         raise _wrong(
-            column, of, f"{row} has shape {list(array.shape)}, it needs {num_axes} axes: one value a {column.per}"
+            column, of, f"{row} has shape {list(array.shape)}, it needs {num_axes} axes: {numbers} a {column.per}"
         )
     fits = np.can_cast(array.dtype, dtype, casting="same_kind") and array.dtype != bool
     if array.size and not fits:

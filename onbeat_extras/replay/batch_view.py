@@ -157,7 +157,7 @@ def _columns(record: RecordedBatch, spec: JobSpec, row: int) -> dict[str, Value]
     return {
         name: _value(values[row], kinds[name])
         for name, values in (record.batch.columns or {}).items()
-        if name in kinds and row < len(values)
+        if name in kinds and row < len(values) and kinds[name].width is UNSET
     }
 
 

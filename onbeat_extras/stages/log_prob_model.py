@@ -8,26 +8,32 @@ same dtype, with as many threads. So they are the very bits that the trainer wou
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, for_job, set_up_torch, share_prompts_of_job
-from consumer.gradient.log_probs import check_fits, response_logprobs
+from consumer.gradient.log_probs import check_fits, response_measures
 from consumer.gradient.micro_batch import split_rows
 from consumer.gradient.micro_step import maker
+from consumer.model.language_head import Summary
 from consumer.model.policy import Policy, load_policy
-from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
+from consumer.stages.served_stages import ServedStage, field_of, model_folders, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.stages import TeacherStage
+from contracts.spec_tables.stages import NO_LOGPROB, TeacherStage
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import load_tokenizer
 
@@ -37,12 +43,22 @@ log = logging.getLogger(__name__)
 class LogProbModel:
     """A StageModel of a causal LM."""
 
-    def __init__(self, frozen: Policy, *, settings: StackSettings, stage: ServedStage, digest: str = "") -> None:
-        """digest: that of the model's published tensors, which version 0 must have; "" compares nothing."""
+    def __init__(
+        self,
+        frozen: Mapping[str, Policy],
+        *,
+        settings: StackSettings,
+        stage: ServedStage,
+        digest: str = "",
+        summary: Summary | None = None,
+    ) -> None:
+        """frozen: by the prompts' source; that of "" is asked of all. digest: that of the model's published tensors,
+        which version 0 must have; "" compares nothing. summary: makes the second column, where there is one."""
         self._frozen = frozen
         self._settings = settings
         self._spec = stage.spec
-        self._column = stage.plan.outputs[0].name
+        self._columns = [column.name for column in stage.plan.outputs]
+        self._summary = summary
         self._field = field_of(stage, "model")
         self._digest = digest
         self._version_0 = stage.version_0
@@ -50,11 +66,20 @@ class LogProbModel:
     def values(self, item: ClaimedItem) -> ColumnValues:
         self._check_model(item)
         set_up_torch(self._settings, self._spec)
-        values = frozen_logprobs(self._frozen, item.batch, spec=self._spec)
-        for row, value in enumerate(values):
-            if not np.isfinite(np.frombuffer(value, dtype="<f4")).all():
+        values: dict[int, tuple[bytes, ...]] = {}
+        sources = np.array([group.source or "" for group in item.batch.groups]).repeat(item.batch.group_size)
+        for source, frozen in self._frozen.items():
+            # A model's rows go through together: which those are is a function of the batch (I7).
+            rows = np.flatnonzero(sources == source) if source else np.arange(item.batch.num_completions)
+            if rows.size:
+                made = frozen_values(frozen, item.batch, spec=self._spec, rows=rows, summary=self._summary)
+                values |= zip(rows.tolist(), made, strict=True)
+        for row, source in enumerate(sources.tolist()):
+            if row not in values:
+                raise BatchFailed(f"row {row} is of source `{source}`, which has no model", field=self._field)
+            if not all(np.isfinite(np.frombuffer(value, dtype="<f4")).all() for value in values[row]):
                 raise BatchFailed(f"the log-probs of row {row} of {item.batch_id} are not finite", field=self._field)
-        return {self._column: values}
+        return {name: [values[row][place] for row in sorted(values)] for place, name in enumerate(self._columns)}
 
     def _check_model(self, item: ClaimedItem) -> None:
         """The reference is version 0: a folder that changed, or another host's, would give other bits in silence."""
@@ -76,17 +101,32 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
     spec = stage.spec
     settings = replace(settings, threads=threads_of_trainer(settings, spec))
     if isinstance(stage.stage, TeacherStage):
-        field = field_of(stage, "model")
-        _check_vocabulary(settings, stage, field)
-        try:
-            frozen = load_frozen(settings, spec, path=stage.stage.model)
-        except InvalidInput as error:
-            raise renamed(error, field if error.field == "model.path" else str(error.field)) from error
-        return LogProbModel(frozen, settings=settings, stage=stage)
+        own = load_tokenizer(settings.spec_root.find(spec.model.path, field="model.path"))
+        summary = _summary_of(stage, stage.stage, num_tokens=max(own.get_vocab().values()) + 1)
+        teachers: dict[str, Policy] = {}
+        for (source, path), (field, folder) in zip(
+            stage.stage.folders.items(), model_folders(settings, stage).items(), strict=True
+        ):
+            _check_vocabulary(own, folder, field)
+            try:
+                teachers[source] = load_frozen(settings, spec, path=path)
+            except InvalidInput as error:
+                raise renamed(error, field if error.field == "model.path" else str(error.field)) from error
+        return LogProbModel(teachers, settings=settings, stage=stage, summary=summary)
     frozen = load_frozen(settings, spec, path=spec.model.path)
     # What adapters are published as isn't the base alone.
     digest = "" if spec.trainer.lora else tensors_digest(frozen.weights())
-    return LogProbModel(frozen, settings=settings, stage=stage, digest=digest)
+    return LogProbModel({"": frozen}, settings=settings, stage=stage, digest=digest)
+
+
+def _summary_of(stage: ServedStage, teacher: TeacherStage, *, num_tokens: int) -> Summary | None:
+    """What is told of a teacher's distributions. num_tokens: ids that the tokenizer has; a model may have more."""
+    k = teacher.top_k
+    if k is UNSET:
+        return None
+    if k > num_tokens:
+        raise InvalidInput(f"the vocabulary has {num_tokens} tokens", field=field_of(stage, "top_k"), cure="lower it")
+    return lambda distribution, _: likeliest(distribution, k, num_tokens=num_tokens)
 
 
 def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
@@ -104,22 +144,54 @@ def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
     return frozen
 
 
-def frozen_logprobs(frozen: Policy, batch: RolloutBatch, *, spec: JobSpec) -> list[bytes]:
-    """Returns log-probs of the sampled tokens under a frozen model, float32 little-endian: a value for each row.
+def likeliest(distribution: Tensor, k: int, *, num_tokens: int) -> Tensor:
+    """The k likeliest tokens of log-probs [N, V], of equal ones those of lower ids: [N, 2 k + 1] as `TEACHER_TOP` says.
 
-    All rows go through, as in every loss that asks for them. Raises ContractViolation for tokens that it cannot take.
+    Equal distributions give equal bits, which `topk` doesn't promise of ties (I7). num_tokens: ids below it are of
+    tokens; a model's other outputs count as any other token. Log-probs of NaN are no token's.
+    """
+    distribution = distribution.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    of_tokens = distribution[:, :num_tokens]
+    least = of_tokens.topk(k).values[:, -1:]
+    likelier, equal = of_tokens > least, of_tokens == least
+    has_place = equal.cumsum(dim=-1, dtype=torch.int32) <= k - likelier.sum(dim=-1, keepdim=True)
+    ids = (likelier | (equal & has_place)).nonzero()[:, 1].reshape(-1, k)
+    rest = distribution.scatter(-1, ids, -torch.inf).logsumexp(dim=-1, keepdim=True).clamp(min=NO_LOGPROB)
+    # What sampling left out has no log-prob: it goes behind the others.
+    ids = ids.masked_fill(of_tokens.gather(-1, ids).isinf(), num_tokens).sort(dim=-1).values
+    logprobs = of_tokens.gather(-1, ids.clamp(max=num_tokens - 1)).masked_fill(ids == num_tokens, NO_LOGPROB)
+    return torch.cat((ids.masked_fill(ids == num_tokens, -1).to(logprobs), logprobs, rest), dim=-1)
+
+
+def frozen_values(
+    frozen: Policy,
+    batch: RolloutBatch,
+    *,
+    spec: JobSpec,
+    rows: NDArray[np.int64] | None = None,
+    summary: Summary | None = None,
+) -> list[tuple[bytes, ...]]:
+    """Returns, of each row, log-probs of the sampled tokens under a frozen model, float32 little-endian, and what
+    `summary` makes of the distributions, where there is one.
+
+    rows: ascending; left out: all, as in every loss that asks for them. Raises ContractViolation for tokens that it
+    cannot take.
     """
     packing, most_tokens = spec.trainer.packing, spec.trainer.max_tokens_per_micro_batch
     make = maker(frozen, batch, spec)
     unused = np.zeros((len(batch.groups), batch.group_size))
-    values: list[bytes] = []
-    for rows in split_rows(batch, np.arange(batch.num_completions), packing=packing, max_tokens=most_tokens):
-        micro_batch = make(advantages=unused, rows=rows)
+    values: list[tuple[bytes, ...]] = []
+    rows = np.arange(batch.num_completions) if rows is None else rows
+    for part in split_rows(batch, rows, packing=packing, max_tokens=most_tokens):
+        micro_batch = make(advantages=unused, rows=part)
         check_fits(micro_batch, frozen, batch_id=batch.batch_id)
         with torch.no_grad():
-            logprobs = response_logprobs(frozen.model, micro_batch, spec.rollout.sampling.temperature)
-        for of_row, real in zip(logprobs.float().cpu(), micro_batch.loss_mask, strict=True):
-            values.append(of_row[real].numpy().astype("<f4").tobytes())
+            logprobs, _, summaries = response_measures(
+                frozen.model, micro_batch, spec.rollout.sampling.temperature, summary=summary
+            )
+        columns = [one.float().cpu().numpy().astype("<f4") for one in (logprobs, summaries) if one is not None]
+        for place, real in enumerate(micro_batch.loss_mask.numpy()):
+            values.append(tuple(column[place][real].tobytes() for column in columns))
     return values
 
 
@@ -130,10 +202,8 @@ def threads_of_trainer(settings: StackSettings, spec: JobSpec) -> int:
     return settings.colocated_threads_each(min(spec.trainer.world_size, settings.most_ranks))
 
 
-def _check_vocabulary(settings: StackSettings, stage: ServedStage, field: str) -> None:
+def _check_vocabulary(own: PreTrainedTokenizerBase, folder: Path, field: str) -> None:
     """A token's number must mean the same to both: the teacher is asked about numbers that the student sampled."""
-    folder = model_folder(settings, stage)
-    own = load_tokenizer(settings.spec_root.find(stage.spec.model.path, field="model.path"))
     try:
         teachers = load_tokenizer(folder)
     except InvalidInput as error:

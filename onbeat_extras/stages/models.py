@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from consumer.stages.served_stages import ServedStage, model_folder
+from consumer.stages.served_stages import ServedStage, model_folders
 from consumer.stages.services import Services
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
@@ -23,7 +23,7 @@ def services(settings: StackSettings) -> Services:
     compute = ComputeService(
         model_loader(settings),
         most_models=settings.stage_models,
-        check=lambda stage: model_folder(settings, stage),
+        check=lambda stage: model_folders(settings, stage),
         imports=import_models,
     )
     return dict.fromkeys(COMPUTED, compute)

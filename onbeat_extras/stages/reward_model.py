@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
-from consumer.stages.served_stages import ServedStage, field_of, model_folder, renamed
+from consumer.stages.served_stages import ServedStage, field_of, model_folders, renamed
 from contracts.errors import CompletionUnjudged, InvalidInput, first_line
 from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
@@ -136,8 +136,7 @@ def special_tokens_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str
 
 def load_reward_model(settings: StackSettings, stage: ServedStage) -> RewardModel:
     """Raises InvalidInput that names the model's key in the spec."""
-    field = field_of(stage, "model")
-    folder = model_folder(settings, stage)
+    ((field, folder),) = model_folders(settings, stage).items()
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = load_tokenizer(folder, needs_end=False)

@@ -28,6 +28,7 @@ export interface AlgorithmSpec {
   kl_placement: ("loss" | "reward");
   entropy_coefficient: number;
   distillation_coefficient: number;
+  distillation_beta?: number;
   correction: (("decoupled_ppo" | "icepop" | "none" | "tis") | null);
   correction_level: ("geometric" | "sequence" | "token");
   correction_low: (number | null);
@@ -110,6 +111,7 @@ export interface Column {
   name: string;
   type: ("float32" | "float64" | "int32" | "text");
   per: ("completion_token" | "prompt_token" | "rollout" | "token");
+  width?: number;
 }
 
 export interface CompletionView {
@@ -955,7 +957,9 @@ export interface TeacherStage {
   type: ("teacher");
   max_attempts: number;
   lease_s: number;
-  model: string;
+  model?: string;
+  models?: Record<string, string>;
+  top_k?: number;
   name: string;
 }
 

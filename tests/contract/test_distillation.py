@@ -1,11 +1,12 @@
-"""On-policy distillation: the gradient of the reverse KL to the teacher, alone and beside every loss (I7).
+"""On-policy distillation: the gradient of the divergence from the teacher, alone and beside every loss (I7).
 
-The teacher's log-probs come as a column of the batch, as a stage makes them; the equation is that of
+The teacher's log-probs come as columns of the batch, as a stage makes them; the equation is that of
 tests/loss_equations.py, written out token by token in float64.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace as with_fields
 from pathlib import Path
@@ -16,13 +17,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.gradient.losses.terms import reverse_kl
+from consumer.gradient.losses.terms import divergence_from, reverse_kl
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
+from consumer.model import language_head
 from contracts.encoding.arrays import pack_float32, unpack_float32
+from contracts.encoding.wire import convert
 from contracts.errors import ContractViolation, InvalidInput
-from contracts.experience.columns import row_shapes
+from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
-from tests.builders import job_spec, rollout_batch
+from contracts.sampling import SamplingParams
+from contracts.spec_tables.stages import NO_LOGPROB
+from onbeat_extras.stages.log_prob_model import frozen_values, likeliest
+from tests.builders import VOCABULARY, job_spec, rollout_batch
+from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration
 from tests.contract.test_lagged_losses import AS_SAMPLED, CORRECTIONS, Lagged, asked_again, lagged, updates_of  # noqa: F401
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient
 from tests.contract.test_streamed_losses import models
@@ -30,9 +37,21 @@ from tests.contract.test_updates import responses_of, two_updates
 from tests.loss_equations import Equation, Response, iteration_loss
 
 TEACHER: dict[str, Any] = {"type": "teacher", "model": "teacher"}
+BY_SOURCE: dict[str, Any] = {"type": "teacher", "models": {"sums": "teacher"}}
 ALONE: dict[str, Any] = {"advantage": "none", "distillation_coefficient": 0.7}
 ALONE_EQUATION: dict[str, Any] = {"advantage": "none", "distil": 0.7}
 BESIDE: dict[str, Any] = {"distillation_coefficient": 0.3}
+MIXTURE: dict[str, Any] = {
+    "type": "mixture",
+    "sources": [{"name": name, "dataset": {"type": "addition"}} for name in ("sums", "more")],
+}
+TOP: dict[str, Any] = {"name": "teacher_top", "type": "float32", "per": "token"}
+MINE: dict[str, Any] = {
+    "type": "external",
+    "name": "mine",
+    "inputs": ["prompt_ids", "completion_ids"],
+    "outputs": [{"name": "teacher_logprobs", "type": "float32", "per": "token"}],
+}
 NARROW: dict[str, Any] = {"clip_low": 0.02, "clip_high": 0.03}
 NARROW_EQUATION: dict[str, Any] = {"eps_low": 0.02, "eps_high": 0.03}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -63,11 +82,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def taught(batch: RolloutBatch, *, seed: int = 0) -> RolloutBatch:
-    """The batch with log-probs of some teacher."""
-    draw = random.Random(f"{batch.batch_id}/{seed}")
-    column = tuple(pack_float32(draw.uniform(-4.0, -0.1) for _ in range(one.num_sampled)) for one in row_shapes(batch))
-    return msgspec.structs.replace(batch, columns={"teacher_logprobs": column})
+def taught(batch: RolloutBatch, *, seed: int = 0, num_likely: int = 0) -> RolloutBatch:
+    """The batch with log-probs of some teacher, and with as many likely tokens of it as are asked for."""
+    draw, lengths = random.Random(f"{batch.batch_id}/{seed}"), [one.num_sampled for one in row_shapes(batch)]
+    columns = {"teacher_logprobs": tuple(pack_float32(draw.uniform(-4.0, -0.1) for _ in range(n)) for n in lengths)}
+    if num_likely:
+        logprobs = [-math.log(num_likely + 1)] * (num_likely + 1)
+        ids = [[draw.sample(range(3, len(VOCABULARY)), num_likely) for _ in range(length)] for length in lengths]
+        columns["teacher_top"] = tuple(pack_float32(n for of in row for n in (*of, *logprobs)) for row in ids)
+    return msgspec.structs.replace(batch, columns=columns)
 
 
 def with_teacher(responses: list[Response], batches: list[RolloutBatch]) -> list[Response]:
@@ -82,7 +105,7 @@ def with_teacher(responses: list[Response], batches: list[RolloutBatch]) -> list
 
 
 def job(algorithm: dict[str, Any], **changes: Any):
-    return job_spec(algorithm=algorithm, stages=[TEACHER], **changes)
+    return job_spec(algorithm=algorithm, **({"stages": [TEACHER]} | changes))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -140,6 +163,138 @@ def test_each_update_over_lagged_batches_is_its_equation(lagged: Lagged, correct
             assert error < 1e-6 if is_right else error > 0.01
 
 
+def likely(teacher: Any, batches: list[RolloutBatch], top_k: int, **options: Any) -> list[RolloutBatch]:
+    """The batches with the columns of a stage that asks the teacher."""
+    spec, made = job(ALONE | {"distillation_beta": 0.0}, stages=[TEACHER | {"top_k": top_k}], **options), []
+    for batch in batches:
+        values = frozen_values(
+            teacher, batch, spec=spec, summary=lambda one, _: likeliest(one, top_k, num_tokens=len(VOCABULARY))
+        )
+        columns = {
+            column.name: of for column, of in zip(spec.stage_plan.outputs, zip(*values, strict=True), strict=True)
+        }
+        check_values(columns, spec.stage_plan.outputs, row_shapes(batch), of="the stage")
+        made.append(msgspec.structs.replace(batch, columns=columns))
+    return made
+
+
+PROCESSING: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0.7} | PROCESSED["all, penalty"]
+OF_MANY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "forward, 3 tokens": (ALONE | {"distillation_beta": 0.0}, ALONE_EQUATION | {"distil_beta": 0.0, "top_k": 3}),
+    "reverse, 1 token, changed logits": (
+        ALONE | {"distillation_beta": 1.0},
+        ALONE_EQUATION | {"distil_beta": 1.0, "top_k": 1},
+    ),
+    "Jensen-Shannon, padded, in chunks": (
+        ALONE | {"distillation_beta": 0.3, "loss": "dapo"},
+        ALONE_EQUATION | {"distil_beta": 0.3, "top_k": 5, "loss": "dapo"},
+    ),
+    "the whole vocabulary beside cispo, icepop, KL and entropy, changed logits": (
+        BESIDE
+        | NARROW
+        | {"loss": "cispo", "correction": "icepop", "kl_coefficient": 0.1, "entropy_coefficient": 0.02}
+        | {"distillation_beta": 0.5},
+        {"distil": 0.3, "distil_beta": 0.5, "top_k": len(VOCABULARY), "loss": "cispo", "beta": 0.1, "alpha": 0.02}
+        | {"correction": "icepop", "w_low": 0.5, "w_high": 5.0, **NARROW_EQUATION},
+    ),
+}
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+@pytest.mark.parametrize("case", OF_MANY)
+def test_a_divergence_of_distributions_is_its_equation_in_both_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, is_truncated: bool
+) -> None:
+    """The distributions are those that tokens were drawn from: over what was kept, of the changed logits."""
+    algorithm, equation = OF_MANY[case]
+    options: dict[str, Any] = {"rollout__sampling": PROCESSING} if "changed logits" in case else {}
+    changed = changed_by(convert(PROCESSING, SamplingParams), END) if options else None
+    if "in chunks" in case:
+        options = {"trainer__packing": "padded", "trainer__max_tokens_per_micro_batch": 40}
+        monkeypatch.setattr(language_head, "CHUNK_LOGITS", 3 * len(VOCABULARY))
+    pair: Any = tuple(with_fields(one, end_ids=frozenset({END})) for one in models(tmp_path, float64=True))
+    batches, top_k = iteration_of(), equation["top_k"]
+    batches = likely(pair[1], kept_iteration(batches) if is_truncated else batches, top_k, **options)
+    before = responses_of(pair, batches, changed)
+    expected = gradient_of(pair, before, equation)
+    first, second, _ = two_updates(pair, batches, algorithm, stages=[TEACHER | {"top_k": top_k}], **options)
+    # float32 carries the teacher's numbers: hence the tolerance.
+    assert relative_error(first, expected) < 1e-6
+    for eq, is_right in ((equation, True), (equation | {"top_k": 2, "distil_beta": 0.9}, False)):
+        moved = [
+            with_fields(response, old_logprobs=old.logprobs.detach())
+            for response, old in zip(responses_of(pair, batches, changed), before, strict=True)
+        ]
+        error = relative_error(second, gradient_of(pair, moved, eq))
+        assert error < 1e-6 if is_right else error > 0.01
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_it_is_that_of_the_whole_vocabulary_with_all_tokens_and_less_with_fewer(beta: float) -> None:
+    draw = torch.Generator().manual_seed(1)
+    policy, teacher = ((3.0 * torch.randn((6, 11), generator=draw, dtype=torch.float64)) for _ in range(2))
+    policy[:, 7], teacher[:, 7] = -1e20, -1e20  # what may not be drawn yet
+    policy.requires_grad_()
+    p, q = policy.log_softmax(dim=-1), teacher.log_softmax(dim=-1)
+    m = (beta * q.exp() + (1.0 - beta) * p.exp() + 1e-300).log()
+    left = {0.0: q.exp() * (q - p), 1.0: p.exp() * (p - q)}
+    whole = left.get(beta, beta * q.exp() * (q - m) + (1.0 - beta) * p.exp() * (p - m))
+    expected = whole.masked_fill(torch.arange(11) == 7, 0.0).sum(dim=-1)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), policy, retain_graph=True)
+    of_fewer = expected.detach()
+    for k in range(11, 0, -1):
+        found = divergence_from(p, likeliest(q, k, num_tokens=11), beta=beta)
+        assert bool((found <= of_fewer + 1e-12).all())
+        (gradient,) = torch.autograd.grad(found.sum(), policy, retain_graph=True)
+        assert bool(gradient.isfinite().all())
+        if k >= 10:
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-12)
+        of_fewer = found.detach()
+    assert bool((of_fewer < 0.9 * expected).any())
+    agreeing = divergence_from(p, likeliest(p.detach(), 3, num_tokens=11), beta=beta)
+    torch.testing.assert_close(agreeing, torch.zeros_like(agreeing), rtol=0.0, atol=1e-12)
+
+
+def test_of_equally_likely_tokens_the_lower_ones_are_the_likeliest_and_outputs_of_no_token_are_the_rest() -> None:
+    logits = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0, 9.0], [0.0] * 6])
+    top = likeliest(logits.log_softmax(dim=-1), 3, num_tokens=5)
+    assert top[:, :3].tolist() == [[0, 1, 3], [0, 1, 2]]
+    assert top[1, 3:].exp().tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    assert top[:, 3:].exp().sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    kept = torch.tensor([[0.0, -torch.inf, 1.0, -torch.inf, -torch.inf, -torch.inf]]).log_softmax(dim=-1)
+    assert likeliest(kept, 3, num_tokens=5)[0, [0, 1, 2, 5, 6]].tolist() == pytest.approx(
+        [0, 2, -1, NO_LOGPROB, NO_LOGPROB]
+    )
+
+
+THIRDS = [-math.log(3.0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("top", "problem"),
+    [
+        ([7, 7, *THIRDS], "token 0 has no different ids"),
+        ([7.5, 8, *THIRDS], "token 0 has no different ids"),
+        ([-1, 7, *THIRDS], "token 0 has no different ids"),
+        ([7, -1, *THIRDS], "token 0 has no different ids"),
+        ([7, 8, -0.7, NO_LOGPROB, -0.7], "token 0 has no different ids"),
+        ([7, 8, -3.0, -3.0, -3.0], "add up to 1"),
+        ([7, 1000, *THIRDS], "outside the vocabulary"),
+    ],
+)
+def test_what_is_no_distribution_is_refused(tmp_path: Path, top: list[float], problem: str) -> None:
+    batch = taught(rollout_batch())
+    assert isinstance(batch.columns, dict)
+    column = {"teacher_top": tuple(pack_float32(top * one.num_sampled) for one in row_shapes(batch))}
+    spec = job(ALONE | {"distillation_beta": 1.0}, stages=[TEACHER | {"top_k": 2}])
+    policy = models(tmp_path, float64=False)[0]
+    with pytest.raises(ContractViolation, match=problem):
+        streamed_gradient(policy, [msgspec.structs.replace(batch, columns=batch.columns | column)], spec)
+    with pytest.raises(ContractViolation, match="came without the column teacher_top"):
+        streamed_gradient(policy, [batch], spec)
+
+
 def test_its_mean_over_what_was_sampled_is_the_gradient_of_the_reverse_kl() -> None:
     """Every token of a small vocabulary by the probability that it was sampled with, in a later update."""
     draw = torch.Generator().manual_seed(0)
@@ -154,8 +309,8 @@ def test_its_mean_over_what_was_sampled_is_the_gradient_of_the_reverse_kl() -> N
 
 
 def test_arrival_orders_give_the_same_bits(tmp_path: Path) -> None:
-    pair, batches = models(tmp_path, float64=False), [taught(batch) for batch in iteration_of()]
-    spec = job(BESIDE)
+    pair, batches = models(tmp_path, float64=False), [taught(batch, num_likely=3) for batch in iteration_of()]
+    spec = job(BESIDE | {"distillation_beta": 0.5}, stages=[TEACHER | {"top_k": 3}])
     expected = streamed_gradient(pair[0], batches, spec)
     for seed in range(4):
         random.Random(seed).shuffle(batches)
@@ -187,16 +342,68 @@ def test_a_batch_without_the_column_is_refused_and_never_trained_without_its_ter
     ("fields", "words"),
     [
         ({"algorithm": BESIDE}, "distillation_coefficient needs a stage that makes teacher_logprobs"),
-        ({"stages": [TEACHER]}, "nothing reads while algorithm.distillation_coefficient is 0"),
+        (
+            {"stages": [TEACHER]},
+            'nothing reads teacher_logprobs of stage "teacher" without algorithm.distillation_coefficient; set that',
+        ),
+        ({"algorithm": ALONE, "stages": [TEACHER | {"top_k": 2}]}, "without algorithm.distillation_beta; set that"),
+        (
+            {"algorithm": BESIDE | {"distillation_beta": 0.0}, "stages": [TEACHER]},
+            'distillation_beta needs a stage that makes teacher_top; add [[stages]] of type "teacher" with top_k',
+        ),
+        (
+            {"algorithm": {"distillation_beta": 0.5}},
+            "distillation_beta has no effect with distillation_coefficient = 0",
+        ),
+        (
+            {"algorithm": ALONE | {"distillation_beta": 0.0, "correction": "tis"}, "stages": [TEACHER | {"top_k": 2}]},
+            'correction has no effect with advantage = "none" and distillation_beta',
+        ),
+        (
+            {
+                "algorithm": ALONE | {"distillation_beta": 0.0, "old_policy": "generator"},
+                "stages": [TEACHER | {"top_k": 2}],
+            },
+            'old_policy has no effect with advantage = "none" and distillation_beta',
+        ),
+        (
+            {"algorithm": ALONE, "stages": [BY_SOURCE]},
+            "models of stage teacher name what is no source, dataset.sources' `sums`",
+        ),
+        (
+            {"algorithm": ALONE, "stages": [BY_SOURCE], "dataset": MIXTURE},
+            "models of stage teacher have none for dataset.sources' `more`; name each source once",
+        ),
+        (
+            {"algorithm": ALONE, "stages": [BY_SOURCE | TEACHER], "dataset": MIXTURE},
+            "stage teacher needs a model, or models by source, and not both",
+        ),
+        ({"algorithm": ALONE, "stages": [{"type": "teacher"}]}, "stage teacher needs a model, or models by source"),
+        (
+            {
+                "algorithm": ALONE | {"distillation_beta": 0.0},
+                "stages": [TEACHER | {"top_k": 4096}],
+                "rollout__sampling": {"max_new_tokens": 1000},
+            },
+            "lower top_k, use smaller batches, or raise it",
+        ),
+        (
+            {"algorithm": ALONE | {"distillation_beta": 0.0}, "stages": [TEACHER, MINE | {"outputs": [TOP]}]},
+            'output "teacher_top" of stage mine is read by the loss; make it a float32 of width 2 k + 1 per token',
+        ),
+        (
+            {"algorithm": ALONE, "stages": [MINE | {"outputs": [TOP | {"name": "teacher_logprobs", "width": 3}]}]},
+            'output "teacher_logprobs" of stage mine is read by the loss; make it a float32 per token',
+        ),
         ({"algorithm": {"advantage": "none"}}, 'advantage = "none" leaves nothing to learn from'),
         (
             {"algorithm": ALONE | {"clip_low": 0.1}, "stages": [TEACHER]},
-            "clip_low, clip_high, clip_max and off_policy_mask_threshold have no effect",
+            'clip_low has no effect with advantage = "none"',
         ),
         ({"algorithm": ALONE | {"shuffle_rewards": True}, "stages": [TEACHER]}, "shuffle_rewards has no effect"),
         (
             {"algorithm": ALONE | {"kl_coefficient": 0.1, "kl_placement": "reward"}, "stages": [TEACHER]},
-            'kl_placement = "reward" has no effect',
+            'kl_placement has no effect with advantage = "none"',
         ),
         ({"algorithm": BESIDE | {"advantage": "reinforce++"}, "stages": [TEACHER]}, "be divided by the deviation"),
         (
@@ -226,12 +433,8 @@ def test_what_has_no_meaning_is_refused(fields: dict[str, Any], words: str) -> N
 
 
 def test_a_teacher_needs_no_group_and_may_be_a_process_of_ones_own() -> None:
-    mine = {
-        "type": "external",
-        "name": "mine",
-        "inputs": ["prompt_ids", "completion_ids"],
-        "outputs": [{"name": "teacher_logprobs", "type": "float32", "per": "token"}],
-    }
-    spec = job_spec(algorithm=ALONE, stages=[mine], rollout__group_size=1)
+    spec = job_spec(algorithm=ALONE, stages=[MINE], rollout__group_size=1)
     assert spec.algorithm.needs_every_row
     assert not spec.loads_reference
+    outputs = [*MINE["outputs"], TOP | {"width": 9}]
+    job_spec(algorithm=ALONE | {"distillation_beta": 0.5}, stages=[MINE | {"outputs": outputs}])

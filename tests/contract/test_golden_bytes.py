@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from contracts.encoding.wire import Record, decode, encode
+from contracts.encoding.wire import Record, Table, decode, encode
 from contracts.engines import BatchingOptions, EngineOptions, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.events import Event, JobEvent
 from contracts.jobs import JobCounts
@@ -24,7 +24,7 @@ from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, re
 
 NEVER_SENT = {
     *(Component, DatasetTable, RowsTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
-    *(Batch, JobCounts),
+    *(Batch, JobCounts, Table),
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }
 """The bases, and what a process reads from its own environment."""

@@ -27,6 +27,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
+from tests.contract.test_distillation import taught
 from tests.trajectories import ENVIRONMENT, played_batch
 from tests.two_ranks import run_two_ranks
 
@@ -55,9 +56,14 @@ LAGGING: dict[str, Any] = {
 }
 CHANGED: dict[str, Any] = {"rollout__sampling": CHANGED_LOGITS}
 PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
+TAUGHT: dict[str, Any] = {
+    "algorithm__distillation_coefficient": 0.5,
+    "algorithm__distillation_beta": 0.5,
+    "stages": [{"type": "teacher", "model": "qwen3", "top_k": 4}],
+}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "updates, decoupled PPO, Muon": UPDATES | LAGGING | {"optimizer__type": "muon"} | DECAY,
+    "updates, decoupled PPO, Muon, a teacher": UPDATES | LAGGING | TAUGHT | {"optimizer__type": "muon"} | DECAY,
     "trajectories, updates, KL": PLAYED | UPDATES | KL,
     "trajectories, updates, a critic in bfloat16, a reference that moves, split": PLAYED
     | UPDATES
@@ -66,7 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | SYNC
     | {"algorithm__advantage": "gae", "algorithm__value_clip": 0.01, "model__dtype": "bfloat16"},
     "mini-batches, KL, split, changed logits": PARTS | KL | SPLIT | CHANGED,
-    "FSDP, mini-batches, KL to a reference that moves": FSDP | PARTS | KL | SYNC,
+    "FSDP, mini-batches, KL to a reference that moves, a teacher": FSDP | PARTS | KL | SYNC | TAUGHT,
     "FSDP, trajectories, split, changed logits": FSDP | PLAYED | SPLIT | CHANGED,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
     "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | FLOAT32_HEAD,
@@ -113,7 +119,7 @@ def digest_after_training(ranks: Ranks) -> str:
         for number in range(BATCHES):
             make = rollout_batch if spec.environment is None else played_batch
             batch = make(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}")
-            num_missing -= len(ranks.train(batch))
+            num_missing -= len(ranks.train(taught(batch, num_likely=4) if spec.stages else batch))
         while num_missing:
             num_missing -= len(ranks.train(wait_s=1.0))
         for update, part in steps:

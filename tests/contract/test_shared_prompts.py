@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.log_probs import response_logprobs_and_entropy
+from consumer.gradient.log_probs import response_logprobs, response_measures
 from consumer.gradient.micro_batch import MicroBatch, make_micro_batch, split_rows
 from consumer.model.policy import checkpoint_activations
 from consumer.model.shared_prompt.attention import block_mask, shared_prompt_attention
@@ -105,7 +105,7 @@ def run(model: PreTrainedModel, parts: list[MicroBatch]) -> tuple[Tensor, dict[s
     model.zero_grad(set_to_none=True)
     found: list[Tensor] = []
     for part in parts:
-        logprobs, entropy = response_logprobs_and_entropy(model, part, 0.7)
+        logprobs, entropy, _ = response_measures(model, part, 0.7, entropy=True)
         values = torch.stack((logprobs[part.loss_mask], entropy[part.loss_mask]))
         weights = torch.cos(torch.arange(values.shape[1]) + sum(one.shape[1] for one in found))
         (values * weights.to(values)).sum().backward()
@@ -181,7 +181,7 @@ def test_a_refused_model_goes_on_with_padded_batches(name: str) -> None:
     with pytest.raises(InvalidInput):
         share_prompts(model)
     (padded,) = micro_batches(batch, packing="padded")
-    logprobs, _ = response_logprobs_and_entropy(model, padded, 1.0)
+    logprobs = response_logprobs(model, padded, 1.0)
     for row in range(batch.num_completions):
         group = batch.groups[row // batch.group_size]
         prompt = unpack_int32(group.prompt_token_ids)

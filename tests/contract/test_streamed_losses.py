@@ -151,30 +151,38 @@ def response_of(
 
     def distribution(policy: Policy) -> Tensor:
         found = logits(policy.model)
-        return torch.log_softmax(found if changed is None else changed(found, prompt, completion), dim=-1)
+        return torch.log_softmax(found if changed is None else changed(found, prompt, completion), dim=-1)[places]
 
-    def chosen(of_policy: Tensor) -> Tensor:
-        """Log-probs of the sampled tokens, of truncated sampling less the logarithm of the mass that was kept."""
-        found = [of_policy[place, response[place]] for place in places]
+    def drawn_from(whole: Tensor) -> Tensor:
+        """[N, V] of the sampled tokens, of truncated sampling less the logarithm of the mass that was kept."""
+        found = list(whole)
         for number, ids in enumerate(kept):
             if ids:
-                found[number] = found[number] - of_policy[places[number], ids].exp().sum().log()
+                of_kept = whole[number, ids]
+                nothing = torch.full_like(whole[number], -torch.inf)
+                found[number] = nothing.index_put((torch.tensor(ids),), of_kept - of_kept.exp().sum().log())
         return torch.stack(found)
+
+    def chosen(drawn: Tensor) -> Tensor:
+        return drawn.gather(1, torch.tensor([response[place] for place in places]).unsqueeze(1)).squeeze(1)
 
     values = None
     if (critic := pair[0].critic) is not None:
         # What is expected before a token stands where its logits would.
         values = logits(critic)[places, 0]
-    of_policy = distribution(pair[0])
+    whole = distribution(pair[0])
+    of_policy = drawn_from(whole)
     with torch.no_grad():
-        of_reference = chosen(distribution(pair[1]))
+        of_reference = drawn_from(distribution(pair[1]))
     played = () if completion.trajectory is UNSET else completion.trajectory.turns
     turns = tuple((turn.end - turn.start, turn.reward) for turn in played)
     return Response(
         logprobs=chosen(of_policy),
         generator_logprobs=torch.tensor(unpack_float32(completion.generator_logprobs), dtype=torch.float64),
-        reference_logprobs=of_reference,
-        entropy=torch.distributions.Categorical(logits=of_policy).entropy()[places],
+        reference_logprobs=chosen(of_reference),
+        distribution=of_policy,
+        reference_distribution=of_reference,
+        entropy=torch.distributions.Categorical(logits=whole).entropy(),
         reward=group.rollouts[index].reward,
         is_truncated=completion.finish_reason == "length",
         components=(

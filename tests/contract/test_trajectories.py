@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
-from consumer.gradient.log_probs import response_logprobs_and_entropy
+from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.model.policy import Policy
 from contracts.encoding.arrays import unpack_int32
@@ -160,7 +160,7 @@ def test_a_teacher_judges_the_sampled_tokens_alone(tmp_path: Path, case: str) ->
 def test_a_model_that_makes_logits_in_a_way_of_its_own_gives_those_of_the_turns() -> None:
     model, batch = small_model("opt", **REFUSED["opt"][0]), played_batch()
     unused = np.zeros((len(batch.groups), batch.group_size))
-    logprobs, _ = response_logprobs_and_entropy(model, make_micro_batch(batch, advantages=unused), 1.0)
+    logprobs = response_logprobs(model, make_micro_batch(batch, advantages=unused), 1.0)
     for row in range(batch.num_completions):
         group = batch.groups[row // batch.group_size]
         completion = group.rollouts[row % batch.group_size].completion

@@ -19,12 +19,14 @@ from consumer.gradient.advantages.estimators import batch_advantages, compared_r
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, policy_loss
+from consumer.gradient.losses.terms import divergence_from
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import load_policy
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import OptimizerSpec
+from onbeat_extras.stages.log_prob_model import likeliest
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 
@@ -279,3 +281,35 @@ def test_loss_and_gradient_of_lagged_rollouts_are_trls(
 
 def lagging_spec(algorithm: dict[str, Any]) -> AlgorithmSpec:
     return job_spec(schedule="delayed", max_policy_lag=1, algorithm=algorithm).algorithm
+
+
+@pytest.mark.parametrize(("beta", "top_k"), [(0.0, 4), (0.0, 1), (0.0, 0), (0.3, 0), (1.0, 0)])
+def test_a_divergence_from_a_teacher_is_trls(beta: float, top_k: int) -> None:
+    """GKDTrainer's over the whole vocabulary, and with `loss_top_k` and `loss_add_tail` that of its on-policy
+    distillation, whose tokens are the teacher's for beta = 0."""
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+    from trl.experimental.iw_opd.iw_opd_trainer import IWOPDTrainer
+
+    draw, mask = torch.Generator().manual_seed(3), drawn()[1]
+    student, teacher = (2.0 * torch.randn((*mask.shape, 40), generator=draw, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    labels = torch.where(mask, 1, -100)
+    trls = IWOPDTrainer if top_k else GKDTrainer
+    options: dict[str, Any] = {"top_k": top_k, "add_tail": True} if top_k else {}
+    expected = trls.generalized_jsd_loss(student, teacher, labels, beta=beta, temperature=0.7, **options)
+    (expected_gradient,) = torch.autograd.grad(expected, student)
+
+    q, p = ((logits / 0.7).log_softmax(dim=-1).flatten(0, 1) for logits in (teacher, student))
+    top = likeliest(q, top_k or 40, num_tokens=40)
+    sampled = drawn()[0]
+    ours = TokenLogprobs(
+        policy=sampled.policy,
+        generator=sampled.generator,
+        divergence=divergence_from(p, top, beta=beta).unflatten(0, mask.shape),
+    )
+    algorithm = AlgorithmSpec(loss="dapo", advantage="none", distillation_coefficient=1.0, distillation_beta=beta)
+    sizes = BatchSizes(num_tokens=int(mask.sum()), max_sampled_tokens=BUDGET)
+    terms = micro_batch_loss(ours, advantages=torch.zeros(len(mask)), loss_mask=mask, algorithm=algorithm, sizes=sizes)
+    loss = terms.loss_sum / mask.sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.autograd.grad(loss, student)[0], expected_gradient, rtol=1e-11, atol=1e-14)

@@ -125,6 +125,35 @@ def test_a_teacher_and_a_reward_are_learnt_alike_by_two_ranks_and_after_a_kill(p
     assert [(16 * score.sampled) % 1.0 for score in scores] == [0.0, 0.0]
 
 
+def test_distributions_of_a_teacher_for_each_source_are_learnt_alike_by_two_ranks_and_after_kills_under_a_lag(
+    pipeline: Pipeline, judge: JudgeServer
+) -> None:
+    models = {"sums": TEACHER["model"], "more": "configs/models/two-digit-addition"}
+    teacher = {"type": "teacher", "models": models, "top_k": 4, "lease_s": 1.0}
+    fields: dict[str, object] = {
+        "dataset": {"type": "mixture", "sources": [{"name": name, "dataset": {"type": "addition"}} for name in models]},
+        "algorithm__advantage": "none",
+        "algorithm__distillation_coefficient": 1.0,
+        "algorithm__distillation_beta": 0.5,
+        "algorithm__correction": "none",
+        "schedule": "delayed",
+        "max_policy_lag": 1,
+    }
+    undisturbed = pipeline.train(spec(teacher, **fields, trainer__world_size=2))
+    pipeline.children["consumer.stages-1"].stop(grace_s=10.0)
+    killed, _ = pipeline.jobs.create(spec(teacher, **fields))
+    worker = pipeline.start("consumer.stages-2", crash_at="stage.after_compute:2")
+    trainer = pipeline.start(f"consumer-{killed}", killed, crash_at="consumer.after_step:2")
+    assert wait_for_exit(worker) == -signal.SIGKILL
+    pipeline.start("consumer.stages-1", judge_url=judge.url, judge_key="key-of-the-judge")
+    assert wait_for_exit(trainer) == -signal.SIGKILL
+    pipeline.train_to_the_end(killed)
+    assert pipeline.final_digest(killed) == pipeline.final_digest(undisturbed)
+    assert pipeline.verdict(killed).gaps == pipeline.verdict(undisturbed).gaps == ()
+    single = pipeline.train(spec(TEACHER | {"top_k": 4}, **fields))
+    assert pipeline.final_digest(single) != pipeline.final_digest(undisturbed), "the other source's teacher counts"
+
+
 def lines_of(pipeline: Pipeline, job_id: str, name: str, kind: type[T]) -> list[T]:
     lines = (RunFolder(pipeline.settings.run_root_path, job_id).path / name).read_bytes().splitlines()
     return [decode_json(line, kind) for line in lines]

@@ -24,6 +24,8 @@ WITH_EXTRAS = {
     "onbeat/__init__.py": "the names that programs import, for type checkers",
     "onbeat/client/__init__.py": "the same",
     "onbeat/process/own_packages.py": "the list of packages that are ours",
+    "tests/contract/test_distillation.py": "the tokens that a teacher's stage sends",
+    "tests/contract/test_trl.py": "the same",
     "tests/contract/golden_files.py": "records that extras keep or answer",
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/e2e/test_shell_blocks.py": "the tests that run a page's commands",

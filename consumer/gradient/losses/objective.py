@@ -42,6 +42,8 @@ class TokenLogprobs:
     """[R, T] of the frozen initial model; None without a KL term."""
     teacher: Tensor | None = None
     """[R, T] of the teacher; None without distillation."""
+    divergence: Tensor | None = None
+    """[R, T] with gradient, in nats, from the teacher's distribution; None where sampled tokens estimate it."""
     entropy: Tensor | None = None
     """[R, T] with gradient, in nats, of the whole distribution at each token; None where it was not measured."""
     values: Tensor | None = None
@@ -104,7 +106,7 @@ def micro_batch_loss(
     estimates: what a critic learns.
 
     sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy
-    + v value loss, w by the normaliser; with use_bias_correction_kl rho beta KL stands among what is weighed
+    + v value loss, w by the normaliser; with use_bias_correction_kl rho beta KL is weighed, a divergence's lambda isn't
     """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range
@@ -124,11 +126,14 @@ def micro_batch_loss(
     if divergence is not None and algorithm.weighs_kl:
         # E_mu[rho k] has the gradient of the divergence of pi: of k1 and k3, which are unbiased.
         sampled_loss = sampled_loss + algorithm.kl_coefficient * inputs.log_ratio().exp() * divergence
-    if tokens.teacher is not None:
+    if tokens.teacher is not None and tokens.divergence is None:
         # It is a mean over what was sampled, like the policy term: what weighs samples weighs both.
         to_teacher = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)
         sampled_loss = sampled_loss + algorithm.distillation_coefficient * to_teacher
     token_loss, is_bounded = _corrected(sampled_loss, tokens, loss_mask=loss_mask, algorithm=algorithm)
+    if tokens.divergence is not None:
+        # It is of whole distributions, whichever token was drawn: no weight of samples applies.
+        token_loss = token_loss + algorithm.distillation_coefficient * tokens.divergence
     if divergence is not None and not algorithm.weighs_kl:
         token_loss = token_loss + algorithm.kl_coefficient * divergence
     if tokens.entropy is not None and algorithm.entropy_coefficient > 0.0:

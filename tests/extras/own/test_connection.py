@@ -15,6 +15,7 @@ from onbeat.stack.access import StackFile, write_stack_file
 from onbeat_extras.own.connection import client_settings
 from onbeat_extras.own.rows import packed, unpacked
 
+WIDE = Column(name="c", type="float32", per="token", width=2)
 OF_STAGE = {"ONBEAT_REDIS_URL": "redis://stage:s@127.0.0.1:1/0", "ONBEAT_RUN_ROOT": "there"}
 
 
@@ -66,6 +67,8 @@ def test_a_process_without_an_address_is_told_which_user_and_where_it_looked(tmp
         (Column(name="c", type="int32"), [0, 1.5], "row 1 is float64, the column is int32"),
         (Column(name="c", type="float32", per="token"), [[[1.0]]], "row 0 has shape [1, 1], it needs 1 axes"),
         (Column(name="c", type="float32", per="token"), [[[1.0], [1.0, 2.0]]], "row 0 is no array"),
+        (WIDE, [[1.0, 2.0]], "row 0 has shape [2], it needs 2 axes: 2 values a token"),
+        (WIDE, [[[1.0]]], "row 0 has shape [1, 1], it needs 2 axes: 2 values a token"),
         (Column(name="c", type="float64"), [object()], "row 0 is object, the column is float64"),
     ],
 )
@@ -83,3 +86,4 @@ def test_what_was_packed_is_what_is_unpacked() -> None:
     assert list(unpacked(number, packed(number, [1, 2.5], of=""))) == [1.0, 2.5]
     tokens = Column(name="c", type="int32", per="token")
     assert [list(one) for one in unpacked(tokens, packed(tokens, [[1, 2], []], of=""))] == [[1, 2], []]
+    assert [one.tolist() for one in unpacked(WIDE, packed(WIDE, [[[1, 2], [3, 4]]], of=""))] == [[[1, 2], [3, 4]]]

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode_json
 from contracts.run_folder import RunFolder
 from gateway.services import Services
@@ -38,6 +40,23 @@ def test_a_recorded_batch_is_shown_token_by_token_with_what_the_trainer_made_of_
     assert (first["generator_logprobs"], first["trainer_logprobs"]) == ([-1.0, -1.0], [-0.5, -0.25])
     assert (first["advantage"], first["turns"], first["stop"]) == (0.5, None, None)
     assert (second["pieces"], second["trainer_logprobs"], second["advantage"]) == (["[6]"], [None], -1.5)
+
+
+def test_a_row_has_its_columns_but_those_of_several_numbers_a_token(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+) -> None:
+    algorithm = {"advantage": "none", "distillation_coefficient": 1.0, "distillation_beta": 0.5}
+    stages = [{"type": "teacher", "model": "configs/models/two-digit-addition-teacher", "top_k": 1}]
+    job_id = submit(ask, recording={}, algorithm=algorithm, stages=stages)
+    record = record_of(job_id, "0/train/0")
+    columns = {
+        "teacher_logprobs": tuple(pack_float32([-2.0] * rows) for rows in (2, 1)),
+        "teacher_top": tuple(pack_float32([5.0, -1.0, -0.5] * rows) for rows in (2, 1)),
+    }
+    recorded(services, job_id, replace(record, batch=replace(record.batch, columns=columns)))
+    view = ask("GET", f"/v1/jobs/{job_id}/rollouts/0/train/0").json()
+    assert view["groups"][0]["completions"][0]["columns"] == {"teacher_logprobs": [-2.0, -2.0]}
 
 
 def test_iterations_are_listed_newest_first_and_page_by_page(ask: Ask, services: Services) -> None:  # noqa: F811

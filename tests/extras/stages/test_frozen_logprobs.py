@@ -12,7 +12,7 @@ from consumer.gradient.assembly import make_learner
 from contracts.encoding.arrays import unpack_float32
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.settings import StackSettings
-from onbeat_extras.stages.log_prob_model import frozen_logprobs, load_frozen
+from onbeat_extras.stages.log_prob_model import frozen_values, load_frozen
 from tests.builders import CHANGED_LOGITS, batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
 from tests.contract.test_kept_sets import kept_iteration
 from tests.contract.test_streamed_gradient import iteration_of
@@ -49,8 +49,8 @@ def test_they_are_the_bits_that_the_trainer_would_have_computed(tmp_path: Path, 
         assert one.reference_logprobs is not None
         for row, values in zip(one.rows.tolist(), one.reference_logprobs.numpy(), strict=True):
             length = batch.groups[row // 4].rollouts[row % 4].completion.num_sampled
-            expected.append(np.ascontiguousarray(values[:length], dtype="<f4").tobytes())
-    assert frozen_logprobs(load_frozen(settings, spec, path="qwen3"), batch, spec=spec) == expected
+            expected.append((np.ascontiguousarray(values[:length], dtype="<f4").tobytes(),))
+    assert frozen_values(load_frozen(settings, spec, path="qwen3"), batch, spec=spec) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_tokens_that_it_cannot_take_are_refused(tmp_path: Path, prompt: list[int
     tiny_model_folder(tmp_path)
     frozen = load_frozen(StackSettings(model_root=str(tmp_path)), job_spec(), path="qwen3")
     with pytest.raises(ContractViolation, match=problem):
-        frozen_logprobs(frozen, batch_of([(prompt, [rollout([5, 6], 0.0)] * 4)]), spec=job_spec())
+        frozen_values(frozen, batch_of([(prompt, [rollout([5, 6], 0.0)] * 4)]), spec=job_spec())
 
 
 def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_token_that_the_model_lacks_fails_the_job_at_its_start(tmp_path: Path,
 
 def test_a_stage_s_log_probs_are_over_what_was_kept(tmp_path: Path) -> None:
     pair, batch = models(tmp_path, float64=False), kept_iteration(iteration_of())[1]
-    columns = frozen_logprobs(pair[1], batch, spec=job_spec())
+    columns = frozen_values(pair[1], batch, spec=job_spec())
     rows = [(group, index) for group in batch.groups for index in range(batch.group_size)]
-    for column, (group, index) in zip(columns, rows, strict=True):
+    for (column,), (group, index) in zip(columns, rows, strict=True):
         expected = response_of(pair, group, index, group_number=0, batch_number=0).reference_logprobs
         assert unpack_float32(column) == pytest.approx(expected.tolist(), abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -10,18 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
 from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
+from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from onbeat.weights.hashing import tensors_digest
 from onbeat_extras.stages.compute_service import StageModel
-from onbeat_extras.stages.log_prob_model import frozen_logprobs, load_frozen
+from onbeat_extras.stages.log_prob_model import frozen_values, likeliest, load_frozen
 from onbeat_extras.stages.models import model_loader, services
 from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
-from tests.builders import DIGEST, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
+from tests.builders import DIGEST, VOCABULARY, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
 from tests.scorer_folder import scorer_folder
 from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
 
@@ -59,10 +62,40 @@ def test_log_probs_are_those_of_the_trainers_own_forward_under_the_model_that_th
     batch, settings = rollout_batch(weights_digest=digest_of(tmp_path)), StackSettings(model_root=str(tmp_path))
     made = load(tmp_path, served(stage)).values(item_of(served(stage), batch))
     path = "qwen3" if stage is REFERENCE else "teachers/qwen3"
-    expected = frozen_logprobs(load_frozen(settings, job_spec(), path=path), batch, spec=served(stage).spec)
-    assert made == {f"{stage['type']}_logprobs": expected}
+    expected = frozen_values(load_frozen(settings, job_spec(), path=path), batch, spec=served(stage).spec)
+    assert made == {f"{stage['type']}_logprobs": [value for (value,) in expected]}
     other = {"qwen3": "teachers/qwen3", "teachers/qwen3": "qwen3"}[path]
-    assert expected != frozen_logprobs(load_frozen(settings, job_spec(), path=other), batch, spec=served(stage).spec)
+    assert expected != frozen_values(load_frozen(settings, job_spec(), path=other), batch, spec=served(stage).spec)
+
+
+def test_each_source_of_a_mixture_has_the_teacher_that_the_stage_names_for_it(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    for seed, name in enumerate(("sums", "code"), start=1):
+        tiny_model_folder(tmp_path / name, seed=seed)
+    models, sources = {"sums": "sums/qwen3", "code": "code/qwen3"}, ("code", "sums", "code")
+    mixture = {"type": "mixture", "sources": [{"name": name, "dataset": {"type": "addition"}} for name in models]}
+    stage = served({"type": "teacher", "models": models, "top_k": 3}, dataset=mixture, algorithm__distillation_beta=0.0)
+    batch = rollout_batch(num_groups=3)
+    groups = tuple(replace(group, source=source) for group, source in zip(batch.groups, sources, strict=True))
+    batch, model = replace(batch, groups=groups), load(tmp_path, stage)
+    made = model.values(item_of(stage, batch))
+    check_values(made, stage.plan.outputs, row_shapes(batch), of="the stage")
+    for source, path in models.items():
+        rows = np.array([row for row in range(12) if sources[row // 4] == source])
+        frozen = load_frozen(StackSettings(model_root=str(tmp_path)), job_spec(), path=path)
+        top = functools.partial(likeliest, k=3, num_tokens=len(VOCABULARY))
+        expected = frozen_values(frozen, batch, spec=stage.spec, rows=rows, summary=lambda one, _: top(one))  # noqa: B023
+        assert [tuple(column[row] for column in made.values()) for row in rows] == expected
+    with pytest.raises(BatchFailed, match=r"stages\.teacher\.model.*row 0 is of source `other`, which has no model"):
+        model.values(item_of(stage, replace(batch, groups=(replace(groups[0], source="other"), *groups[1:]))))
+
+
+def test_a_teacher_with_fewer_tokens_than_are_asked_for_is_refused(tmp_path: Path) -> None:
+    tiny_model_folder(tmp_path)
+    tiny_model_folder(tmp_path / "teachers")
+    stage = served(TEACHER | {"top_k": len(VOCABULARY) + 1}, algorithm__distillation_beta=0.0)
+    with pytest.raises(InvalidInput, match=rf"stages\.teacher\.top_k: the vocabulary has {len(VOCABULARY)} tokens"):
+        load(tmp_path, stage)
 
 
 @pytest.mark.parametrize("version", [0, 7])
@@ -116,10 +149,11 @@ def test_log_probs_that_are_no_numbers_fail_the_item(tmp_path: Path) -> None:
     path = tiny_model_folder(tmp_path) / "model.safetensors"
     tensors = {name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})
-    stage = served(REFERENCE, version_0="")
     batch = rollout_batch(policy_version=1)
-    with pytest.raises(BatchFailed, match="row 0 of 0/train/0 are not finite"):
-        load(tmp_path, stage).values(item_of(stage, batch))
+    likely = served(TEACHER | {"model": "qwen3", "top_k": 3}, algorithm__distillation_beta=0.0)
+    for stage in (served(REFERENCE, version_0=""), likely):
+        with pytest.raises(BatchFailed, match="row 0 of 0/train/0 are not finite"):
+            load(tmp_path, stage).values(item_of(stage, batch))
 
 
 def test_a_teacher_with_another_vocabulary_is_refused_by_its_key_and_a_token(tmp_path: Path) -> None:

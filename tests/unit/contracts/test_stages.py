@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contracts.encoding.arrays import pack_float32, pack_int32
+from contracts.encoding.arrays import pack_float32, pack_float64, pack_int32
 from contracts.encoding.wire import convert, encode
 from contracts.errors import ContractViolation, FenceViolation, InvalidInput
 from contracts.experience.columns import (
@@ -131,7 +131,10 @@ def test_a_stage_follows_those_that_make_its_inputs() -> None:
         ([external("a", ["text"], "reward")], '"reward" of stage a is a column of every rollout'),
         ([external("a", ["text"], "x", reward_column="y")], 'reward_column = "y" of stage a is no float32'),
         ([external("a", ["text"], "x", weight=2.0)], "has no effect without reward_column"),
-        ([{"type": "reference"}], "nothing reads while algorithm.kl_coefficient is 0"),
+        (
+            [{"type": "reference"}],
+            'nothing reads reference_logprobs of stage "reference" without algorithm.kl_coefficient; set that',
+        ),
         ([{"type": "llm_judge", "model": "m", "prompt": "{completion}?"}], "set deterministic = false"),
         ([{"type": "llm_judge", "model": "m", "prompt": "?"}], "never shows the completion"),
         ([{"type": "llm_judge", "model": "m", "prompt": "{completion}", "lowest": 10}], "not below highest"),
@@ -227,6 +230,13 @@ def test_a_trajectory_has_its_observations_in_two_columns_and_in_no_other() -> N
     column = Column(name="teacher_logprobs", type="float32", per="token")
     with pytest.raises(ContractViolation, match="20 bytes are not 3 x float32, one per token"):
         check_values({column.name: [pack_float32([-1.0] * 5)]}, [column], [shape], of="stage s")
+    wide = Column(name="wide", type="float32", per="token", width=2)
+    check_values({"wide": [pack_float32([-1.0] * 6)]}, [wide], [shape], of="stage s")
+    with pytest.raises(ContractViolation, match="12 bytes are not 3 x float32, 2 per token"):
+        check_values({"wide": [pack_float32([-1.0] * 3)]}, [wide], [shape], of="stage s")
+    for kind, per in (("float32", "rollout"), ("text", "rollout"), ("int32", "prompt_token")):
+        with pytest.raises(ValueError, match=r"width of column wide counts the numbers of a sampled token"):
+            Column(name="wide", type=kind, per=per, width=2)  # type: ignore[arg-type]
 
 
 def test_a_batch_without_stages_has_no_byte_of_them() -> None:
@@ -238,6 +248,10 @@ def test_a_batch_without_stages_has_no_byte_of_them() -> None:
 def test_a_number_that_is_not_finite_is_no_value_of_a_column(number: float) -> None:
     with pytest.raises(ContractViolation, match="column score, row 0: a number is not finite"):
         check_values({"score": [pack_float32([number])]}, COLUMNS[:1], SHAPES[:1], of="stage judge")
+    double = Column(name="double", type="float64", per="token")
+    with pytest.raises(ContractViolation, match="column double, row 0: a number is not finite"):
+        check_values({"double": [pack_float64([number, -number])]}, [double], SHAPES[:1], of="stage s")
+    check_values({"double": [pack_float64([1e308] * 2)]}, [double], SHAPES[:1], of="stage s")
 
 
 def test_stages_that_cannot_be_together_have_no_plan() -> None:

@@ -37,11 +37,11 @@ class LargestTensor(TorchDispatchMode):
 
 
 def values_and_gradients(
-    head: nn.Linear, states: Tensor, chosen: Tensor, values: Callable[..., tuple[Tensor, Tensor]]
+    head: nn.Linear, states: Tensor, chosen: Tensor, values: Callable[..., tuple[Tensor, ...]]
 ) -> list[Tensor]:
     states = states.clone().requires_grad_()
     head.zero_grad(set_to_none=True)
-    logprobs, entropy = values(head, states, chosen, temperature=0.7)
+    logprobs, entropy, *_ = values(head, states, chosen, temperature=0.7)
     weights = torch.cos(torch.arange(len(chosen)))
     (logprobs * weights + entropy * weights.flip(0)).sum().backward()
     assert states.grad is not None
@@ -74,7 +74,7 @@ def test_with_a_vocabulary_of_150_thousand_no_tensor_is_larger_than_a_chunk() ->
     states = torch.zeros(NUM_TOKENS, WIDTH, requires_grad=True)
     chosen = torch.arange(NUM_TOKENS)
     with LargestTensor() as largest:
-        logprobs, _ = chosen_values(head, states, chosen, vocabulary_size=VOCABULARY, temperature=1.0, entropy=False)
+        logprobs, *_ = chosen_values(head, states, chosen, vocabulary_size=VOCABULARY, temperature=1.0, entropy=False)
         logprobs.sum().backward()
     assert states.grad is not None
     assert head.weight.numel() < largest.num_items <= CHUNK_LOGITS < NUM_TOKENS * VOCABULARY // 2
@@ -84,7 +84,7 @@ def test_with_a_vocabulary_of_150_thousand_no_tensor_is_larger_than_a_chunk() ->
 def test_no_gradient_is_computed_where_none_is_asked_for() -> None:
     head = nn.Linear(WIDTH, VOCABULARY, bias=False)
     with torch.no_grad():
-        logprobs, _ = chosen_values(
+        logprobs, *_ = chosen_values(
             head,
             torch.zeros(300, WIDTH),
             torch.arange(300),
