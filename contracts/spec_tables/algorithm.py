@@ -227,10 +227,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield 'on_truncated = "penalise" has no effect with advantage = "none", which learns from no reward'
         if self.on_truncated == "penalise" and self.advantage_kind.normalises_components:
             yield 'on_truncated = "penalise" gives a whole reward, advantage = "gdpo" compares components; set "mask"'
-        if self.off_policy_mask_threshold is not UNSET and self.advantage_kind.has_late_baseline:
+        if self.off_policy_mask_threshold and (self.advantage_kind.has_late_baseline or self.advantage_kind.has_critic):
             yield (
-                'off_policy_mask_threshold masks by the sign of the advantage, which under advantage = "reinforce++" '
-                'is known too late; leave it out, or set advantage = "reinforce++_baseline"'
+                "off_policy_mask_threshold masks a response by the sign of its advantage, which is known too late, or "
+                f'each token\'s own, with advantage = "{self.advantage}"; leave it out'
             )
         if self.clip_max is not UNSET and self.clip_max <= 1.0 + self.clip_range[1]:
             yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"

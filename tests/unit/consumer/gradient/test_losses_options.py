@@ -68,6 +68,7 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"advantage": "reinforce++", "old_policy": "generator"}, "old_policy", 'set loss = "cispo"'),
         ({"advantage": "reinforce++", "updates_per_iteration": 2}, "updates_per_iteration", "set it to 1"),
         ({"advantage": "reinforce++", "off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", "leave it out"),
+        ({"advantage": "gae", "off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", "leave it out"),
         ({"clip_max": 3.0, "loss": "cispo"}, "clip_max has no effect", "leave it out"),
         ({"clip_max": 1.2, "updates_per_iteration": 2}, "clip_max = 1.2 is not above 1 + clip_high", "which is 1.2"),
         ({"use_bias_correction_kl": True}, "use_bias_correction_kl weighs the KL in the loss", "leave it out"),
