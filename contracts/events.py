@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from contracts.encoding.digests import Digest, content_digest
 from contracts.encoding.wire import Record, encode
-from contracts.jobs import EvaluationScore, HealthProblem, JobState
+from contracts.jobs import DrawnPrompts, EvaluationScore, HealthProblem, JobState
 from contracts.versions import PolicyVersion
 
 
@@ -72,6 +72,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Mean unweighted score by component, over the completions that it scores."""
     source_rewards: dict[str, float] | UnsetType = UNSET
     """Mean reward by source, in a mixture of data sets."""
+    difficulty_pools: dict[str, float] | UnsetType = UNSET
+    """Share of a data set's prompts in its easy, normal and hard pool, when the iteration was drawn from them."""
     zero_advantage_share: float
     """Share of the trained groups whose rewards are all equal, after the last resample: their rewards teach nothing,
     except under reinforce++."""
@@ -182,6 +184,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
         return {
             "reward_components": self.reward_components,
             "source_rewards": self.source_rewards or {},
+            "difficulty_pools": self.difficulty_pools or {},
             "environment": {} if self.trajectories is UNSET else self.trajectories.environment,
             "lag_counts": {str(lag): float(number) for lag, number in enumerate(self.lag_counts)},
         }
@@ -362,6 +365,8 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     reduced with it; 0 of one in which nothing taught. Left out where floats are added, or another trainer adds."""
     forked: ForkedFrom | UnsetType = UNSET
     """In iteration 0 of a forked job, where its version 0 comes from."""
+    drawn: tuple[DrawnPrompts, ...] | UnsetType = UNSET
+    """What was drawn by measured pass rates, by source; left out where nothing was."""
     previous: str
     """`record_digest` of the record before; "" for the first."""
 

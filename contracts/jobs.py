@@ -142,6 +142,32 @@ def passes_in_words(score: EvaluationScore) -> str:
     return passes + "".join(f", {name} {mean:.3f}" for name, mean in (score.by_source or {}).items())
 
 
+class DrawnPrompts(Record, frozen=True, kw_only=True):
+    """What an iteration drew from a source with difficulty pools, and how it went: what later draws follow from."""
+
+    source: str = ""
+    """"" of the only one."""
+    num_prompts: int
+    """Training prompts of the source, then those in its easy and in its hard pool when it was drawn."""
+    num_easy: int
+    num_hard: int
+    places: tuple[int, ...]
+    """Number of each drawn prompt in its source, in the order of the iteration."""
+    passed: tuple[int, ...]
+    """[places] Completions that passed; -1 where the batch was abandoned."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Pool → its share of the source's prompts."""
+        sizes = {
+            "easy": self.num_easy,
+            "hard": self.num_hard,
+            "normal": self.num_prompts - self.num_easy - self.num_hard,
+        }
+        prefix = f"{self.source}/" if self.source else ""
+        return {f"{prefix}{pool}": size / self.num_prompts for pool, size in sizes.items()}
+
+
 class HealthProblem(Record, frozen=True, kw_only=True):
     """A rule that a job's numbers break, as it was when that began."""
 

@@ -21,6 +21,7 @@ from contracts.spec_tables.datasets import (
     environment_problem,
     environments_of,
     given_problem,
+    pools_problem,
     sources_problem,
 )
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -182,17 +183,14 @@ class JobSpec(Record, frozen=True, kw_only=True):
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
         plays, lags = bool(self.environments), self.schedule in LAGGING
         is_given = self.algorithm.learns_given
+        scores = self.evaluation.num_prompts > 0 or not is_given
         return (
             (external_problem(tables, self.trackers, self.schedule) if self.trainer.external else "")
             or hosts_problem(self.trainer, self.weights, self.schedule)
             or environment_problem(self.environments, self.rollout, self.evaluation, self.dataset)
             or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
-            or sources_problem(
-                self.dataset,
-                self.reward.components,
-                self.environment,
-                scores=self.evaluation.num_prompts > 0 or not is_given,
-            )
+            or pools_problem(self.dataset, self.rollout, iterations=self.iterations, num_open=self.num_open)
+            or sources_problem(self.dataset, self.reward.components, self.environment, scores=scores)
             or overlong_problem(self.reward.components, self.max_sampled_tokens)
         )
 

@@ -62,6 +62,7 @@ def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None
         ("environment: ", [one["environment"] for one in labelled]),
         ("reward: ", [one["reward_components"] for one in labelled]),
         ("source: ", [one["source_rewards"] for one in labelled]),
+        ("pool: ", [one["difficulty_pools"] for one in labelled]),
     ):
         for name in dict.fromkeys(name for one in each for name in one):
             columns[prefix + name] = [one.get(name) for one in each]

@@ -29,11 +29,9 @@ HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 COMMANDS = {
     "up": "stack",
     "submit": "jobs",
-    "jobs": "jobs",
     "watch": "jobs",
     "cancel": "jobs",
     "resume": "jobs",
-    "delete": "jobs",
     "verify": "jobs",
 }
 """Command → its module of onbeat/commands/, where it is the function of its name; in the order of `onbeat --help`."""

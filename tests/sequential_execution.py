@@ -98,6 +98,9 @@ class SequentialExecution:
                 await self._engine.load_weights(sampler)
                 batches = [await self._sampled(batch) for batch in self._plan.training(iteration, sampler)]
                 manifests.append(self._trained(iteration, batches))
+                groups = {group.prompt_index: group for batch in batches for group in batch.groups}
+                rewards = {index: [one.reward for one in group.rollouts] for index, group in groups.items()}
+                self._plan.learn(iteration, self._plan.drawn(iteration, rewards))
         finally:
             await self._engine.aclose()
         return [manifest.weights_digest for manifest in manifests]

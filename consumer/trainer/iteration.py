@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
@@ -181,6 +182,7 @@ class Iteration(ExpectedIteration):
             lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
             updates=_each_update(of_each, updates) if len(updates) > 1 else (),
             trajectories=self.played.metrics(),
+            difficulty_pools=self.pool_shares or UNSET,
             **_known(dataclasses.asdict(numbers)),
         )
 

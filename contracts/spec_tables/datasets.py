@@ -46,7 +46,42 @@ class DatasetTable(Table, frozen=True, kw_only=True):
     """Whether a path that it names may be of a folder, or of some files in one."""
 
 
-class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
+class DifficultyPools(Record, frozen=True, kw_only=True):
+    """Draws from an easy, a normal and a hard pool, by measured pass rates (docs/job.md)."""
+
+    easy_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    """A prompt of this pass rate or more is easy."""
+    hard_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """One of this rate or less is hard; others are normal, untried ones too."""
+    easy_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """The easy pool's share."""
+    hard_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """The hard pool's."""
+    pass_reward: Annotated[float, Meta(ge=-1e9, le=1e9)] = 1.0
+    """The reward from which a completion passes."""
+    newest_weight: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Weight of the newest group; the rate before has the rest."""
+
+    def __post_init__(self) -> None:
+        if self.hard_threshold >= self.easy_threshold:
+            raise ValueError("hard_threshold must be below easy_threshold: a prompt is of one pool; lower it")
+        if self.easy_fraction + self.hard_fraction > 1.0:
+            raise ValueError("easy_fraction and hard_fraction are more than all together; lower one")
+
+
+class DrawnTable(DatasetTable, frozen=True, kw_only=True):
+    """What every kind but a mixture says of itself."""
+
+    difficulty_pools: DifficultyPools | UnsetType = UNSET
+    """A curriculum by measured pass rates."""
+
+    @property
+    def drawn_by(self) -> str:
+        """The key that says how its prompts are drawn; "" where it walks through passes."""
+        return next((key for key in ("curriculum", "difficulty_pools") if getattr(self, key, UNSET)), "")
+
+
+class AdditionDataset(DrawnTable, tag="addition", frozen=True, kw_only=True):
     """`a+b=` for all pairs of numbers below 100, answers with the digits reversed; 512 pairs are held out. An answer is
     the completion, too."""
 
@@ -55,7 +90,7 @@ class AdditionDataset(DatasetTable, tag="addition", frozen=True, kw_only=True):
     """Its model is no chat model."""
 
 
-class ReasoningGymDataset(DatasetTable, tag="reasoning_gym", frozen=True, kw_only=True):
+class ReasoningGymDataset(DrawnTable, tag="reasoning_gym", frozen=True, kw_only=True):
     """Procedural tasks of reasoning-gym; evaluation items come from another seed, repeated questions are dropped."""
 
     has_completions: ClassVar[bool] = False
@@ -97,7 +132,7 @@ class RowColumns(Record, frozen=True, kw_only=True):
     """JSON that reasoning-gym's tasks are scored from."""
 
 
-class RowsTable(DatasetTable, frozen=True, kw_only=True):
+class RowsTable(DrawnTable, frozen=True, kw_only=True):
     """Rows of files."""
 
     train_path: FilePath
@@ -113,6 +148,10 @@ class RowsTable(DatasetTable, frozen=True, kw_only=True):
     """Further columns, which rewards of type "plugin" get as `metadata`: 64 KiB of JSON a row."""
     curriculum: CurriculumSpec | UnsetType = UNSET
     """An order of the training rows; left out: shuffled passes."""
+
+    def __post_init__(self) -> None:
+        if self.curriculum and self.difficulty_pools:
+            raise ValueError("curriculum and difficulty_pools both say what is drawn; leave one out")
 
     def files(self) -> dict[str, str]:
         named = {"train_path": self.train_path, "evaluation_path": self.evaluation_path}
@@ -132,7 +171,7 @@ class HuggingFaceDataset(RowsTable, tag="huggingface", frozen=True, kw_only=True
     has_folders: ClassVar[bool] = True
 
 
-class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=True):
+class EnvironmentDataset(DrawnTable, tag="environment", frozen=True, kw_only=True):
     """Tasks that the job's environment has of its own; it is asked for them by split and number."""
 
     has_completions: ClassVar[bool] = False
@@ -145,7 +184,7 @@ class EnvironmentDataset(DatasetTable, tag="environment", frozen=True, kw_only=T
     """The environment says what the messages are, and its renderer what becomes of them."""
 
 
-class PluginDataset(DatasetTable, tag="plugin", frozen=True, kw_only=True):
+class PluginDataset(DrawnTable, tag="plugin", frozen=True, kw_only=True):
     """A user's function, found by its name among the entry points of group `onbeat.datasets` where the trainer runs.
 
     docs/extend.md says what it is called with and what it must keep.
@@ -207,6 +246,23 @@ def sources_of(dataset: DatasetSpec) -> dict[str, OneDataset | EnvironmentDatase
     if isinstance(dataset, MixtureDataset):
         return {source.name: source.dataset for source in dataset.sources}
     return {"": dataset}
+
+
+def difficulty_pools_of(dataset: DatasetSpec) -> dict[str, DifficultyPools]:
+    """Source → its difficulty pools, of those that have any."""
+    return {name: table.difficulty_pools for name, table in sources_of(dataset).items() if table.difficulty_pools}
+
+
+def pools_problem(dataset: DatasetSpec, rollout: RolloutSpec, *, iterations: int, num_open: int) -> str:
+    """Says what doesn't go with difficulty pools; "" where all does. num_open: as of the schedule."""
+    for source in difficulty_pools_of(dataset):
+        field = environment_field(dataset, source).replace("environment", "dataset.difficulty_pools")
+        if rollout.max_resamples:
+            return f"rollout.max_resamples drops groups from which {field} tells easy and hard; set it to 0"
+        if iterations <= num_open:
+            # Iteration i is opened by the commit of i - num_open.
+            return f"{field} has no effect: all {iterations} iterations open before one is measured; raise iterations"
+    return ""
 
 
 def environments_of(dataset: DatasetSpec, environment: EnvironmentSpec | None) -> dict[str, EnvironmentSpec]:
@@ -302,6 +358,8 @@ def given_problem(dataset: DatasetSpec, rollout: RolloutSpec, *, plays: bool, la
         return f"environment {learns}; leave it out"
     if lags:
         return f'a lag {learns}: no version samples it; set schedule = "periodic" and max_policy_lag = 0'
+    if difficulty_pools_of(dataset):
+        return f"dataset.difficulty_pools {learns}; leave it out"
     if rollout.group_size > 1:
         return f"rollout.group_size = {rollout.group_size} {learns}, once for a prompt; set it to 1"
     if rollout.max_resamples:

@@ -12,6 +12,7 @@ What it proves of a run whose records it is given, oldest first:
   that replays an iteration makes the same weights again (I7);
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the environment: in a deterministic job all iterations were played by one version of it;
+- the draws: what measured pass rates decide is drawn again from what the records before have measured;
 - the rewards: functions of files are those of the spec, and a completion that couldn't be judged has a score only where
   the component, the environment or the stage stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
@@ -20,8 +21,9 @@ What it proves of a run whose records it is given, oldest first:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import UNSET
 
@@ -31,7 +33,9 @@ from contracts.events import AuditRecord, SampledBy, record_digest
 from contracts.rewards import source_digests
 from contracts.schedule import versions_in_words
 from contracts.spec import JobSpec
+from contracts.spec_tables.datasets import difficulty_pools_of
 from contracts.spec_tables.environment import VERSIONS_END, played_by
+from onbeat.process.entry_points import load_entry_point
 
 
 class AuditEntry(Record, frozen=True, kw_only=True):
@@ -55,6 +59,8 @@ class _Walk:
     """Iteration → digest of the version that it made when it was first committed."""
     rewinds: int = 0
     environments: list[str] = field(default_factory=list)
+    draws: Callable[[AuditRecord], Iterator[str]] | None = None
+    """What is wrong with a record's draws, in a job with difficulty pools."""
     only_evaluated: int | None = None
     """The iteration of the last record, where it made no version: nothing but a rewind may follow."""
 
@@ -136,6 +142,7 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_sums(walk, record, spec, name)
     _check_environment(walk, record, spec, name)
     _check_forked(walk, record, spec, name)
+    _check_drawn(walk, record, spec, name)
     if (record.rewards or {}) != source_digests(spec.reward.components):
         walk.gaps.append(f"{name}: its rewards are of another file than the spec's")
     if record.next_weights_digest:
@@ -152,6 +159,16 @@ def _check_forked(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) ->
     forked = record.forked or None
     if named != (forked and (forked.job_id, forked.policy_version, forked.weights_digest)):
         walk.gaps.append(f"{name}: where its weights come from is not what the spec says")
+
+
+def _check_drawn(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -> None:
+    measured = difficulty_pools_of(spec.dataset) if record.next_weights_digest else {}
+    if [one.source for one in record.drawn or ()] != [*measured]:
+        walk.gaps.append(f"{name}: it doesn't say what was drawn by measured pass rates, or of other sources")
+    elif measured:
+        offered = partial(load_entry_point, "onbeat.draw_checks", "difficulty_pools", field="dataset")
+        walk.draws = check = walk.draws or offered(where="gateway")(spec)
+        walk.gaps += (f"{name}: {problem}" for problem in check(record))
 
 
 def _check_after_evaluation(walk: _Walk, record: AuditRecord) -> None:

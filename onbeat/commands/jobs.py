@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +25,7 @@ from onbeat.commands.options import Job
 from onbeat.run_files import bring_missing
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
-from onbeat.terminal.job_view import health_lines, show_jobs, view_for
+from onbeat.terminal.job_view import health_lines, view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
 from onbeat.terminal.words import UNKNOWN, one_line, plural
 
@@ -61,29 +60,6 @@ def submit(
             raise InvalidInput("must be visible ASCII characters", field="--idempotency-key", cure="use a UUID")
         status = client.submit(job_spec, idempotency_key=idempotency_key or uuid.uuid4().hex)
         _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
-
-
-def jobs(
-    state: Annotated[
-        list[JobState] | None, typer.Option("--state", help="Only jobs in this state; may be repeated.")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Only jobs with the text in their names.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
-    json_output: options.Json = False,
-    gateway: options.Gateway = None,
-    api_key: options.ApiKey = None,
-    run_dir: options.RunDir = None,
-) -> None:
-    """List the jobs, newest first: when each was submitted, how long it took, and why it waits or has failed."""
-    with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        found = client.jobs(limit=limit, states=state or (), name=name)
-    if json_output:
-        emit({"jobs": found})
-    elif found:
-        show_jobs(found, console_for(json_output=False), now_s=time.time())
-    else:
-        nothing = "no job is like that" if state or name else "no jobs yet: onbeat submit SPEC"
-        console_for(json_output=False).print(nothing)
 
 
 def watch(
@@ -202,36 +178,3 @@ def _verdict_text(verdict: AuditVerdict) -> Text:
     head = ("verified", "green") if verdict.verified else ("not verified", "red")
     lines = (f"\n  {one_line(line)}" for line in (*verdict.gaps, *verdict.notes))
     return Text.assemble(head, f"  {one_line(verdict.job_id)}: {facts}", *lines)
-
-
-def delete(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of ended jobs.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    json_output: options.Json = False,
-    gateway: options.Gateway = None,
-    api_key: options.ApiKey = None,
-    run_dir: options.RunDir = None,
-) -> None:
-    """Delete ended jobs for good: status, audit chain, run folder with the trained weights."""
-    access = options.access_from(gateway, api_key, run_dir)
-    if not yes:
-        _ask(jobs, json_output=json_output)
-    deleted: list[str] = []
-    with options.client_for(access) as client:
-        for job_id in jobs:
-            client.delete(job_id)
-            deleted.append(job_id)
-            if not json_output:
-                console_for(json_output=False).print(f"{job_id}  deleted", markup=False)
-    if json_output:
-        emit({"deleted": deleted})
-
-
-def _ask(jobs: list[str], *, json_output: bool) -> None:
-    """Raises InvalidInput where no person can answer, typer.Abort where one says no."""
-    if json_output or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidInput(
-            "what is deleted, weights and checkpoints too, does not come back", field="--yes", cure="give it to delete"
-        )
-    what = jobs[0] if len(jobs) == 1 else f"{len(jobs)} jobs"
-    typer.confirm(f"Delete {what} with all weights and checkpoints?", abort=True, err=True)

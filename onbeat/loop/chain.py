@@ -53,6 +53,7 @@ def commit_record(
         in_sums=UNSET if iteration.in_sums is None else iteration.in_sums,
         rewards=source_digests(spec.reward.components) or UNSET,
         forked=UNSET if iteration.number else forked,
+        drawn=iteration.drawn or UNSET,
         previous=previous,
     )
 

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from broker.trainer_side import Arrived
 from contracts.errors import FenceViolation
 from contracts.events import SampledBy
-from contracts.jobs import EvaluationScore, PassAt
+from contracts.jobs import DrawnPrompts, EvaluationScore, PassAt
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
 from onbeat.loop.sampled import PlayedTrajectories, by_name, mean
 from onbeat.loop.window import AskedIteration
@@ -39,6 +39,8 @@ class ExpectedIteration:
         self.unscorable: dict[str, dict[str, int]] = {}
         """Batch id → "name: reason" → completions that got a score which the spec states for what can't be judged."""
         self._num_unscorable: dict[str, int] = {}
+        self._rewards: dict[int, list[float]] = {}
+        """Index of a trained prompt → the rewards of its group."""
         self.played = PlayedTrajectories()
         """The trained trajectories of a job with an environment."""
         self.in_sums: tuple[int, ...] | None = None
@@ -92,6 +94,16 @@ class ExpectedIteration:
         return sum(self._num_unscorable.values())
 
     @property
+    def drawn(self) -> tuple[DrawnPrompts, ...]:
+        """As of AuditRecord."""
+        return self._asked.drawn(self._rewards)
+
+    @property
+    def pool_shares(self) -> dict[str, float]:
+        """Difficulty pool → its share of its source, when the iteration was drawn; {} without any."""
+        return {pool: share for one in self.drawn for pool, share in one.shares.items()}
+
+    @property
     def sampled(self) -> tuple[SampledBy, ...]:
         """The training batches that older versions sampled, oldest version first."""
         older = sorted(set(self._sampler.values()) - {self.number})
@@ -131,7 +143,9 @@ class ExpectedIteration:
             _check_group(group, place, expected)
 
     def _mark(self, batch: RolloutBatch) -> None:
-        """Counts the completions that have stated scores; again once stages have added theirs."""
+        """Notes rewards, and counts the completions that have stated scores; again once stages have added theirs."""
+        if batch.purpose == "train":
+            self._rewards |= {group.prompt_index: [one.reward for one in group.rollouts] for group in batch.groups}
         replaced = [rollout.unscorable for group in batch.groups for rollout in group.rollouts if rollout.unscorable]
         if not replaced:
             return

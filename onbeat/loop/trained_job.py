@@ -219,7 +219,7 @@ class Succession:
         """
         job, chain, first = self._job, self.records, made.policy_version
         check_same_run(chain, made, job.spec)
-        check_same_environment(chain, job.window.environment, job.spec)
+        check_same_environment(chain, job.window.plan.environment, job.spec)
         job.window.add(made)
         job.health.begin(first)
         epoch, resumed = job.side.trainer_epoch, bool(chain)
@@ -245,6 +245,8 @@ class Succession:
         for manifest in window.manifests:
             side.publish_weights(manifest, oldest_kept=window.oldest_version(first))
         set_aside(first)
+        for record in self.records:
+            window.plan.learn(record.iteration, record.drawn or ())
         for opening in window.begin(first):
             side.open_iteration(opening, window.digests)
             reach("consumer.after_opening")
@@ -267,6 +269,7 @@ class Succession:
         event = version = opening = left = None
         if made is not None and metrics is not None:
             job.window.add(made)
+            job.window.plan.learn(number, iteration.drawn)
             due = job.window.opened_by(number)
             opening, left = (due, None) if opens else (None, due)
             event = events.IterationCommitted(at_s=time.time(), metrics=metrics, weights_digest=made.weights_digest)
@@ -278,7 +281,7 @@ class Succession:
             numbers=metrics,
             trainer_epoch=job.side.trainer_epoch,
             previous=self._last_link,
-            environment=job.window.environment,
+            environment=job.window.plan.environment,
             forked=job.forked,
         )
         job.side.commit(record, iteration.digests, event=event, opening=opening, made=version)

@@ -6,10 +6,12 @@ evaluation of   version t       waits for its version: out with the commit of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from broker.openings import IterationOpening
+from contracts.jobs import DrawnPrompts
 from contracts.rollouts import PromptBatch
 from contracts.schedule import Schedule
 from contracts.versions import WeightManifest
@@ -28,6 +30,8 @@ class AskedIteration:
     """Training batches first, so that the trainer has work while the held-out prompts are sampled."""
     samplers: Mapping[int, str]
     """Version → digest, of those that may sample its training batches."""
+    drawn: Callable[[Mapping[int, Sequence[float]]], tuple[DrawnPrompts, ...]] = lambda rewards: ()
+    """As of IterationPlan."""
 
 
 class Window:
@@ -35,16 +39,11 @@ class Window:
 
     def __init__(self, schedule: Schedule, plan: IterationPlan, *, last_iteration: int) -> None:
         self._schedule = schedule
-        self._plan = plan
+        self.plan = plan
         self._last_iteration = last_iteration
         self._manifests: dict[int, WeightManifest] = {}
         self._training: dict[int, tuple[PromptBatch, ...]] = {}
         """Open iteration → its training batches."""
-
-    @property
-    def environment(self) -> str:
-        """The version of what plays the job's tasks; "" in a job without an environment."""
-        return self._plan.environment
 
     @property
     def manifests(self) -> list[WeightManifest]:
@@ -89,12 +88,13 @@ class Window:
             weights_digest=digests[iteration],
             batches=(*self._training[iteration], *self.evaluation(iteration)),
             samplers={version: digests[version] for version in range(oldest, newest + 1)},
+            drawn=partial(self.plan.drawn, iteration),
         )
 
     def evaluation(self, iteration: int) -> tuple[PromptBatch, ...]:
         """Returns the batches of an open iteration that evaluate the version of its number; () of none, or not yet."""
         manifest = self._manifests.get(iteration)
-        return self._plan.evaluation(iteration, manifest) if manifest else ()
+        return self.plan.evaluation(iteration, manifest) if manifest else ()
 
     def ahead_of(self, iteration: int) -> Iterable[tuple[int, tuple[PromptBatch, ...]]]:
         """Returns the iterations that are open beyond this one, with the batches that went out."""
@@ -102,12 +102,12 @@ class Window:
 
     def _opening(self, iteration: int) -> IterationOpening:
         oldest, newest = self._schedule.versions_of(iteration)
-        self._training[iteration] = self._plan.training(iteration, self._manifests[oldest])
+        self._training[iteration] = self.plan.training(iteration, self._manifests[oldest])
         evaluation = self.evaluation(iteration)
         return IterationOpening(
             iteration=iteration,
             oldest_version=oldest,
             newest_version=newest,
             batches=(*self._training[iteration], *evaluation),
-            num_later=self._plan.num_evaluation(iteration) - len(evaluation),
+            num_later=self.plan.num_evaluation(iteration) - len(evaluation),
         )

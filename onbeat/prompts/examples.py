@@ -6,9 +6,7 @@ start, or when it is submitted, not at the batch that holds the example."""
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,11 +15,9 @@ from contracts import rewards
 from contracts.encoding.numbers import read_number
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import DatasetSpec, EnvironmentDataset, ReasoningGymDataset, sources_of
+from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset, sources_of
 from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
-
-log = logging.getLogger(__name__)
 
 TYPES = "onbeat.dataset_types"
 """Group of the functions (the data set's table in the spec, request) → both sets."""
@@ -80,54 +76,6 @@ class Request:
     model_root: SpecRoot
     """Where files are found."""
 
-    def check_held_out(self, available: int, problem: str) -> None:
-        """Raises InvalidInput with the problem where fewer examples can be held out than are asked for."""
-        if self.num_evaluation > available:
-            raise InvalidInput(
-                f"{self.num_evaluation} prompts are asked for, {problem}",
-                field="evaluation.num_prompts",
-                cure=f"use at most {available}",
-            )
-
-
-def disjoint(train: Sequence[Example], held_out: Sequence[Example], *, source: str, field: str) -> ExampleSets:
-    """Returns both sets without the training examples whose prompt is also held out; white space makes no other prompt.
-
-    source: what a message calls the training examples' origin. Raises InvalidInput where none is left to train.
-    """
-    if not train:
-        raise InvalidInput(f"{source} holds no prompts", field=field, cure="add lines")
-    # A task that an environment has of its own has no question, and its split keeps it apart.
-    asked = {_normalized(example.question) for example in held_out if example.question}
-    fresh = tuple(example for example in train if _normalized(example.question) not in asked)
-    if not fresh:
-        raise InvalidInput(
-            f"every prompt of {source} is also held out, none is left to train on",
-            field=field,
-            cure="remove the repeated prompts, or hold others out",
-        )
-    if len(fresh) < len(train):
-        log.warning("%d lines of %s are also held out, and not trained", len(train) - len(fresh), source)
-    return ExampleSets(train=fresh, evaluation=tuple(held_out))
-
-
-def _normalized(question: str) -> str:
-    return " ".join(question.split())
-
-
-def load_environment(spec: EnvironmentDataset, request: Request) -> ExampleSets:
-    """Makes `num_train_prompts` training tasks and as many held-out ones as are asked for: a number in a split each.
-
-    That the two splits share no task is the environment's to keep; so is the question, which is its opening.
-    """
-
-    def tasks(split: str, number: int) -> tuple[Example, ...]:
-        return tuple(Example(example_id=f"{split}/{index}", question="", reference="") for index in range(number))
-
-    return ExampleSets(
-        train=tasks("train", spec.num_train_prompts), evaluation=tasks("evaluation", request.num_evaluation)
-    )
-
 
 def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
     """Loads a job's data set as `load_dataset` does."""
@@ -159,10 +107,7 @@ def load_dataset(
     """
     check_job(spec, components)
     request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
-    if isinstance(spec, EnvironmentDataset):
-        dataset = load_environment(spec, request)
-    else:
-        dataset = load_entry_point(TYPES, spec.kind, field="dataset.type")(spec, request)
+    dataset = load_entry_point(TYPES, spec.kind, field="dataset.type")(spec, request)
     for example in (*(() if learns_given else dataset.train), *dataset.evaluation):
         for component in (one for one in components if one.scores(example.source)):
             try:

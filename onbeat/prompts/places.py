@@ -1,7 +1,7 @@
 """Which places of the training set an iteration takes: a pure function of the spec and the iteration (I7).
 
 A data set is a pool, or several are that a mixture names. A pool is walked through in passes, each in an order of its
-own, or drawn from by a curriculum.
+own, or drawn from by a curriculum, which is an extra: by a column, or by what committed iterations have measured.
 """
 
 from __future__ import annotations
@@ -11,38 +11,50 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from contracts.spec_tables.datasets import CurriculumSpec
+from contracts.jobs import DrawnPrompts
 
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 """Its multiples, less their whole parts, fill [0, 1) the most evenly."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Pool:
-    """The training prompts of one source."""
+    """The training prompts of one source, through which it walks in passes."""
 
     places: Sequence[int]
-    """Places in the training set; with a curriculum in its order."""
+    """Places in the training set."""
     name: str = ""
     """"" of the only one."""
     weight: float = 1.0
-    curriculum: CurriculumSpec | None = None
+
+    def take(self, iteration: int, quota: int, *, seed: str, before: Callable[[int], int]) -> Sequence[int]:
+        """Returns so many places. before: iteration → how many those before it take."""
+        return self.passed(before(iteration), quota, seed)
 
     def open_at(self, iteration: int, *, least: int) -> Sequence[int]:
         """The places that an iteration may take, at least so many where there are."""
-        if not self.grows_at(iteration):
-            return self.places
-        assert self.curriculum is not None
-        begins, size = self.curriculum.begins_with, len(self.places)
-        share = begins + (1.0 - begins) * iteration / self.curriculum.iterations
-        return self.places[: max(least, round(share * size))]
+        return self.places
 
-    def grows_at(self, iteration: int) -> bool:
-        """Whether the curriculum keeps something out of the iteration."""
-        return self.curriculum is not None and iteration < self.curriculum.iterations
+    def passed(self, first: int, quota: int, seed: str) -> list[int]:
+        """What is next after `first` places of an endless sequence of passes, each in an order of its own."""
+        size = len(self.places)
+        positions = (divmod(position, size) for position in range(first, first + quota))
+        return [self.places[self._order(size, seed, number)[position]] for number, position in positions]
+
+    def learn(self, iteration: int, drawn: DrawnPrompts) -> None:
+        """Takes up what a committed iteration has measured; again where it was trained again."""
+
+    def drawn(self, iteration: int, groups: Sequence[tuple[int, Sequence[float] | None]]) -> DrawnPrompts | None:
+        """Says what the iteration took, and how it went; None where nothing is drawn by that. groups: (place, rewards)
+        of each prompt, None of an abandoned batch."""
+
+    @functools.cached_property
+    def _order(self) -> Callable[[int, str, int], Sequence[int]]:
+        return functools.lru_cache(maxsize=2)(pass_order)
 
 
 class Walk:
@@ -53,7 +65,6 @@ class Walk:
         self._pools, self._num_prompts, self._seed = pools, num_prompts, seed
         self._taken = [[0] * len(pools)]
         """[iteration][pool]: prompts of the iterations before."""
-        self._pass_order = functools.lru_cache(maxsize=2 * len(pools))(pass_order)
 
     def places(self, iteration: int) -> list[int]:
         """The places of an iteration's prompts."""
@@ -79,35 +90,36 @@ class Walk:
         ]
         return [next(fresh[pool]) for _ in range(num_rounds) for _, pool in chosen]
 
+    def learn(self, iteration: int, drawn: Iterable[DrawnPrompts]) -> None:
+        """Takes up what a committed iteration has measured, before anything is drawn by it."""
+        pools = {pool.name: pool for pool in self._pools}
+        for of_source in drawn:
+            pools[of_source.source].learn(iteration, of_source)
+
+    def drawn(self, iteration: int, rewards: Mapping[int, Sequence[float]]) -> tuple[DrawnPrompts, ...]:
+        """What was drawn by measured pass rates. rewards: a prompt's index → those of its group, where it has any."""
+        groups: list[list[tuple[int, Sequence[float] | None]]] = [[] for _ in self._pools]
+        for index, (place, number) in enumerate(self._chosen(iteration)):
+            groups[number].append((place, rewards.get(index)))
+        of_pools = (pool.drawn(iteration, of_pool) for pool, of_pool in zip(self._pools, groups, strict=True))
+        return tuple(one for one in of_pools if one)
+
     def _chosen(self, iteration: int) -> list[tuple[int, int]]:
         """(place, pool) of each prompt."""
-        quotas = self._quotas(iteration)
-        chosen = [(place, pool) for pool, quota in enumerate(quotas) for place in self._of_pool(pool, quota, iteration)]
+        chosen: list[tuple[int, int]] = []
+        for number, (pool, quota) in enumerate(zip(self._pools, self._quotas(iteration), strict=True)):
+            before = partial(self._before, number)
+            chosen += ((place, number) for place in pool.take(iteration, quota, seed=self._key(pool), before=before))
         if len(self._pools) > 1:
             # Each batch has something of each source.
             seeded(f"{self._seed}/mixture/{iteration}").shuffle(chosen)
         return chosen
 
-    def _of_pool(self, index: int, quota: int, iteration: int) -> list[int]:
-        pool = self._pools[index]
-        if pool.grows_at(iteration):
-            places = list(pool.open_at(iteration, least=quota))
-            seeded(f"{self._key(pool)}/curriculum/{iteration}").shuffle(places)
-            return list(itertools.islice(itertools.cycle(places), quota))
-        begins = min(iteration, pool.curriculum.iterations) if pool.curriculum else 0
-        first = self._before(iteration)[index] - self._before(begins)[index]
-        size = len(pool.places)
-        # Iterations walk through an endless sequence of passes, each in an order of its own.
-        return [
-            pool.places[self._pass_order(size, self._key(pool), position // size)[position % size]]
-            for position in range(first, first + quota)
-        ]
-
-    def _before(self, iteration: int) -> list[int]:
+    def _before(self, number: int, iteration: int) -> int:
         while len(self._taken) <= iteration:
             quotas = self._quotas(len(self._taken) - 1)
             self._taken.append([sum(pair) for pair in zip(self._taken[-1], quotas, strict=True)])
-        return self._taken[iteration]
+        return self._taken[iteration][number]
 
     def _quotas(self, iteration: int) -> list[int]:
         return quotas([pool.weight for pool in self._pools], self._num_prompts, iteration)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from contracts.jobs import DrawnPrompts
 from contracts.rollouts import Prompt, PromptBatch
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
@@ -23,6 +24,14 @@ class IterationPlan:
     def environment(self) -> str:
         """The version of what plays the job's tasks; "" in a job without an environment."""
         return self._source.environment
+
+    def learn(self, iteration: int, drawn: Iterable[DrawnPrompts]) -> None:
+        """Takes up what a commit has measured, before the iteration is planned that it opens."""
+        self._source.walk.learn(iteration, drawn)
+
+    def drawn(self, iteration: int, rewards: Mapping[int, Sequence[float]]) -> tuple[DrawnPrompts, ...]:
+        """What of the training prompts was drawn by measured pass rates. rewards: a prompt's index → its group's."""
+        return self._source.walk.drawn(iteration, rewards) if iteration < self._spec.iterations else ()
 
     def training(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
         """The training batches; () where the iteration only evaluates.

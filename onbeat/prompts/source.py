@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,12 +19,12 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import (
     ChatSpec,
     MixtureDataset,
-    RowsTable,
     no_chat_template,
     sources_of,
 )
 from contracts.spec_tables.environment import played_by
 from contracts.spec_tables.root import SpecRoot
+from onbeat.process.entry_points import load_entry_point
 from onbeat.prompts.examples import Example, ExampleSets, job_examples
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.prompts.places import Pool, Walk
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DRAWS = "onbeat.draws"
+"""Group of the functions (spec, a source's pool, the difficulty of each place) → the pool that is drawn from."""
 TOKENIZED_AT_ONCE = 1024
 TOO_LONG = ("rollout.max_prompt_tokens", "rollout.sampling.max_new_tokens")
 """The limits that an example may be left out for; the second one also stands for the model's context."""
@@ -74,12 +77,12 @@ class PromptSource:
         self._train = self._prompts(dataset.train, held_out=False)
         self._evaluation = self._prompts(dataset.evaluation, held_out=True)
         pools = _pools(spec, self._train, {example.example_id: example.difficulty for example in dataset.train})
-        self._walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
+        self.walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
         _check_reserves(spec, pools)
 
     def training_prompts(self, iteration: int) -> tuple[Prompt, ...]:
         """Returns the next `rollout.prompts_per_iteration` prompts."""
-        return _numbered([self._train[place] for place in self._walk.places(iteration)])
+        return _numbered([self._train[place] for place in self.walk.places(iteration)])
 
     def reserve_prompts(self, iteration: int) -> tuple[tuple[Prompt, ...], ...]:
         """Returns [rollout.max_resamples][rollout.prompts_per_iteration]: what takes the places of `training_prompts`.
@@ -88,7 +91,7 @@ class PromptSource:
         """
         rollout = self._spec.rollout
         num_prompts = rollout.prompts_per_iteration
-        places = self._walk.reserves(iteration, num_rounds=rollout.max_resamples)
+        places = self.walk.reserves(iteration, num_rounds=rollout.max_resamples)
         reserves = _numbered([self._train[place] for place in places], first=num_prompts)
         return tuple(reserves[start : start + num_prompts] for start in range(0, len(reserves), num_prompts))
 
@@ -156,13 +159,11 @@ class PromptSource:
         return render_chat(self._tokenizer, messages, chat, answer=answer) if chat else example.question
 
     def _given(self, example: Example, prompt: str) -> list[int]:
-        answer = example.completion
-        if self._chat_of(example):
-            answer = answer_behind(prompt, self._text(example, answer=answer))
-        return given_ids(
+        return load_entry_point("onbeat.completions", "given", field="algorithm.loss")(
             self._tokenizer,
             example,
-            answer=answer,
+            prompt=prompt,
+            write=partial(self._text, example) if self._chat_of(example) else None,
             end_ids=self._end_ids,
             most_tokens=self._spec.rollout.sampling.max_new_tokens,
         )
@@ -196,11 +197,11 @@ def _pools(spec: JobSpec, prompts: Sequence[Prompt], difficulty: Mapping[str, fl
         places = [place for place, prompt in enumerate(prompts) if prompt.source == (name or UNSET)]
         if not places:
             raise InvalidInput(f"no training prompt of `{name}` is left", field="dataset.sources", cure="leave it out")
-        curriculum = (table.curriculum or None) if isinstance(table, RowsTable) else None
-        if curriculum:
-            # Equals keep the order of their rows.
-            places.sort(key=lambda place: difficulty[prompts[place].prompt_id])
-        pools.append(Pool(places=places, name=name, weight=weights[name], curriculum=curriculum))
+        pool = Pool(places=places, name=name, weight=weights[name])
+        if table.drawn_by:
+            draws = load_entry_point(DRAWS, table.drawn_by, field=f"dataset.{table.drawn_by}")
+            pool = draws(spec, pool, [difficulty[prompts[place].prompt_id] for place in places])
+        pools.append(pool)
     return pools
 
 
@@ -272,48 +273,3 @@ def render_chat(
 def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:
     """Numbers each prompt by its position, which seeds its samples (I7)."""
     return tuple(msgspec.structs.replace(prompt, index=index) for index, prompt in enumerate(prompts, first))
-
-
-def given_ids(
-    tokenizer: PreTrainedTokenizerBase, example: Example, *, answer: str, end_ids: Sequence[int], most_tokens: int
-) -> list[int]:
-    """Returns the tokens of an answer up to its end-of-sequence token, which is put behind one that has none.
-
-    answer: what stands behind the prompt's text. It is tokenised by itself, since what is sampled begins there, too.
-    end_ids: tokens that end what the model samples. Raises InvalidInput for none, and for more than `most_tokens`.
-    """
-    where = example.origin or example.example_id
-    if not example.completion:
-        raise InvalidInput(f"{where} has no completion", field=example.field, cure='loss = "sft" learns completions')
-    ends = {*end_ids, *([tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else [])}
-    ids: list[int] = list(tokenizer(answer, add_special_tokens=False).input_ids)
-    length = next((place for place, token in enumerate(ids, start=1) if token in ends), len(ids))
-    # A chat template writes more behind the end of a turn, which no model samples.
-    ids = ids[:length] if ids and ids[length - 1] in ends else [*ids, _end_of(tokenizer)]
-    if len(ids) > most_tokens:
-        raise InvalidInput(
-            f"the completion of {where} has {len(ids)} tokens, the limit is {most_tokens}",
-            field="rollout.sampling.max_new_tokens",
-            cure="raise the limit, or shorten the completion",
-        )
-    return ids
-
-
-def answer_behind(prompt: str, whole: str) -> str:
-    """Returns what a chat template wrote behind the opening of the assistant's turn. Raises InvalidInput where it
-    writes an answered turn in another way than it opens one."""
-    if not whole.startswith(prompt):
-        raise InvalidInput(
-            "the model's chat template opens a turn in another way than it writes one that was answered",
-            field="model.path",
-            cure="use another template, or leave dataset.chat out",
-        )
-    return whole.removeprefix(prompt)
-
-
-def _end_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    if not isinstance(tokenizer.eos_token_id, int):
-        raise InvalidInput(
-            "the model's tokenizer has no end-of-sequence token", field="model.path", cure="name one in its files"
-        )
-    return tokenizer.eos_token_id

@@ -6,6 +6,7 @@ import random
 
 from contracts.spec_tables.datasets import AdditionDataset
 from onbeat.prompts.examples import Example, ExampleSets, Request
+from onbeat_extras.datasets.held_out import check_held_out
 
 NUM_TERMS = 100
 """Terms of an addition are 0..99."""
@@ -20,7 +21,7 @@ def load_addition(_spec: AdditionDataset, request: Request) -> ExampleSets:
 
     There are 9,488 training pairs and the first of the 512 held-out ones; the split is the same for every job.
     """
-    request.check_held_out(NUM_HELD_OUT, f"the addition data set holds {NUM_HELD_OUT} out")
+    check_held_out(request, NUM_HELD_OUT, f"the addition data set holds {NUM_HELD_OUT} out")
     pairs = [(first, second) for first in range(NUM_TERMS) for second in range(NUM_TERMS)]
     random.Random(SPLIT_SEED).shuffle(pairs)
     return ExampleSets(

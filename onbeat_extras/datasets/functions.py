@@ -8,7 +8,8 @@ from typing import Any
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import PluginDataset
 from onbeat.process.entry_points import load_entry_point
-from onbeat.prompts.examples import Example, ExampleSets, Request, disjoint
+from onbeat.prompts.examples import Example, ExampleSets, Request
+from onbeat_extras.datasets.held_out import check_held_out, disjoint
 
 GROUP = "onbeat.datasets"
 FIELD = "dataset.entry_point"
@@ -27,7 +28,7 @@ def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
     if len(set(ids)) < len(ids):
         raise _refusal(spec, "gives two examples the same example_id")
     source = f"the data set `{spec.entry_point}`"
-    request.check_held_out(len(evaluation), f"{source} holds {len(evaluation)} out")
+    check_held_out(request, len(evaluation), f"{source} holds {len(evaluation)} out")
     return disjoint(train, evaluation[: request.num_evaluation], source=source, field=FIELD)
 
 

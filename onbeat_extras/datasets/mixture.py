@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import MixtureDataset, MixtureSource
-from onbeat.prompts.examples import Example, ExampleSets, Request, disjoint, load_dataset
+from onbeat.prompts.examples import Example, ExampleSets, Request, load_dataset
+from onbeat_extras.datasets.held_out import disjoint
 
 
 def load_mixture(spec: MixtureDataset, request: Request) -> ExampleSets:

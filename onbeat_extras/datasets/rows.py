@@ -15,7 +15,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
-from onbeat.prompts.examples import Example, ExampleSets, Request, disjoint
+from onbeat.prompts.examples import Example, ExampleSets, Request
+from onbeat_extras.datasets.held_out import check_held_out, disjoint
 
 Placed = tuple[str, Mapping[str, Any]]
 """A row, and where it stands in its file."""
@@ -75,7 +76,7 @@ def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
         evaluation = _read(
             spec, request, read, name=spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation"
         )
-        request.check_held_out(len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
+        check_held_out(request, len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
         return disjoint(train, evaluation[:num_evaluation], source=spec.train_path, field=TRAINED)
     num_train = len(train) - num_evaluation
     if train and num_train < 1:

@@ -67,6 +67,7 @@ STAGE_GAUGES = {
 LABELLED = {
     "reward_components": "reward_component",
     "source_rewards": "source_reward",
+    "difficulty_pools": "difficulty_pool_share",
     "environment": "environment_metric",
     "lag_counts": "lag_batches",
 }

@@ -2,6 +2,7 @@
 
 export interface AdditionDataset {
   type: ("addition");
+  difficulty_pools?: DifficultyPools;
 }
 
 export interface AlgorithmSpec {
@@ -63,6 +64,7 @@ export interface AuditRecord {
   rewards?: Record<string, string>;
   in_sums?: number[];
   forked?: ForkedFrom;
+  drawn?: DrawnPrompts[];
   previous: string;
 }
 
@@ -164,14 +166,33 @@ export interface DeltaWeights {
   snapshot_every_versions: number;
 }
 
+export interface DifficultyPools {
+  easy_threshold: number;
+  hard_threshold: number;
+  easy_fraction: number;
+  hard_fraction: number;
+  pass_reward: number;
+  newest_weight: number;
+}
+
 export interface DiskSeen {
   free_bytes: number;
   size_bytes: number;
   jobs_bytes: number;
 }
 
+export interface DrawnPrompts {
+  source: string;
+  num_prompts: number;
+  num_easy: number;
+  num_hard: number;
+  places: number[];
+  passed: number[];
+}
+
 export interface EnvironmentDataset {
   type: ("environment");
+  difficulty_pools?: DifficultyPools;
   num_train_prompts: number;
 }
 
@@ -331,6 +352,7 @@ export interface HostsSpec {
 
 export interface HuggingFaceDataset {
   type: ("huggingface");
+  difficulty_pools?: DifficultyPools;
   train_path: string;
   evaluation_path: string;
   chat: (ChatSpec | null);
@@ -361,6 +383,7 @@ export interface IterationMetrics {
   reward_std: number;
   reward_components: Record<string, number>;
   source_rewards?: Record<string, number>;
+  difficulty_pools?: Record<string, number>;
   zero_advantage_share: number;
   num_resamples: number;
   advantage_mean: number;
@@ -504,6 +527,7 @@ export interface JournalLines {
 
 export interface JsonlDataset {
   type: ("jsonl");
+  difficulty_pools?: DifficultyPools;
   train_path: string;
   evaluation_path: string;
   chat: (ChatSpec | null);
@@ -649,6 +673,7 @@ export interface PassAt {
 
 export interface PluginDataset {
   type: ("plugin");
+  difficulty_pools?: DifficultyPools;
   entry_point: string;
   params: Record<string, (number | boolean | string)>;
   chat: (ChatSpec | null);
@@ -687,6 +712,7 @@ export interface PromptLease {
 
 export interface ReasoningGymDataset {
   type: ("reasoning_gym");
+  difficulty_pools?: DifficultyPools;
   task: string;
   params: Record<string, (number | boolean | string)>;
   num_train_prompts: number;

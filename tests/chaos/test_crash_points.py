@@ -35,8 +35,11 @@ GENERATOR_POINTS = [
 
 JOB = short_job(iterations=20, evaluation__every_iterations=5, recording={})
 """Long enough for a death at every place."""
-LAGGING = short_job(iterations=26, evaluation__every_iterations=1, evaluation__num_prompts=4, recording={}, **LAG)
-"""Each of its commits leaves an evaluation to be sent out."""
+MEASURED = {"type": "addition", "difficulty_pools": {"easy_fraction": 0.3, "hard_fraction": 0.3}}
+LAGGING = short_job(
+    iterations=26, evaluation__every_iterations=1, evaluation__num_prompts=4, recording={}, dataset=MEASURED, **LAG
+)
+"""Each of its commits leaves an evaluation to be sent out, and decides what a later iteration draws."""
 
 
 @pytest.mark.parametrize("job", [pytest.param(JOB, marks=long_variant), LAGGING], ids=["periodic", "delayed"])

@@ -17,13 +17,24 @@ from contracts.jobs import JobCounts
 from contracts.rewards import Component
 from contracts.rollouts import Batch, batch_digest
 from contracts.settings import StackSettings
-from contracts.spec_tables.datasets import DatasetTable, RowsTable
+from contracts.spec_tables.datasets import DatasetTable, DrawnTable, RowsTable
 from contracts.spec_tables.stages import JudgingStage, LogProbStage, StageTable
 from contracts.weights import Transport
 from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
 
 NEVER_SENT = {
-    *(Component, DatasetTable, RowsTable, Event, StackSettings, StageTable, LogProbStage, JudgingStage, Transport),
+    *(
+        Component,
+        DatasetTable,
+        DrawnTable,
+        RowsTable,
+        Event,
+        StackSettings,
+        StageTable,
+        LogProbStage,
+        JudgingStage,
+        Transport,
+    ),
     *(Batch, JobCounts, Table),
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }

@@ -20,7 +20,9 @@ NUM_GENERATORS = 1
 
 ITERATIONS = 4
 LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learning_rate": 2e-3}
-ALL = {"name": "all", "weight": 3, "dataset": {"type": "addition"}}
+POOLS = {"easy_threshold": 0.75, "hard_threshold": 0.25, "easy_fraction": 0.25, "hard_fraction": 0.25}
+MEASURED = {"type": "addition", "difficulty_pools": POOLS}
+ALL = {"name": "all", "weight": 3, "dataset": MEASURED}
 EASY = {
     "name": "easy",
     "dataset": {
@@ -40,7 +42,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm__clip_high": 0.01,
         "dataset": {
             "type": "mixture",
-            "sources": [{"name": "all", "weight": 3, "dataset": {"type": "addition"}}, EASY],
+            "sources": [ALL, EASY],
         },
         "rollout__sampling__stop": ["9", "00"],
         "reward__components": [{"type": "exact"}, {"type": "numeric", "weight": 0.5, "sources": ["easy"]}],
@@ -226,6 +228,20 @@ def test_each_source_of_a_mixture_has_its_rewards_and_its_components(
         assert set(rewards) == {"all", "easy"}
         assert metrics.reward_mean == pytest.approx(0.75 * rewards["all"] + 0.25 * rewards["easy"])
         assert metrics.reward_mean == pytest.approx(exact + 0.25 * 0.5 * metrics.reward_components["numeric"])
+
+
+def test_prompts_come_again_by_their_measured_pass_rates(pipeline: Pipeline, oracles: dict[str, str]) -> None:
+    """Six of 24 sums are to be easy and six hard ones, which were sampled before."""
+    job_id = oracles["gdpo, updates of a mixture"]
+    drawn = [record.drawn[0] for record in pipeline.jobs.audit(job_id) if record.drawn]
+    seen: set[int] = set()
+    for of_iteration, metrics in zip(drawn, metrics_of(pipeline, job_id), strict=True):
+        known = min(6, of_iteration.num_easy) + min(6, of_iteration.num_hard)
+        assert len(seen & {*of_iteration.places}) >= known
+        assert metrics.difficulty_pools == of_iteration.shares
+        seen.update(of_iteration.places)
+    assert drawn[1].num_easy
+    assert drawn[1].num_hard
 
 
 def test_only_the_first_mini_batch_meets_the_policy_that_sampled_it(

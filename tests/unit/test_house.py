@@ -37,9 +37,9 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 50_728, "files": 371, "packages": 7, "arrows": 15, "words": 45_000}
+BUDGET = {"lines": 50_716, "files": 371, "packages": 7, "arrows": 15, "words": 45_000}
 """What a single owner has to hold. The aims are 34,000 lines, 320 files and 45,000 words."""
-AROUND = {"onbeat_extras": 21_840, "tests": 74_995}
+AROUND = {"onbeat_extras": 22_310, "tests": 75_374}
 """Lines around the core, by folder. Extras rise by what leaves the core and tests by what is promised anew, else these
 fall as well. The aims are 9,000 and 35,000."""
 LARGE_FOLDERS = {
@@ -49,6 +49,7 @@ LARGE_FOLDERS = {
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
 SMALL_FILES = {
     "consumer/gradient/losses/": "a paper's loss each",
+    "onbeat_extras/datasets/": "a kind of data set each",
     "onbeat_extras/trackers/": "a tracker each, with its library",
     "contracts/encoding/digests.py": "what every digest is made of",
     "onbeat/http_service/own_metrics.py": "what imports the metrics server and its library, or nothing of them",

@@ -83,6 +83,7 @@ class TrainedNumbers:
             publish_s=0.0,
             tokens_per_s=sampled.num_tokens / wall_s,
             trajectories=expected.played.metrics(),
+            difficulty_pools=expected.pool_shares or UNSET,
         )
 
 

@@ -47,6 +47,8 @@ class NoBatches(IterationPlan):
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
 
+    def learn(self, iteration: int, drawn: object) -> None: ...
+
     def training(self, iteration: int, manifest: WeightManifest) -> tuple[Any, ...]:
         return ()
 

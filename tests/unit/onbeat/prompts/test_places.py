@@ -1,4 +1,4 @@
-"""What an iteration takes of its sources: shares that add up, passes of their own, the easiest first."""
+"""What an iteration takes of its sources: shares that add up, and passes of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from contracts.spec_tables.datasets import CurriculumSpec
 from onbeat.prompts.places import Pool, Walk, quotas
 
 
@@ -62,24 +61,3 @@ def test_reserves_are_of_the_source_whose_place_they_take() -> None:
             assert (place < 10) == (reserve < 10)
         assert not set(chosen) & set(reserves)
     assert mixed.reserves(0, num_rounds=0) == []
-
-
-def test_a_curriculum_draws_from_the_easiest_then_goes_through_passes_of_all() -> None:
-    """Ten places of four iterations: 2, 4, 6 and 8 are open."""
-    growing = CurriculumSpec(column="steps", iterations=4, begins_with=0.2)
-    easy_first = walk(Pool(places=range(10), curriculum=growing), num_prompts=2)
-    walked = [easy_first.places(iteration) for iteration in range(9)]
-    assert set(walked[0]) == {0, 1}
-    assert [max(places) < 2 * (iteration + 1) for iteration, places in enumerate(walked[:4])] == [True] * 4
-    assert sorted(place for places in walked[4:9] for place in places) == list(range(10))
-    reserved = [easy_first.reserves(iteration, num_rounds=1) for iteration in range(2)]
-    assert set(reserved[0]) == {2}  # the first that the iteration has not taken
-    assert set(reserved[1]) | set(walked[1]) <= {0, 1, 2, 3}
-    again = walk(Pool(places=range(10), curriculum=growing), num_prompts=2)
-    assert [again.places(iteration) for iteration in (8, 3, 0)] == [walked[8], walked[3], walked[0]]
-
-
-def test_an_iteration_that_is_larger_than_what_is_open_takes_all_of_it_several_times() -> None:
-    growing = CurriculumSpec(column="steps", iterations=4, begins_with=0.2)
-    taken = Counter(walk(Pool(places=range(3), curriculum=growing), num_prompts=7).places(0))
-    assert sorted(taken.values()) == [2, 2, 3]
