@@ -83,8 +83,7 @@ def response_values(critic: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
         share_prompts(critic)
     states, head = _predicting_states(critic, micro_batch), output_head(critic)
     # In float32 from the head on: bfloat16 would round each value, and the advantages with them, to 8 bits.
-    bias = None if head.bias is None else upcast(head.bias)
-    values = functional.linear(upcast(states), upcast(head.weight), bias)
+    values = functional.linear(upcast(states), upcast(head.weight), upcast(head.bias))
     return _in_rows(values.squeeze(-1), micro_batch)
 
 

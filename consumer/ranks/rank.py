@@ -178,8 +178,7 @@ class Rank:
     def _check_agreement(self) -> None:
         """Raises FenceViolation where the ranks hold different weights.
 
-        Each rank's gradient must be of the weights that rank 0 publishes (I2), and of the critic and the reference that
-        it has; another kind of CPU may drift off.
+        Each rank's gradient must be of rank 0's weights (I2), critic and reference; another kind of CPU may drift off.
         """
         if self._learner.shares_state:
             return

@@ -30,8 +30,7 @@ from onbeat.telemetry.correlation import about
 def run_iterations(held: HeldJob) -> None:
     """Trains a job under one trainer epoch, from its newest checkpoint; returns when its last iteration is committed.
 
-    Every other end is an exception: Cancelled, Stopped, FencedOff, BrokerUnavailable, or the OnbeatError that fails the
-    job.
+    Every other end is an exception: Cancelled, Stopped, FencedOff, BrokerUnavailable, or what fails the job.
     """
     boundary: Boundary | None = None
     with contextlib.ExitStack() as at_its_end:
