@@ -34,16 +34,17 @@ FULL = OnbeatError("cannot write: no space left", field="checkpoints/i000003")
 
 
 class StandIn:
-    """A trainer that meets what the test says, in the order of a trainer's calls."""
+    """A held job whose trainer meets what the test says, in the order of a trainer's calls."""
 
     def __init__(self, *, runs: Callable[[], None], saves: Callable[[], None] = lambda: None) -> None:
         self.run, self.save = runs, saves
         self.closed = self.cleared = False
+        self.ranks = self.weights = self
 
     def close(self) -> None:
         self.closed = True
 
-    def clear(self) -> None:
+    def remove_all(self) -> None:
         self.cleared = True
 
 
@@ -60,7 +61,8 @@ class OneJob:
             return make(keeper)
 
         self.monkeypatch.setattr(job_run, "HeldJob", held_job)
-        self.monkeypatch.setattr(job_run, "Trainer", lambda made: made)
+        self.monkeypatch.setattr(job_run, "run_iterations", lambda held: held.run())
+        self.monkeypatch.setattr(job_run, "save", lambda held: held.save())
         return job_run.train(self.settings, self.broker, self.jobs.spec(self.job_id), self.job_id)
 
     @property
