@@ -80,12 +80,15 @@ class FakeEngine(GenerationEngine):
         self._beside = [one for one in self._beside if one in known]
         if self._held is None or num_versions == 1:
             return False
-        self._beside = [one for one in self._beside if one.policy_version > self._held.policy_version]
-        for manifest in announced:
-            is_next = manifest.policy_version > self._held.policy_version
-            if is_next and asked_for(manifest) not in self._beside and len(self._beside) < num_versions - 1:
-                self._beside.append(self._load(manifest))
-                return True
+        coming = [one for one in announced if one.policy_version > self._held.policy_version]
+        missing = [one for one in coming if asked_for(one) not in self._beside]
+        # As in HeldVersions: one before the version in use makes way, where there is no other room.
+        passed = [one for one in self._beside if one.policy_version < self._held.policy_version]
+        if missing and passed and len(self._beside) >= num_versions - 1:
+            self._beside.remove(passed[0])
+        if missing and len(self._beside) < num_versions - 1:
+            self._beside.append(self._load(missing[0]))
+            return True
         return False
 
     def _load(self, manifest: WeightManifest) -> VerifiedWeights:
