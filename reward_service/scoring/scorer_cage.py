@@ -60,7 +60,7 @@ class ScorerCage(CagedProcess):
             ScorerTask(components=(component,), items=items, group_size=request.group_size), deadline_s, doing=doing
         )
         answer = self._receive(deadline_s, doing=doing)
-        if isinstance(answer.result, Unscorable) and _is_plausible(answer.result, (component,)):
+        if isinstance(answer.result, Unscorable) and _is_plausible(answer.result, (component,), items[0]):
             return answer.result
         if answer.result is not None or len(answer.scores) != len(items):
             raise ChildDied("the scorer's process sent what is no answer")
@@ -81,11 +81,11 @@ class ScorerCage(CagedProcess):
         doing = f"scoring the item took more than {item_timeout_s:g} s"
         task = ScorerTask(components=components, items=tuple(items), given=tuple(map(dict, given)))
         self._send(task, time.monotonic() + item_timeout_s, doing=doing)
-        for _ in items:
+        for item in items:
             result = self._receive(time.monotonic() + item_timeout_s, doing=doing).result
             if result is None:
                 raise ChildDied("the scorer's process answered out of turn")
-            if not _is_plausible(result, components):
+            if not _is_plausible(result, components, item):
                 raise ChildDied("the scorer's process sent what is no answer")
             yield result
 
@@ -100,9 +100,9 @@ class ScorerCage(CagedProcess):
             return decode(self.child.receive(deadline_s=deadline_s), ScorerAnswer)
 
 
-def _is_plausible(result: Result, components: tuple[RewardComponent, ...]) -> bool:
+def _is_plausible(result: Result, components: tuple[RewardComponent, ...], item: RewardItem) -> bool:
     """Whether a sound scorer process may say so of this rubric: foreign code in it can write its answers."""
-    names = rewards.breakdown_names(components)
+    names = [name for name, component in rewards.named(components) if component.scores(item.source)]
     if isinstance(result, Unscorable):
         return len(result.detail) <= rubric.MAX_DETAIL_CHARS and result.component in ("", *names)
     return (

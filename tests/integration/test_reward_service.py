@@ -456,6 +456,14 @@ def test_rubric_of_heavy_scorers_is_scored_in_the_worker_processes(client: httpx
     assert response.results == (Scored(reward=1.5, breakdown={"format": 1.0, "regex": 1.0}),)
 
 
+def test_each_source_of_a_mixture_is_scored_there_by_its_own_scorers(client: httpx.Client) -> None:
+    rubric = (RegexReward(pattern="5", sources=("sums",)), RegexReward(pattern="B", sources=("names",)), ExactReward())
+    items = [RewardItem(prompt="", completion="5", reference="5", source=source) for source in ("sums", "names")]
+    first, second = post(client, *rubric, items=(*items,)).results
+    assert first == Scored(reward=2.0, breakdown={"regex": 1.0, "exact": 1.0})
+    assert second == Scored(reward=1.0, breakdown={"regex_2": 0.0, "exact": 1.0})
+
+
 VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}
 
 
