@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from consumer.gradient.accumulation import ExactAccumulator
+from consumer.gradient.log_probs import response_values
+from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.statistics import Scaling, iteration_numbers
 from consumer.model.policy import Policy
@@ -155,6 +158,21 @@ def test_a_critic_begins_with_values_of_zero_and_tells_what_it_explains(tmp_path
     mean = sum(reward * length for reward, length in zip(rewards, lengths, strict=True)) / sum(lengths)
     assert numbers.value_loss == pytest.approx(squares / 2.0)
     assert numbers.explained_variance == pytest.approx(1.0 - squares / (squares - mean**2))
+
+
+def test_the_values_of_a_critic_in_bfloat16_are_not_rounded_to_its_8_bits(tmp_path: Path) -> None:
+    policy = models(tmp_path, float64=False)[0]
+    policy = with_critic(replace(policy, model=policy.model.to(torch.bfloat16)))
+    assert policy.critic is not None
+    head = policy.critic.get_output_embeddings()
+    assert isinstance(head, nn.Linear)
+    with torch.no_grad():
+        head.bias.fill_(10.0)
+    batch = iteration_of()[0]
+    advantages = np.zeros((len(batch.groups), batch.group_size))
+    values = response_values(policy.critic, make_micro_batch(batch, advantages=advantages))
+    assert values.dtype == torch.float32
+    assert (values != values.bfloat16().float()).any()
 
 
 def test_a_checkpoint_of_the_optimizer_has_the_critic_and_no_other_jobs_is_taken(tmp_path: Path) -> None:
