@@ -65,7 +65,7 @@ class TrainerExit(IntEnum):
 
 
 class WorkerExit(IntEnum):
-    """How `python -m producer` and `python -m consumer.stages` end."""
+    """How a generator and a stage worker end."""
 
     STOPPED = 0
     """It was asked to end, and finished what it held, or gave it up after a grace."""

@@ -27,7 +27,8 @@ from onbeat.process.child_process import ChildProcess
 from onbeat.process.folders import make_missing
 from onbeat.process.launcher import end_with_launcher, with_own_packages
 
-MODULES = ("consumer", "consumer.stages", "producer")
+STAGE_WORKER = "onbeat_extras.stages"
+MODULES = ("consumer", STAGE_WORKER, "producer")
 IMPORTED = (
     *(f"{module}.__main__" for module in MODULES),
     *("consumer.trainer.job_run", "producer.engine.transformers.engine", "producer.engine.fingerprint"),

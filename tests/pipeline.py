@@ -29,7 +29,7 @@ from onbeat.stack.plan import child_environment
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DEVICE
-from tests.forked import ForkedChild, is_forked
+from tests.forked import STAGE_WORKER, ForkedChild, is_forked
 from tests.redundant_redis import RedundantRedis
 from tests.until import until
 
@@ -40,7 +40,7 @@ ROLES = {
     "gateway": GATEWAY,
     "consumer": TRAINER,
     "consumer.supervisor": TRAINER,
-    "consumer.stages": STAGE,
+    STAGE_WORKER: STAGE,
     "producer": GENERATOR,
 }
 """Module → its user in Redis."""

@@ -40,7 +40,7 @@ CURE = (
     "start one with `python -m producer`, raise timeouts.no_generator_s, or let any engine serve the job: "
     "deterministic = false"
 )
-CURE_OF_STAGE = "start one with `python -m consumer.stages`, or raise timeouts.no_stage_worker_s"
+CURE_OF_STAGE = "start one, as by `onbeat up --stage-workers 1`, or raise timeouts.no_stage_worker_s"
 CURE_OF_EXTERNAL = "start your process that serves it (docs/extend.md), or raise timeouts.no_stage_worker_s"
 CURE_OF_SERVICE = "start it, or raise timeouts.dependency_s; `onbeat resume` goes on from the newest checkpoint"
 

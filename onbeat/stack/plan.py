@@ -55,7 +55,7 @@ class StackPlan:
     model_root: Path
     generators: int = 1
     stage_workers: int = 0
-    """Processes that serve Onbeat's own stages (consumer/stages)."""
+    """Processes that serve Onbeat's own stages."""
     profile: StackProfile | None = None
     """Where generators aren't all alike; it has as many as `generators` says."""
     threads: int | None = None

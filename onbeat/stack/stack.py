@@ -40,7 +40,7 @@ from contracts.settings import StackSettings
 from onbeat.http_service.outgoing import make_client
 from onbeat.process import child_process
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.entry_points import load_entry_point
+from onbeat.process.entry_points import find_entry_point, load_entry_point
 from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 from onbeat.process.signals import uninterrupted
@@ -71,9 +71,11 @@ MODULES = {
     "gateway": "gateway",
     "worker": "consumer.supervisor",
     "generator": "producer",
-    "stage": "consumer.stages",
+    "stage": "",
 }
-"""Service → module that `python -m` runs."""
+"""Service → module that `python -m` runs; "" of one that an extra has."""
+EXTRA_PROCESSES = "onbeat.processes"
+"""The group of entry points in which those are found, by the service's name."""
 PROCESSES = ("worker", "generator", "stage")
 """Services without HTTP."""
 SCALED = ("generator-", "stage-")
@@ -260,9 +262,14 @@ class EmbeddedStack:
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
         names = [name for name in (*ports, *generators, *stages) if name.partition("-")[0] in self._modules]
         return [
-            self._plan_child(name, settings, ("-m", self._modules[name.partition("-")[0]]), port=ports.get(name, 0))
+            self._plan_child(name, settings, ("-m", self._module_of(name.partition("-")[0])), port=ports.get(name, 0))
             for name in names
         ]
+
+    def _module_of(self, service: str) -> str:
+        """Raises UnknownEntryPoint where it is an extra's that isn't installed."""
+        named = self._modules[service]
+        return named or find_entry_point(EXTRA_PROCESSES, service, field=f"--{service}-workers", where="stack").module
 
     def program_as(self, name: str, *arguments: str) -> ChildProcess:
         """A Python program that is told what the service of this name is, not started. It is its starter's to look

@@ -1,1 +1,1 @@
-"""Our own stages: a reference's and a teacher's log-probs, a reward model, an LLM judge (consumer/stages runs them)."""
+"""Our own stages (log-probs of a reference and of a teacher, a reward model, an LLM judge) and the worker of them."""

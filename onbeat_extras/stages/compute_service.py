@@ -16,10 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage, StageKey, field_of
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
 from contracts.experience.columns import ColumnValues
 from onbeat.process.host_memory import give_free_memory_back
+from onbeat_extras.stages.served_stages import ServedStage, StageKey, field_of
 
 log = logging.getLogger(__name__)
 

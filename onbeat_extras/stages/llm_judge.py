@@ -26,8 +26,6 @@ import httpx
 import msgspec
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage, StageKey
-from consumer.stages.services import Services
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.experience.columns import ColumnValues
@@ -37,6 +35,8 @@ from onbeat.http_service.outgoing import NEVER_ASKED, OF_THE_MOMENT, AnswerRefus
 from onbeat.process.dependency import JUDGE, Dependency
 from onbeat.process.waiting import backoff, tried_again
 from onbeat_extras.stages.judge_answer import question, scores_of, shown
+from onbeat_extras.stages.served_stages import ServedStage, StageKey
+from onbeat_extras.stages.services import Services
 
 MAX_REQUESTS = 4
 """Requests of one question that a server leaves without an answer which answers others, before the item counts as

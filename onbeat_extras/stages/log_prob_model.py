@@ -27,7 +27,6 @@ from consumer.gradient.micro_batch import split_rows
 from consumer.gradient.micro_step import maker
 from consumer.model.language_head import Summary
 from consumer.model.policy import Policy, load_policy
-from consumer.stages.served_stages import ServedStage, field_of, model_folders, renamed
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.rollouts import RolloutBatch
@@ -36,6 +35,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.stages import NO_LOGPROB, TeacherStage
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import load_tokenizer
+from onbeat_extras.stages.served_stages import ServedStage, field_of, model_folders, renamed
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from consumer.stages.served_stages import ServedStage, model_folders
-from consumer.stages.services import Services
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
 from onbeat_extras.stages.compute_service import ComputeService, StageModel
+from onbeat_extras.stages.served_stages import ServedStage, model_folders
+from onbeat_extras.stages.services import Services
 
 COMPUTED = ("reference", "teacher", "reward_model")
 """Kinds of stages whose models are in the stage worker's process."""

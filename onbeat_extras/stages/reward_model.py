@@ -23,7 +23,6 @@ from transformers.utils import logging as transformers_logging
 
 from broker.stage_side import ClaimedItem
 from consumer.gradient.assembly import device_of, set_up_torch
-from consumer.stages.served_stages import ServedStage, field_of, model_folders, renamed
 from contracts.errors import CompletionUnjudged, InvalidInput, first_line
 from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
@@ -31,6 +30,7 @@ from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
 from onbeat.rendering import chat_template
 from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, load_tokenizer
+from onbeat_extras.stages.served_stages import ServedStage, field_of, model_folders, renamed
 
 
 class RewardModel:

@@ -30,6 +30,7 @@ from tests.chaos.short_job import (
     undisturbed_digest,
     until,
 )
+from tests.forked import STAGE_WORKER
 from tests.judge_server import judge_server, says
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.played import needs
@@ -152,7 +153,7 @@ def test_a_job_outlasts_a_judge_that_is_away(pipeline: Pipeline) -> None:
     settings = {"judge_url": f"http://127.0.0.1:{port}", "judge_timeout_s": 1.0}
     with (
         running(pipeline, "producer-a"),
-        running(pipeline, "consumer.stages-a", **settings),
+        running(pipeline, f"{STAGE_WORKER}-a", **settings),
         running(pipeline, f"consumer-{job_id}", job_id) as trainer,
     ):
         until(waits_for(pipeline, job_id, "judge"), "a word of it")

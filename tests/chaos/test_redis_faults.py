@@ -33,6 +33,7 @@ from tests.chaos.short_job import (
     undisturbed_digest,
     until,
 )
+from tests.forked import STAGE_WORKER
 from tests.pipeline import Pipeline, wait_for_exit
 
 NUM_GENERATORS = 1
@@ -190,13 +191,13 @@ def test_a_lost_answer_of_every_transition_changes_nothing(tmp_path: Path, undis
 @long_variant
 def test_a_lost_answer_of_a_stage_worker_changes_nothing(pipeline: Pipeline, tmp_path: Path) -> None:
     job = short_job(**STAGED)
-    with running(pipeline, "consumer.stages-oracle"):
+    with running(pipeline, f"{STAGE_WORKER}-oracle"):
         digest = undisturbed_digest(pipeline, job)
     cut = CutPipeline(tmp_path)
     with cut:
         cut.start_generators(1)
-        cut.start("consumer.stages-1")
-        cut.start("consumer.stages-2")
+        cut.start(f"{STAGE_WORKER}-1")
+        cut.start(f"{STAGE_WORKER}-2")
         assert_undisturbed(cut, cut.train(job), digest)
         assert cut.proxy is not None
         lost = cut.proxy.lost

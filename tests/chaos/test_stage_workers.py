@@ -24,11 +24,11 @@ from tests.chaos.short_job import (
     undisturbed_digest,
     until,
 )
+from tests.forked import STAGE_WORKER
 from tests.pipeline import Pipeline, wait_for_exit
 
 NUM_GENERATORS = 1
 
-WORKER = "consumer.stages"
 POINTS = [name for name in CRASH_POINTS if name.startswith("stage.")]
 TRAINER_POINTS = ["consumer.after_micro_batch", "consumer.after_step", "consumer.after_commit"]
 JOB = short_job(**STAGED)
@@ -38,7 +38,7 @@ WINDOW = short_job(**STAGED, schedule="delayed", max_policy_lag=1, algorithm__co
 @pytest.fixture(scope="module")
 def oracle(pipeline: Pipeline) -> str:
     """What the job makes with one stage worker that nothing disturbs."""
-    with running(pipeline, f"{WORKER}-oracle"):
+    with running(pipeline, f"{STAGE_WORKER}-oracle"):
         return undisturbed_digest(pipeline, JOB)
 
 
@@ -64,10 +64,10 @@ def test_every_place_where_a_stage_worker_can_die_is_healed_by_another(pipeline:
     job_id, _ = pipeline.jobs.create(JOB)
     with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
         for point in POINTS:
-            worker = pipeline.start(f"{WORKER}-{point}", crash_at=f"{point}:2")
+            worker = pipeline.start(f"{STAGE_WORKER}-{point}", crash_at=f"{point}:2")
             wait_for_exit(worker)
             assert worker.exit_code == -signal.SIGKILL, f"{point} was never reached:\n{worker.tail()}"
-        with running(pipeline, f"{WORKER}-survivor"):
+        with running(pipeline, f"{STAGE_WORKER}-survivor"):
             succeed(trainer)
     assert reclaimed(pipeline, job_id)()
     assert_undisturbed(pipeline, job_id, oracle)
@@ -77,9 +77,12 @@ def test_a_stage_worker_that_slept_past_its_lease_puts_late_and_changes_nothing(
     pipeline: Pipeline, oracle: str
 ) -> None:
     job_id, _ = pipeline.jobs.create(JOB)
-    with running(pipeline, f"{WORKER}-sleeper") as sleeper, running(pipeline, f"consumer-{job_id}", job_id) as trainer:
+    with (
+        running(pipeline, f"{STAGE_WORKER}-sleeper") as sleeper,
+        running(pipeline, f"consumer-{job_id}", job_id) as trainer,
+    ):
         sleeps_while(sleeper, lambda: held(pipeline, job_id))
-        with running(pipeline, f"{WORKER}-second"):
+        with running(pipeline, f"{STAGE_WORKER}-second"):
             until(reclaimed(pipeline, job_id), "a second stage worker to take over")
             os.kill(sleeper.pid or 0, signal.SIGCONT)
             succeed(trainer)
@@ -101,7 +104,7 @@ def sleeps_while(worker: ChildProcess, is_at_work: Callable[[], bool]) -> None:
 def test_a_trainer_that_is_replaced_between_columns_and_commit_takes_the_same_columns(
     pipeline: Pipeline, oracle: str, job: Any
 ) -> None:
-    with running(pipeline, f"{WORKER}-steady"):
+    with running(pipeline, f"{STAGE_WORKER}-steady"):
         if job is WINDOW:
             oracle = pipeline.final_digest(pipeline.train(job))
         job_id, _ = pipeline.jobs.create(job)
@@ -117,8 +120,8 @@ def test_a_redis_that_forgets_columns_loses_no_run(pipeline: Pipeline, oracle: s
     """It forgets a commit and the columns after it, while the trainer that was given them lives."""
     job_id, _ = pipeline.jobs.create(JOB)
     with (
-        running(pipeline, f"{WORKER}-1"),
-        running(pipeline, f"{WORKER}-2"),
+        running(pipeline, f"{STAGE_WORKER}-1"),
+        running(pipeline, f"{STAGE_WORKER}-2"),
         running(pipeline, f"consumer-{job_id}", job_id) as trainer,
     ):
         lose_last_writes(pipeline, job_id)

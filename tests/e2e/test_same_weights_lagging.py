@@ -16,6 +16,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import CHANGED_LOGITS, job_spec
 from tests.chaos.short_job import long_variant, running
+from tests.forked import STAGE_WORKER
 from tests.pipeline import Pipeline
 from tests.sequential_execution import digests_of_versions
 
@@ -96,7 +97,7 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
 ) -> None:
     fields: dict[str, object] = {"max_policy_lag": 1, "algorithm__kl_coefficient": 0.1}
     digests = digests_of_versions(spec("lag 2, changed", **fields), pipeline.settings, tmp_path)
-    with running(pipeline, "consumer.stages-1"):
+    with running(pipeline, f"{STAGE_WORKER}-1"):
         job_id = pipeline.train(spec("lag 2, changed", **fields, stages=[{"type": "reference", "lease_s": 1.0}]))
     assert_versions(pipeline, job_id, digests)
     unheeded = digests_of_versions(spec("lag 2, changed", max_policy_lag=1), pipeline.settings, tmp_path / "without")

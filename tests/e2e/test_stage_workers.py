@@ -16,6 +16,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from tests.builders import job_spec
+from tests.forked import STAGE_WORKER
 from tests.judge_server import JudgeServer, judge_server, says
 from tests.pipeline import Pipeline, wait_for_exit
 from tests.scorer_folder import scorer_folder
@@ -68,7 +69,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, judge: JudgeServer) -> It
     with Pipeline(tmp_path_factory.mktemp("pipeline")) as pipeline:
         scorer_folder(pipeline.data)
         pipeline.start_generators(1)
-        pipeline.start("consumer.stages-1", judge_url=judge.url, judge_key="key-of-the-judge")
+        pipeline.start(f"{STAGE_WORKER}-1", judge_url=judge.url, judge_key="key-of-the-judge")
         yield pipeline
 
 
@@ -140,12 +141,12 @@ def test_distributions_of_a_teacher_for_each_source_are_learnt_alike_by_two_rank
         "max_policy_lag": 1,
     }
     undisturbed = pipeline.train(spec(teacher, **fields, trainer__world_size=2))
-    pipeline.children["consumer.stages-1"].stop(grace_s=10.0)
+    pipeline.children[f"{STAGE_WORKER}-1"].stop(grace_s=10.0)
     killed, _ = pipeline.jobs.create(spec(teacher, **fields))
-    worker = pipeline.start("consumer.stages-2", crash_at="stage.after_compute:2")
+    worker = pipeline.start(f"{STAGE_WORKER}-2", crash_at="stage.after_compute:2")
     trainer = pipeline.start(f"consumer-{killed}", killed, crash_at="consumer.after_step:2")
     assert wait_for_exit(worker) == -signal.SIGKILL
-    pipeline.start("consumer.stages-1", judge_url=judge.url, judge_key="key-of-the-judge")
+    pipeline.start(f"{STAGE_WORKER}-1", judge_url=judge.url, judge_key="key-of-the-judge")
     assert wait_for_exit(trainer) == -signal.SIGKILL
     pipeline.train_to_the_end(killed)
     assert pipeline.final_digest(killed) == pipeline.final_digest(undisturbed)

@@ -12,7 +12,7 @@ from broker.presence import StagePresence
 from contracts.settings import StackSettings
 from onbeat.stack.plan import child_environment
 from onbeat.stack.redis import EmbeddedRedis
-from tests.forked import ForkedChild
+from tests.forked import STAGE_WORKER, ForkedChild
 from tests.until import until
 
 
@@ -21,7 +21,7 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(redis_server: Emb
     settings = StackSettings(redis_url=redis_server.url_of("stage"), model_root=str(tmp_path))
     child = ForkedChild(
         "stages",
-        command=(sys.executable, "-m", "consumer.stages"),
+        command=(sys.executable, "-m", STAGE_WORKER),
         environment=child_environment(os.environ, settings, port=0),
         log_path=tmp_path / "stages.log",
     )

@@ -27,7 +27,7 @@ CHECKPOINT = ("tests/unit/consumer/model/test_checkpoint.py", "tests/unit/consum
 WORKERS = (
     "tests/unit/onbeat/work/test_calls.py",
     "tests/unit/onbeat/work/test_leases.py",
-    "tests/unit/consumer/stages/test_worker.py",
+    "tests/extras/stages/test_worker.py",
     "tests/unit/producer/test_activity.py",
     "tests/unit/producer/test_generator.py",
 )
@@ -165,10 +165,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gateway/job_list.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
-    "consumer/stages/worker.py": WORKERS,
+    "onbeat_extras/stages/worker.py": WORKERS,
     **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "left_alone", "spans", "worker")},
-    "consumer/stages/served_stages.py": (
-        "tests/unit/consumer/stages/test_served_stages.py",
+    "onbeat_extras/stages/served_stages.py": (
+        "tests/extras/stages/test_served_stages.py",
         "tests/extras/stages/test_models.py",
     ),
     "onbeat_extras/stages/models.py": ("tests/extras/stages/test_models.py",),

@@ -29,6 +29,7 @@ WITH_EXTRAS = {
     "tests/contract/golden_files.py": "records that extras keep or answer",
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/e2e/test_shell_blocks.py": "the tests that run a page's commands",
+    "tests/forked.py": "the process of a stage worker",
     "tests/fakes.py": "the canary of an engine that has to prove itself",
     "tests/hosts/machines.py": "hosts that serve a cache",
     "tests/hosts/test_objects.py": "the same",

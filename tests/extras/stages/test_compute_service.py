@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, DeadlineExceeded, InvalidInput
 from contracts.experience.columns import ColumnValues
 from onbeat_extras.stages.compute_service import MOST_ROWS, ComputeService
+from onbeat_extras.stages.served_stages import ServedStage
 from tests.builders import rollout_batch
-from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
+from tests.extras.stages.stage_fakes import claimed_item, served_stage
 
 
 class Shop:

@@ -15,18 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage
-from consumer.stages.services import judged_values
 from contracts.encoding.arrays import unpack_float32
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput, JudgeUnavailable
 from contracts.settings import StackSettings
 from onbeat.stack.ports import free_port
 from onbeat_extras.stages import llm_judge
 from onbeat_extras.stages.llm_judge import MAX_REQUESTS, JudgeService, services
+from onbeat_extras.stages.served_stages import ServedStage
+from onbeat_extras.stages.services import judged_values
 from tests.builders import rollout_batch
+from tests.extras.stages.stage_fakes import claimed_item, served_stage
 from tests.integration.test_outgoing import assert_speaks_to_no_proxy
 from tests.judge_server import Answer, JudgeServer, Question, judge_server, says
-from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
 
 KEY = "a-secret-key-of-the-judge"
 JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "m", "prompt": "{prompt}|{completion}|{reference}"}

@@ -14,7 +14,6 @@ import torch
 from msgspec.structs import replace
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage
 from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
@@ -24,9 +23,10 @@ from onbeat_extras.stages.compute_service import StageModel
 from onbeat_extras.stages.log_prob_model import frozen_values, likeliest, load_frozen
 from onbeat_extras.stages.models import model_loader, services
 from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
+from onbeat_extras.stages.served_stages import ServedStage
 from tests.builders import DIGEST, VOCABULARY, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
+from tests.extras.stages.stage_fakes import claimed_item, served_stage
 from tests.scorer_folder import scorer_folder
-from tests.unit.consumer.stages.stage_fakes import claimed_item, served_stage
 
 REFERENCE = {"type": "reference"}
 TEACHER = {"type": "teacher", "model": "teachers/qwen3"}

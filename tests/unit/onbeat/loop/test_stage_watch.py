@@ -72,7 +72,7 @@ def test_a_stage_with_work_and_no_worker_is_named_after_the_deadline() -> None:
     played.wait(watch, 60.0)
     with pytest.raises(DeadlineExceeded, match="waited 60 s for a live worker of stage reference") as late:
         played.wait(watch, 4.0)
-    assert "consumer.stages" in str(late.value)
+    assert "onbeat up --stage-workers" in str(late.value)
 
 
 def test_the_reason_that_a_worker_gives_at_last_is_the_one_that_is_named() -> None:

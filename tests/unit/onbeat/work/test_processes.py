@@ -10,6 +10,7 @@ import pytest
 
 from contracts.jobs import WorkerExit
 from onbeat.stack.ports import free_port
+from tests.forked import STAGE_WORKER
 
 
 def run(module: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -31,8 +32,8 @@ def run(module: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ("module", "setting", "value", "words"),
     [
         ("producer", "ONBEAT_REDIS_URI", "redis://127.0.0.1", "ONBEAT_REDIS_URI: unknown setting"),
-        ("consumer.stages", "ONBEAT_JUDGE_URL", "127.0.0.1:8000", "ONBEAT_JUDGE_URL: is no http address"),
-        ("consumer.stages", "ONBEAT_CRASH_AT", "stage.nowhere", "ONBEAT_CRASH_AT: `stage.nowhere` is not a crash"),
+        (STAGE_WORKER, "ONBEAT_JUDGE_URL", "127.0.0.1:8000", "ONBEAT_JUDGE_URL: is no http address"),
+        (STAGE_WORKER, "ONBEAT_CRASH_AT", "stage.nowhere", "ONBEAT_CRASH_AT: `stage.nowhere` is not a crash"),
     ],
 )
 def test_a_bad_setting_is_named(module: str, setting: str, value: str, words: str) -> None:
@@ -41,7 +42,7 @@ def test_a_bad_setting_is_named(module: str, setting: str, value: str, words: st
     assert words in ended.stderr
 
 
-@pytest.mark.parametrize("module", ["producer", "consumer.stages"])
+@pytest.mark.parametrize("module", ["producer", STAGE_WORKER])
 def test_an_unreachable_redis_is_one_clear_line(module: str) -> None:
     port = free_port()
     url = f"redis://worker:secret-word@127.0.0.1:{port}/0"

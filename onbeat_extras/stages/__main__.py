@@ -1,4 +1,4 @@
-"""`python -m consumer.stages`: one stage worker for Onbeat's own stages of all active jobs, until SIGTERM or SIGINT.
+"""`python -m onbeat_extras.stages`: a worker for Onbeat's own stages of all active jobs, until SIGTERM or SIGINT.
 
 Consumes:     items of published rollout batches, from the broker.
 Waits for:    items whose input columns are there; a judge's server.
@@ -18,12 +18,12 @@ from broker.job_store import JobStore
 from broker.presence import StagePresence
 from broker.spans import report_spans
 from broker.stage_side import StageSide
-from consumer.stages.served_stages import ServedStages
-from consumer.stages.services import Services, make_services
-from consumer.stages.worker import StageWorker
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import metrics_of
 from onbeat.work.program import Serve, calls_of, run_worker, until_signal
+from onbeat_extras.stages.served_stages import ServedStages
+from onbeat_extras.stages.services import Services, make_services
+from onbeat_extras.stages.worker import StageWorker
 
 
 async def serve(settings: StackSettings, broker: Broker, services: Services, *, worker_id: str) -> int:

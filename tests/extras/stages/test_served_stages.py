@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from consumer.stages.served_stages import ServedStage, ServedStages
+from onbeat_extras.stages.served_stages import ServedStage, ServedStages
 from tests.builders import job_spec
+from tests.extras.stages.stage_fakes import FakeStack, FakeStageSide, typed
 from tests.fakes import Changes
-from tests.unit.consumer.stages.stage_fakes import FakeStack, FakeStageSide, typed
 
 JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
 

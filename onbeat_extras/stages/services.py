@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from broker.stage_side import ClaimedItem
-from consumer.stages.served_stages import ServedStage
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import CompletionUnjudged
 from contracts.experience.columns import ColumnValues
@@ -15,6 +14,7 @@ from contracts.settings import StackSettings
 from contracts.spec_tables.stages import JudgingStage
 from onbeat.process.dependency import Dependency
 from onbeat.process.entry_points import all_of
+from onbeat_extras.stages.served_stages import ServedStage
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 from broker.leases import FailOutcome, Renewal
 from broker.presence import StageWorkerInfo
 from broker.stage_side import ClaimedItem, PutOutcome
-from consumer.stages.served_stages import ServedStage
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BrokerUnavailable, NotFound
 from contracts.experience.columns import ColumnValues
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+from onbeat_extras.stages.served_stages import ServedStage
 from tests.builders import DIGEST, job_spec, rollout_batch
 from tests.fakes import Changes
 

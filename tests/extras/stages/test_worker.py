@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from broker.stage_side import PutOutcome
-from consumer.stages.served_stages import ServedStage, ServedStages
-from consumer.stages.worker import StageWorker
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import (
     BatchFailed,
@@ -30,9 +28,11 @@ from onbeat.process.dependency import JUDGE as JUDGE_NAME
 from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.left_alone import PAUSES_S
+from onbeat_extras.stages.served_stages import ServedStage, ServedStages
+from onbeat_extras.stages.worker import StageWorker
 from tests.builders import job_spec
+from tests.extras.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
 from tests.fakes import Changes
-from tests.unit.consumer.stages.stage_fakes import FakeService, FakeStack, FakeStageSide, Waiting, typed
 
 TEACHER = {"type": "teacher", "model": "teacher", "lease_s": 0.5}
 SCORER = {"type": "reward_model", "model": "scorer"}

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING
 
 from broker.presence import LEAVES_ALONE, services_info
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
-from consumer.stages.served_stages import ServedStage, ServedStages
-from consumer.stages.services import Services, judged_values
 from contracts import errors
 from contracts.timeline import COMPUTE, STAGE_WORKER
 from onbeat.process.crash_points import reach
@@ -33,6 +31,8 @@ from onbeat.work.calls import BrokerCalls
 from onbeat.work.heartbeat import Board, wait_for
 from onbeat.work.spans import Report, Spans
 from onbeat.work.worker import IDLE_POLL_S, Worker
+from onbeat_extras.stages.served_stages import ServedStage, ServedStages
+from onbeat_extras.stages.services import Services, judged_values
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import StageMetrics
