@@ -26,7 +26,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., str]]:
         port = free_port()
         command = (str(find_server_binary()), "--port", str(port), "--dir", str(tmp_path), "--save", "", *flags)
         if "--cluster-enabled" in flags:
-            # A server's own choice, its port + 10,000, may be a port of somebody's connection: then it ends at once.
+            # A server's own choice, its port + 10,000, may be that of a connection: then it ends at once.
             command += ("--cluster-port", str(free_port()))
         children.append(ChildProcess("server", command=command, environment={}, log_path=tmp_path / "server.log"))
         children[-1].start()
