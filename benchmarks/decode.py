@@ -1,7 +1,7 @@
 """Tokens per second of our decode loop against transformers' plain `generate`: same prompts, rows, lengths, thread.
 And of several batches at once, by weights that are packed once a version and not, against one batch after another.
 
-    onbeat bench decode [--device cuda --model smollm2-135m]
+    onbeat bench decode [--device cuda --model smollm2-135m [--vllm]]
 
 The two alternate, call by call, and a ratio compares neighbours. Each is timed by the clock and by the processor
 time of its process: the second holds on a machine that does other work, too. `generate` samples only; ours also reports
@@ -17,7 +17,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,14 @@ from benchmarks._results import REPOSITORY, write_result
 from benchmarks.trainer import SHAPES, save_model
 from contracts.encoding.arrays import pack_int32
 from contracts.encoding.wire import convert, encode
-from contracts.engines import TransformersOptions
+from contracts.engines import TransformersOptions, VllmOptions
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.sampling import SamplingParams
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.versions import WeightFile, WeightManifest, weights_digest
 from onbeat.weights.transports import make_stores
-from producer.engine.base import EngineSetup
+from producer.engine.base import EngineSetup, GenerationEngine
 from producer.engine.transformers.engine import TransformersEngine
 
 DEMO = REPOSITORY / "configs/models/two-digit-addition"
@@ -94,9 +96,16 @@ def prompts_of(name: str, number: int) -> list[list[int]]:
 
 
 class Rivals:
-    """The same weights in our engine, with packed weights and without, and in a transformers model."""
+    """The same weights in our engine, with packed weights and without, in a transformers model, and in vLLM."""
 
-    def __init__(self, folder: Path, run_root: Path, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run_root: Path,
+        dtype: str = "float32",
+        device: str = "cpu",
+        vllm: Sequence[VllmOptions] = (),
+    ) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
@@ -128,10 +137,30 @@ class Rivals:
         self.unpacked = TransformersEngine(setup, TransformersOptions(packed_weights_mb=0))
         for engine in (self.engine, self.unpacked):
             asyncio.run(engine.load_weights(self.manifest))
+        self.loop = asyncio.new_event_loop()
+        self.vllm: dict[str, GenerationEngine] = {}
+        for options in vllm:
+            self.vllm["batch-invariant vLLM" if options.batch_invariant else "vLLM"] = self.loop.run_until_complete(
+                self.made(setup, options)
+            )
+
+    async def made(self, setup: EngineSetup, options: VllmOptions) -> GenerationEngine:
+        """An engine of vLLM with the weights; it belongs to the loop in which it is made."""
+        started_s = time.perf_counter()
+        engine: GenerationEngine = import_module("onbeat_extras.engines.vllm").VllmEngine(setup, options)
+        made_s = time.perf_counter()
+        await engine.load_weights(self.manifest)
+        loaded_s = time.perf_counter()
+        await engine.load_weights(self.manifest)
+        print(f"vLLM: start {made_s - started_s:.1f} s, first load {loaded_s - made_s:.2f} s,", end=" ")
+        print(f"the next one {time.perf_counter() - loaded_s:.2f} s", flush=True)
+        return engine
 
     def close(self) -> None:
         for engine in (self.engine, self.unpacked):
             asyncio.run(engine.aclose())
+        for engine in self.vllm.values():
+            self.loop.run_until_complete(engine.aclose())
 
     def batch(self, prompts: list[list[int]], *, group_size: int, max_new_tokens: int, number: int = 0) -> PromptBatch:
         return PromptBatch(
@@ -153,6 +182,10 @@ class Rivals:
     def ours(self, batch: PromptBatch) -> int:
         """Sampled tokens, to each row's end."""
         groups = asyncio.run(self.engine.generate(batch))
+        return sum(completion.num_tokens for group in groups for completion in group)
+
+    def by_vllm(self, engine: GenerationEngine, batch: PromptBatch) -> int:
+        groups = self.loop.run_until_complete(engine.generate(batch))
         return sum(completion.num_tokens for group in groups for completion in group)
 
     def at_once(self, engine: TransformersEngine, batches: list[PromptBatch]) -> list[list[list[Completion]]]:
@@ -192,13 +225,16 @@ def measure(rivals: Rivals, name: str, *, case: tuple[int, int, int], rounds: in
     prompts = prompts_of(name, num_prompts)
     batch = rivals.batch(prompts, group_size=group_size, max_new_tokens=max_new_tokens)
     calls = 8 if name == "demo" else 1
-    rates: dict[str, list[tuple[float, float]]] = {"ours": [], "generate": []}
+    rates: dict[str, list[tuple[float, float]]] = {"ours": [], "generate": []} | {kind: [] for kind in rivals.vllm}
     for _ in range(rounds + 1):
         rates["ours"].append(tokens_per_s(lambda: rivals.ours(batch), calls))
         rates["generate"].append(
             tokens_per_s(lambda: rivals.theirs(prompts, group_size=group_size, max_new_tokens=max_new_tokens), calls)
         )
+        for kind, engine in rivals.vllm.items():
+            rates[kind].append(tokens_per_s(partial(rivals.by_vllm, engine, batch), calls))
     found: dict[str, Any] = {"prompts": num_prompts, "samples": group_size, "max_new_tokens": max_new_tokens}
+    found |= {kind: round(statistics.median(rate[0] for rate in rates[kind][1:])) for kind in rivals.vllm}
     for at, unit in enumerate(("wall", "cpu")):
         ours, theirs = ([rate[at] for rate in rates[who][1:]] for who in ("ours", "generate"))
         ratios = sorted(mine / other for mine, other in zip(ours, theirs, strict=True))
@@ -282,12 +318,12 @@ def at_once(rounds: int) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def on_gpu(name: str, rounds: int) -> dict[str, list[dict[str, Any]]]:
+def on_gpu(name: str, rounds: int, vllm: Sequence[VllmOptions]) -> dict[str, list[dict[str, Any]]]:
     """One batch at a time, of a model of this shape."""
     with tempfile.TemporaryDirectory(prefix="decode-") as scratch:
         folder = Path(scratch) / "model"
         save_model(name, folder, dtype=torch.bfloat16, device=torch.device("cuda"))
-        rivals = Rivals(folder, Path(scratch), "bfloat16", "cuda")
+        rivals = Rivals(folder, Path(scratch), "bfloat16", "cuda", vllm)
         results = {name: [measure(rivals, name, case=case, rounds=rounds) for case in ON_GPU]}
         for found in results[name]:
             print(name, found, flush=True)
@@ -308,12 +344,16 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true", help="only batches at once, without `generate`")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", choices=sorted(SHAPES), default="smollm2-135m", help="shape of the model on a GPU")
+    parser.add_argument("--vllm", action="store_true", help="on a GPU: vLLM, too, and with batch-invariant kernels")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     if arguments.device == "cuda":
-        found = {"expected": EXPECTED_ON_GPU, "models": on_gpu(arguments.model, arguments.rounds)}
-        print(f"written to {write_result(f'decode-{arguments.model}-cuda', found).relative_to(REPOSITORY)}")
+        vllm = (VllmOptions(kv_cache_mb=8192), VllmOptions(kv_cache_mb=8192, batch_invariant=True))
+        rates = on_gpu(arguments.model, arguments.rounds, vllm if arguments.vllm else ())
+        name = f"decode-{arguments.model}-cuda{'-vllm' if arguments.vllm else ''}"
+        path = write_result(name, {"expected": EXPECTED_ON_GPU, "models": rates})
+        print(f"written to {path.relative_to(REPOSITORY)}")
         return
     result: dict[str, Any] = {"expected": [EXPECTED, EXPECTED_AT_ONCE], "threads": 1}
     if not arguments.at_once:

@@ -62,6 +62,9 @@ SHUTDOWN_S = 2.0
 """Time until an engine core that does not end is killed: it holds nothing that is worth a wait."""
 SLEEP_LEVEL = 2
 """Level 1 of vLLM's sleep mode would copy the weights to the host, though the next version replaces them."""
+SHARED_GPU = 0.01
+"""vLLM starts only where this share of the GPU's memory is free. Where the size of its cache is set, that bounds it:
+other processes may have the rest."""
 CPU_KV_CACHE_MB = 1024
 """The cache where none is set: on a CPU vLLM would take most of the memory, which trainer and Redis need too."""
 
@@ -134,6 +137,7 @@ class VllmEngine(BatchingEngine):
             max_num_seqs=options.max_sequences,
             # None leaves it to vLLM, which on a GPU takes what the model leaves.
             kv_cache_memory_bytes=(options.kv_cache_mb or (0 if has_gpu else CPU_KV_CACHE_MB)) * 1024**2 or None,
+            **({"gpu_memory_utilization": SHARED_GPU} if has_gpu and options.kv_cache_mb else {}),
             enforce_eager=not has_gpu,
             distributed_executor_backend="uni",
             worker_extension_cls=extension.CLASS,
