@@ -15,9 +15,9 @@ from benchmarks._results import REPOSITORY
 from consumer.gradient.optimizer import GROUP_BYTES
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.weights.chunks import ChunkReader
 from onbeat.weights.layout import TensorLayout, split_into_shards
 from onbeat.weights.model_folder import empty_model, weight_tensors
-from onbeat.weights.redis.chunks import ChunkReader
 from onbeat.weights.transports import make_stores
 from producer.engine.base import EngineSetup
 from producer.engine.transformers.engine import TransformersEngine

@@ -25,7 +25,7 @@ from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from gateway.api import inspect, jobs, watch
+from gateway.api import jobs, watch
 from gateway.job_list import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
@@ -55,7 +55,7 @@ def _exposition(request: Request) -> bytes:
 
 STACK = tuple(all_of(EXPOSITIONS, distribution=OURS).values())
 ROUTERS = (
-    *(jobs.router, watch.router, inspect.router),
+    *(jobs.router, watch.router),
     process_routes(require_ready=_require_ready, exposition=_exposition),
     *all_of(EXTRAS, distribution=OURS).values(),
 )

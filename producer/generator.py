@@ -47,8 +47,8 @@ from producer.activity import Activity
 from producer.receipt import Receipt
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches, name_of
 from producer.rollout.carrier import Carrier
-from producer.rollout.players import Players
 from producer.served_model import LoadedModel, ServedModel
+from producer.wiring import Players
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import GeneratorMetrics

@@ -1,28 +1,72 @@
 """What samples a batch, as a process's settings say: the served model, the players, the kind of engine.
 
+A batch is sampled by one call of the engine, or turn by turn where its spec has an environment.
+
 A generator is made of it, and so is whatever samples a batch outside of a stack.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from contracts.engines import Engine
+from contracts.errors import BatchFailed, InvalidInput
+from contracts.rollouts import Completion, PromptBatch
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec import JobSpec, ModelSpec
+from contracts.spec_tables.datasets import environment_field
+from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.environments.client import EnvironmentClient
 from onbeat.process.dependency import Dependency
 from onbeat.prompts.opening_service import client_for
-from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.rendering.base import Renderer
+from onbeat.weights.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import fingerprint_of_job, make_engine
-from producer.rollout.players import Players
-from producer.served_model import ServedModel
+from producer.rollout.sampled_batch import Play
+from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
+from producer.served_model import LoadedModel, ServedModel
 
 if TYPE_CHECKING:
     import httpx
+
+
+@dataclass(frozen=True, kw_only=True)
+class Players:
+    """`play_for` is called for each batch."""
+
+    make_client: Callable[[JobSpec], EnvironmentCalls]
+    make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
+    """Blocks for seconds, the first time; raises InvalidInput that names the spec's field."""
+
+    async def prepare(self, spec: JobSpec) -> None:
+        """Makes what plays the job's batches. Raises InvalidInput where this generator can't, whatever the batch."""
+        for source, environment in spec.environments.items():
+            with environment_at(environment_field(spec.dataset, source)):
+                await asyncio.to_thread(self.make_renderer, spec.model, environment)
+
+    def play_for(self, spec: JobSpec, loaded: LoadedModel) -> Play | None:
+        """Answers how to sample a round of the job; None for one call of the engine."""
+        if not spec.environments:
+            return None
+        return partial(self._play, spec=spec, generate=partial(loaded.generate, deadline_s=spec.timeouts.generation_s))
+
+    async def _play(self, batch: PromptBatch, *, spec: JobSpec, generate: Generate) -> list[list[Completion]]:
+        try:
+            renderers = {
+                source: await asyncio.to_thread(self.make_renderer, spec.model, environment)
+                for source, environment in spec.environments.items()
+            }
+            environments = self.make_client(spec)
+            player = TurnPlayer(environments=environments, renderers=renderers, spec=spec, generate=generate)
+            return await player.play(batch)
+        except InvalidInput as error:
+            # A service that refuses whatever this generator asks is another error: this one is about the batch.
+            raise BatchFailed(str(error)) from error
 
 
 def served_model(

@@ -1,4 +1,4 @@
-"""What a job tells: its events as they come, its numbers, its streams, its audit chain."""
+"""What a reader asks: of a job its events as they come, its numbers, streams, chain and log; of the stack its state."""
 
 from __future__ import annotations
 
@@ -9,29 +9,74 @@ from fastapi.responses import StreamingResponse
 from msgspec import to_builtins
 
 from broker.fence import read_fence
-from broker.monitor import stream_report
-from contracts.answers import JobStory, ToldEvent
+from broker.monitor import seen_generators, stack_state, stream_report
+from contracts.answers import JobStory, LogPart, StackState, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, record_digest
-from contracts.monitor import StreamReport
+from contracts.jobs import EvaluationScore
+from contracts.monitor import GeneratorSeen, StreamReport
+from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
-from gateway.run_files import columns_of, iteration_metrics
+from gateway.run_files import columns_of, evaluations, iteration_metrics, trainer_log
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
 
 EVENTS_READ = 1000
 DIGEST: dict[str, Any] = {"type": "object", "properties": {"digest": {"type": "string"}}}
 LINK: dict[str, Any] = {"allOf": [openapi.record(AuditRecord), DIGEST]}
+EVENTS = openapi.event_stream("Events to the job's final state")
 METRICS = openapi.answers(openapi.list_of("IterationList", "iterations", openapi.record(IterationMetrics)))
 AUDIT = openapi.answers(openapi.list_of("AuditChain", "records", LINK))
 Last = Annotated[int | None, Query(ge=1, le=2 * MAX_ITERATIONS)]
 """A chain has a record for each iteration and each rewind."""
+MAX_LOG_BYTES = 1024 * 1024
+MAX_OFFSET = 2**53
+"""Every number that JSON's readers hold exactly."""
+GENERATORS = openapi.answers(openapi.list_of("GeneratorList", "generators", openapi.record(GeneratorSeen)))
+SCORES = openapi.answers(openapi.list_of("EvaluationList", "evaluations", openapi.record(EvaluationScore)))
+SPEC = openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed")
 
-router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"])
 
 
-@router.get("/events", response_class=StreamingResponse, **openapi.event_stream("Events to the job's final state"))
+@router.get("/stack", **openapi.answers(openapi.record(StackState)))
+def stack(services: HasServices) -> Response:
+    """Show what all jobs share: Redis' memory, the live processes, how many jobs are kept."""
+    return json_answer(stack_state(services.broker, max_jobs=services.settings.max_jobs))
+
+
+@router.get("/generators", **GENERATORS)
+def generators(services: HasServices) -> Response:
+    """List the live generators: the version that each holds, its tokens a second, what it is doing."""
+    return json_answer({"generators": seen_generators(services.broker)})
+
+
+@router.get("/jobs/{job_id}/spec", **SPEC)
+def spec(job_id: KnownJob, services: HasServices) -> Response:
+    """Show the job's spec, every key with its value: a submission of it makes the same job again."""
+    return json_answer(services.jobs.spec(job_id))
+
+
+@router.get("/jobs/{job_id}/evaluations", **SCORES)
+def held_out(job_id: KnownJob, services: HasServices) -> Response:
+    """Show the mean rewards over the held-out prompts, oldest first."""
+    return json_answer({"evaluations": evaluations(services.run_folder(job_id, below="evaluations.jsonl"))})
+
+
+@router.get("/jobs/{job_id}/log", **openapi.answers(openapi.record(LogPart)))
+def log(
+    job_id: KnownJob,
+    services: HasServices,
+    after: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_BYTES)] = 65536,
+) -> Response:
+    """Show a part of the trainer's log: what stands behind its first `after` bytes. `next` asks for what follows."""
+    folder = services.run_folder(job_id, below="trainer.log")
+    return json_answer(trainer_log(folder, after=after, limit=limit))
+
+
+@router.get("/jobs/{job_id}/events", response_class=StreamingResponse, **EVENTS)
 async def events(
     request: Request, job_id: KnownJob, services: HasServices, last_event_id: Annotated[str | None, Header()] = None
 ) -> Response:
@@ -44,7 +89,7 @@ async def events(
     return CountedStream(stream, count=services.count_event_streams)
 
 
-@router.get("/metrics", **METRICS)
+@router.get("/jobs/{job_id}/metrics", **METRICS)
 def job_metrics(
     job_id: KnownJob, services: HasServices, last: Annotated[int | None, Query(ge=1, le=MAX_ITERATIONS)] = None
 ) -> Response:
@@ -53,7 +98,7 @@ def job_metrics(
     return json_answer({"iterations": found[-last:] if last else found})
 
 
-@router.get("/story", **openapi.answers(openapi.record(JobStory)))
+@router.get("/jobs/{job_id}/story", **openapi.answers(openapi.record(JobStory)))
 def story(
     job_id: KnownJob,
     services: HasServices,
@@ -74,13 +119,13 @@ def story(
     return json_answer(JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns_of(found)))
 
 
-@router.get("/streams", **openapi.answers(openapi.record(StreamReport)))
+@router.get("/jobs/{job_id}/streams", **openapi.answers(openapi.record(StreamReport)))
 def streams(job_id: KnownJob, services: HasServices) -> Response:
     """Show the job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
     return json_answer(stream_report(services.broker, job_id))
 
 
-@router.get("/audit", **AUDIT)
+@router.get("/jobs/{job_id}/audit", **AUDIT)
 def audit(job_id: KnownJob, services: HasServices, last: Last = None) -> Response:
     """Show the audit chain, oldest first, each record with the digest that the next one names as `previous`.
 

@@ -1,4 +1,4 @@
-"""What the author of an environment imports, and nothing else of Onbeat.
+"""What the author of an environment, or of an agent, imports, and nothing else of Onbeat.
 
     from onbeat.environments.author import Environment, Opening, Reply
 
@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from contracts.environments.messages import Message, Tool, ToolCall
 from contracts.sampling import SamplingParams
 
-__all__ = ["BadTask", "Environment", "Message", "Opening", "Reply", "Tool", "ToolCall"]
+__all__ = ["BadTask", "Environment", "Episode", "Message", "Opening", "Outcome", "Reply", "Tool", "ToolCall"]
 
 Said = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 """A text of the user's, or one message or several, as records or as dicts with `role` and `content`."""
@@ -111,3 +111,47 @@ class Environment:
 
     def close(self) -> Awaitable[None] | None:
         """Lets go of what the session holds. It may not be called where the process was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What an agent that owns its loop is given: a task, and where the model answers.
+
+        from onbeat.environments.author import Episode
+        from openai import OpenAI
+
+        def guess(episode: Episode) -> float:
+            client = OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+            said = [{"role": "user", "content": "Guess my number, from 0 to 9."}]
+            for _ in range(3):
+                answer = client.chat.completions.create(model=episode.model, messages=said).choices[0].message
+                if answer.content == str(episode.seed % 10):
+                    return 1.0
+                said += [answer, {"role": "user", "content": "No."}]
+            return 0.0
+
+        [project.entry-points."onbeat.agents"]
+        guess = "my_package:guess"
+
+    Attributes of the function say what an environment's class says: `guess.deterministic = False`,
+    `guess.global_random`. With `guess.rewrites = True` a request that isn't what was told before and something new
+    begins the trajectory anew: after a summary, or for an agent below this one.
+    """
+
+    base_url: str
+    """OpenAI's interface, `/v1` included; `/inference/v1/generate` is beside it, at the root."""
+    api_key: str
+    """A key of this episode alone."""
+    model: str
+    task: dict[str, Any]
+    """{"question", "reference", "entry"} of an example, or {"split", "index"} of a job without a data set."""
+    seed: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an agent returns where a reward alone says too little."""
+
+    reward: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for people."""

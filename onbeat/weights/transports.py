@@ -23,11 +23,10 @@ from contracts.weights import has_deltas
 from onbeat.process.entry_points import all_of
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.adapter.publisher import AdapterPublisher
+from onbeat.weights.chunks import ChunkReader, ChunkStore, ChunkWriter, chunk_files
 from onbeat.weights.delta.publisher import DeltaPublisher
 from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.publication import WeightPublisher
-from onbeat.weights.redis.chunks import ChunkReader, ChunkWriter
-from onbeat.weights.redis.store import ChunkStore, chunk_files
 from onbeat.weights.stores import CopiedFiles, Stores, VersionFiles, VersionStore
 from onbeat.weights.whole import WholePublisher
 

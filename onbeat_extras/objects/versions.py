@@ -25,8 +25,8 @@ from contracts.run_folder import VERSION, number_of
 from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightStep, WeightTransport
 from onbeat.loop.recording import recording_of
+from onbeat.weights.chunks import ChunkedFile
 from onbeat.weights.layout import PlannedVersion
-from onbeat.weights.redis.chunks import ChunkedFile
 from onbeat.weights.stores import CopiedFiles, VersionFile, VersionStore, version_files
 from onbeat.weights.transports import Store, StoreNeeds
 from onbeat_extras.objects.blobs import open_blobs

@@ -14,7 +14,7 @@ from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from onbeat.process.entry_points import find_entry_point
 from onbeat.process.launcher import importing
-from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.weights.chunks import ChunkReader
 from producer.engine.base import EngineSetup, GenerationEngine
 
 CLASSES: dict[type[Engine], tuple[str, str]] = {

@@ -21,8 +21,8 @@ from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
-from consumer.supervisor import look_out
-from consumer.supervisor.look_out import LookOut
+from consumer.supervisor import __main__ as look_out
+from consumer.supervisor.__main__ import LookOut
 from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess

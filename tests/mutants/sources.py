@@ -121,7 +121,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/delta/codec.py": RECEIVER,
     "onbeat/weights/delta/reader.py": RECEIVER,
     "onbeat/weights/files/store.py": RECEIVER,
-    "onbeat/weights/redis/store.py": RECEIVER,
+    "onbeat/weights/chunks.py": RECEIVER,
     "onbeat/weights/whole.py": RECEIVER,
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": tuple(

@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 
 from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
-from onbeat.environments.agents import Episode, Outcome
-from onbeat.environments.author import Environment, NoAnswer, Opening, Reply, RewrittenHistory
+from onbeat.environments.author import Environment, Episode, NoAnswer, Opening, Outcome, Reply, RewrittenHistory
 from onbeat.process.entry_points import find_entry_point
 from onbeat_extras.environments.agents.chat import MODEL
 from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended

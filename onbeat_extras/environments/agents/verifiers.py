@@ -20,8 +20,7 @@ from typing import Any
 
 import msgspec
 
-from onbeat.environments.agents import Episode, Outcome
-from onbeat.environments.author import BadTask
+from onbeat.environments.author import BadTask, Episode, Outcome
 from onbeat_extras.environments.agents.agent import Agent, AgentEnvironment
 
 IN_PROCESS = "onbeat"

@@ -23,8 +23,8 @@ from contracts.sampling import SamplingParams
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.weights.adapter.matrices import AdapterSource, layers_of, matrix_names, merge_into
 from onbeat.weights.adapter.publisher import AdapterPublisher
+from onbeat.weights.chunks import CHUNK_BYTES, num_chunks
 from onbeat.weights.files.store import FolderStore
-from onbeat.weights.redis.chunks import CHUNK_BYTES, num_chunks
 from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
 from producer.engine.base import VerifiedWeights

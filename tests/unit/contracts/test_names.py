@@ -25,11 +25,11 @@ from contracts.versions import TensorDelta, WeightDelta, WeightFile, WeightManif
 from onbeat.audit.weights import digests_on_disk
 from onbeat.process.folders import make_missing, make_private
 from onbeat.weights.arrival import Arrival, EngineTensors
+from onbeat.weights.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 from onbeat.weights.delta.codec import apply
 from onbeat.weights.delta.reader import fill_delta
 from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.receiver import WeightReceiver
-from onbeat.weights.redis.chunks import CHUNK_BYTES, MAX_VERSION_BYTES, read_chunks
 from onbeat.weights.stores import VersionFile
 from onbeat.weights.transports import make_stores
 from tests.builders import DIGEST, job_spec

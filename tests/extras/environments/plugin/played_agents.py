@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import openai
 
-from onbeat.environments.agents import Episode, Outcome
-from onbeat.environments.author import Message
+from onbeat.environments.author import Episode, Message, Outcome
 from onbeat_extras.environments.adapters.secret_table import SecretTable
 
 

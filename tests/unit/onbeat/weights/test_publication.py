@@ -18,13 +18,13 @@ from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest, WeightShard
 from contracts.weights import DeltaWeights
 from onbeat.weights import publication as publication_module
+from onbeat.weights.chunks import chunk_files
 from onbeat.weights.delta.publisher import DeltaPublisher
 from onbeat.weights.files.store import FolderFiles, FolderStore
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of
 from onbeat.weights.publication import Publication
 from onbeat.weights.receiver import WeightReceiver
-from onbeat.weights.redis.store import chunk_files
 from onbeat.weights.stores import VersionFile
 from onbeat.weights.transports import make_stores
 from tests.builders import manifest

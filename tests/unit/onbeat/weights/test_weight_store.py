@@ -15,6 +15,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest, WeightShard, weights_digest
 from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec, has_deltas
+from onbeat.weights import chunks as chunk_store
 from onbeat.weights.delta.codec import DELTA_NAME
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.files.tensor_folder import are_same
@@ -22,7 +23,6 @@ from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of, split_into_shards
 from onbeat.weights.publication import WeightPublisher
 from onbeat.weights.receiver import WeightReceiver
-from onbeat.weights.redis import chunks as chunk_store
 from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
 from tests.builders import job_spec

@@ -13,7 +13,7 @@ from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
-from onbeat.weights.redis.chunks import ChunkReader
+from onbeat.weights.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer
 from producer.engine import factory
 from producer.engine.factory import make_engine, preload

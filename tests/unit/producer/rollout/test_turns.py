@@ -37,8 +37,8 @@ from producer.engine.base import Trajectories, Turn
 from producer.engine.sampling import completion_uniforms
 from producer.rollout import turns
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch
-from producer.rollout.players import Players
 from producer.rollout.turns import Generate, TurnPlayer, calls_of
+from producer.wiring import Players
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 from tests.unit.producer.rollout.test_carrier import Carried
 

@@ -1,1 +1,0 @@
-"""A version as chunks in Redis."""
