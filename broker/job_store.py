@@ -351,11 +351,11 @@ class JobStore:
         """Appends an event; a job that was removed gets none."""
         self._broker.write("XADD", "events", "MAXLEN", "~", 10_000, "*", "event", encode(event), job=job_id)
 
-    def events_after(self, job_id: str, entry_id: str, *, count: int = 100) -> list[tuple[str, JobEvent]]:
-        """(entry id, event) after entry_id, oldest first; "0-0" starts at the beginning. Doesn't block."""
+    def events_after(self, job_id: str, after: str, *, count: int = 100, kind: Any = JobEvent) -> list[tuple[str, Any]]:
+        """(entry id, event as `kind` reads it) behind an entry, oldest first; "0-0" starts at the beginning."""
         with self._broker.call():
-            rows = self._redis.xrange(OpenKeys(job_id).events, min=f"({entry_id}", count=count)
-        return [(entry.decode(), decode(fields[b"event"], JobEvent)) for entry, fields in rows]  # type: ignore[arg-type]
+            rows = self._redis.xrange(OpenKeys(job_id).events, min=f"({after}", count=count)
+        return [(entry.decode(), decode(fields[b"event"], kind)) for entry, fields in rows]
 
     def audit(self, job_id: str, *, last: int | None = None) -> list[AuditRecord]:
         """The whole chain, or its newest `last` records; oldest first."""

@@ -48,6 +48,8 @@ class JobStory(Record, frozen=True, kw_only=True):
     """Committed ones, in order."""
     columns: dict[str, tuple[float | None, ...]]
     """Numbers of these iterations by name, to six digits; `reward: NAME` and `environment: NAME` among them."""
+    thinned: bool
+    """Whether iterations between these, and all events, are left out: the same request without `most` gets them."""
 
 
 class StackState(Record, frozen=True, kw_only=True):

@@ -41,6 +41,12 @@ def iteration_metrics(folder: RunFolder, *, first: int = 0) -> list[IterationMet
     return [metrics for metrics in _as_they_stand(lines) if metrics.iteration >= first]
 
 
+def thinned(rows: Sequence[T], most: int) -> Sequence[T]:
+    """All of them, or of more than `most` each k-th and the last one."""
+    step = 1 if len(rows) <= most else -(-len(rows) // (most - 1))
+    return [row for place, row in enumerate(rows) if place % step == 0 or place == len(rows) - 1]
+
+
 def evaluations(folder: RunFolder) -> list[EvaluationScore]:
     """Returns them in order."""
     with readable("evaluations.jsonl"):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Union, get_args
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from broker.fence import read_fence
 from broker.monitor import seen_generators, stack_state, stream_report
 from contracts.answers import JobStory, LogPart, StackState, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
-from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, record_digest
+from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, JobEvent, record_digest
 from contracts.jobs import EvaluationScore
 from contracts.monitor import GeneratorSeen, StreamReport
 from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
-from gateway.run_files import columns_of, evaluations, iteration_metrics, trainer_log
+from gateway.run_files import columns_of, evaluations, iteration_metrics, thinned, trainer_log
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
 
@@ -37,6 +38,12 @@ GENERATORS = openapi.answers(openapi.list_of("GeneratorList", "generators", open
 SCORES = openapi.answers(openapi.list_of("EvaluationList", "evaluations", openapi.record(EvaluationScore)))
 SPEC = openapi.answers(openapi.record(JobSpec), "As it was submitted, with what a resume has changed")
 
+
+class CommitOutline(Struct, tag_field="type", tag=IterationCommitted.__struct_config__.tag):
+    """A commit of which nothing is read: there are thousands, whose numbers stand in `metrics.jsonl`."""
+
+
+OUTLINED: Any = Union[CommitOutline, *(kind for kind in get_args(JobEvent) if kind is not IterationCommitted)]
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 
@@ -104,19 +111,28 @@ def story(
     services: HasServices,
     after: Annotated[str, Query(max_length=64)] = "",
     iteration: Annotated[int, Query(ge=0, le=MAX_ITERATIONS)] = 0,
+    most: Annotated[int | None, Query(ge=2, le=MAX_ITERATIONS)] = None,
 ) -> Response:
-    """Show what is new: the events after one, and the numbers of the committed iterations from one on, by column."""
-    told, newest = [], resume_point(after, field="after")
-    while rows := services.jobs.events_after(job_id, newest, count=EVENTS_READ):
+    """Show what is new: the events after one, and the numbers of the committed iterations from one on, by column.
+
+    Where that is more than `most` iterations: each k-th alone, and the newest, at once.
+    """
+    keys, newest = services.broker.job_keys(job_id), resume_point(after, field="after")
+    is_thinned = most is not None and read_fence(services.broker, keys).committed - iteration >= most
+    told: list[ToldEvent] = []
+    while not is_thinned and (rows := services.jobs.events_after(job_id, newest, count=EVENTS_READ, kind=OUTLINED)):
         newest = rows[-1][0]
-        told += [ToldEvent(id=one, event=event) for one, event in rows if not isinstance(event, IterationCommitted)]
-    committed = read_fence(services.broker, services.broker.job_keys(job_id)).committed
-    found: list[IterationMetrics] = []
+        told += [ToldEvent(id=one, event=event) for one, event in rows if not isinstance(event, CommitOutline)]
+    committed = read_fence(services.broker, keys).committed  # after the events: a rewind that isn't told is in the rows
+    found: Sequence[IterationMetrics] = []
     if iteration <= committed:  # else nothing is read, nor brought from another host
         lines = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"), first=iteration)
         found = [metrics for metrics in lines if metrics.iteration <= committed]
-    numbers = tuple(metrics.iteration for metrics in found)
-    return json_answer(JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns_of(found)))
+    if most is not None and is_thinned:
+        found = thinned(found, most)
+    numbers, columns = tuple(metrics.iteration for metrics in found), columns_of(found)
+    answer = JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns, thinned=is_thinned)
+    return json_answer(answer)
 
 
 @router.get("/jobs/{job_id}/streams", **openapi.answers(openapi.record(StreamReport)))

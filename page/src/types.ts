@@ -511,6 +511,7 @@ export interface JobStory {
   events: ToldEvent[];
   iterations: number[];
   columns: Record<string, (number | null)[]>;
+  thinned: boolean;
 }
 
 export interface JournalLine {

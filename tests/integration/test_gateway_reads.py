@@ -131,6 +131,25 @@ def test_a_story_is_told_once_and_goes_on_after_what_was_seen(ask: Ask, services
     assert (answer.status_code, answer.json()["field"]) == (422, "after")
 
 
+def test_of_a_long_story_some_iterations_can_be_asked_for_first(ask: Ask, services: Services) -> None:
+    job_id = rig.submit(ask)
+    folder_of(services, job_id).metrics.write_bytes(b"\n".join(rig.metrics_line(number, 0.5) for number in range(26)))
+    commit_up_to(services, job_id, 24)
+
+    def story(**asked: int) -> JobStory:
+        return convert(ask("GET", f"/v1/jobs/{job_id}/story", params=asked).json(), JobStory)
+
+    first = story(most=10)
+    assert (first.iterations, first.thinned) == ((0, 3, 6, 9, 12, 15, 18, 21, 24), True)
+    assert first.columns["reward_mean"] == (0.5,) * 9
+    assert (first.events, first.after) == ((), "0-0"), "they come with the rest"
+    whole = story(most=25)
+    assert (whole.iterations, whole.thinned, len(whole.events)) == (tuple(range(25)), False, 1)
+    assert story(most=24).iterations == (*range(0, 24, 2), 24)
+    assert story(most=10, iteration=20).iterations == (20, 21, 22, 23, 24)
+    assert ask("GET", f"/v1/jobs/{job_id}/story?most=1").json()["field"] == "most"
+
+
 def test_a_story_has_no_iteration_that_a_rewind_took_back(ask: Ask, services: Services) -> None:
     job_id = rig.submit(ask)
     folder = folder_of(services, job_id)

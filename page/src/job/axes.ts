@@ -17,7 +17,9 @@ export function xsOf(story: Story, axis: Axis): number[] {
   }
   const tokens = story.columns.get("num_tokens") ?? [];
   let sum = 0;
-  return story.iterations.map((_, place) => (sum += tokens[place] ?? 0));
+  // Of a thinned story each iteration stands for those before it that are still to come.
+  const many = (place: number): number => (story.isThinned ? story.iterations[place]! - (story.iterations[place - 1] ?? -1) : 1);
+  return story.iterations.map((_, place) => (sum += (tokens[place] ?? 0) * many(place)));
 }
 
 /** A chart's xs ascend, whatever the clocks of two hosts said. */

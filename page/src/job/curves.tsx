@@ -87,6 +87,7 @@ function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, 
   const keepPng = async (): Promise<void> => {
     if (plot.current) save(`${file}.png`, await picture(plot.current.ctx.canvas, title, curves));
   };
+  const isThinned = told.some(({ story }) => story.isThinned);
   const marks = useMemo(() => (told[0] ? marksOf(told[0].story, axis) : []), [told[0]?.story, axis]);
   return (
     <section class="card">
@@ -94,7 +95,7 @@ function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, 
         <h2 class="metric">{title}</h2>
         <span class="row card-tools">
           {children}
-          <button type="button" class="button plain little" title="Save the points as CSV" aria-label={`Save ${title} as CSV`} onClick={keepCsv}>
+          <button type="button" class="button plain little" disabled={isThinned} title="Save the points as CSV" aria-label={`Save ${title} as CSV`} onClick={keepCsv}>
             CSV
           </button>
           <button type="button" class="button plain little" title="Save the picture as PNG" aria-label={`Save ${title} as PNG`} onClick={() => void keepPng()}>
@@ -118,6 +119,7 @@ function CardOf({ title, spokenTitle, hasTwoLines, curves, told, view, onHover, 
         curves={curves}
         group="job"
         isLog={view.isLog}
+        isBusy={isThinned}
         lastX={lastX(told, axis)}
         marks={marks}
         onHover={onHover}

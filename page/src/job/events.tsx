@@ -8,7 +8,7 @@ import { restarts, type Told } from "./series";
 const FIRST_SHOWN = 12;
 const ALARMS: Record<string, string> = { mismatch_alarm: "warn", batch_dead: "bad", rewound: "warn" };
 
-export function Events({ events, numReclaimed }: { events: Told[]; numReclaimed: number }): JSX.Element {
+export function Events({ events, numReclaimed, isToCome }: { events: Told[]; numReclaimed: number; isToCome: boolean }): JSX.Element {
   const [all, setAll] = useState(false);
   const [alarmsOnly, setAlarmsOnly] = useState(false);
   const later = restarts(events);
@@ -32,7 +32,7 @@ export function Events({ events, numReclaimed }: { events: Told[]; numReclaimed:
           {plural(numReclaimed, "batch was", "batches were")} taken over from generators that were killed, or sent no heartbeat in time.
         </p>
       )}
-      {shown.length === 0 && <p class="quiet">Nothing yet.</p>}
+      {shown.length === 0 && <p class="quiet">{isToCome ? "…" : "Nothing yet."}</p>}
       <ol class="events">
         {shown.map((event) => (
           <li key={event.id}>

@@ -98,7 +98,7 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
           </section>
         )}
         <Model status={status} />
-        <Events events={own.events} numReclaimed={status.batches_reclaimed} />
+        <Events events={own.events} numReclaimed={status.batches_reclaimed} isToCome={own.isThinned} />
       </div>
       <Readout iteration={story.iterations[place] ?? -1} told={told} isHovered={hovered !== null} />
     </div>

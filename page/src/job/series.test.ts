@@ -4,8 +4,8 @@ import type { JobStory } from "../types";
 import { evaluationPoints, inWords, placeAt, shortly, xsOf } from "./axes";
 import { metricPoints, NOTHING, numbersAt, restarts, told, type Story } from "./series";
 
-function answer(after: string, iterations: number[], columns: Record<string, (number | null)[]>, events: object[] = []): JobStory {
-  return { after, iterations, columns, events: events.map((event, place) => ({ id: `${after}${place}`, event })) } as unknown as JobStory;
+function answer(after: string, iterations: number[], columns: Record<string, (number | null)[]>, events: object[] = [], thinned = false): JobStory {
+  return { after, iterations, columns, thinned, events: events.map((event, place) => ({ id: `${after}${place}`, event })) } as unknown as JobStory;
 }
 
 function storyOf(...answers: JobStory[]): Story {
@@ -30,6 +30,14 @@ it("forgets what a rewind took back, with the rows that came beside it, and asks
   const again = told(rewound.now, answer("2", [1, 2, 3], { reward_mean: [0.2, 0.3, 0.4] }));
   expect(again.isRewound).toBe(false);
   expect(metricPoints(again.now, "reward_mean").at(-1)).toEqual([3, 0.4]);
+});
+
+it("shows some iterations of a long job at once, over about as many tokens, and then all", () => {
+  const thinned = storyOf(answer("1", [0, 2, 4], { num_tokens: [10, 30, 50] }, [{ type: "health_changed" }], true));
+  expect([thinned.isThinned, xsOf(thinned, "tokens")]).toEqual([true, [10, 70, 170]]);
+  const { now } = told(thinned, answer("1", [0, 1, 2, 3, 4], { num_tokens: [10, 20, 30, 40, 50] }));
+  expect([now.isThinned, now.iterations, now.events.length, xsOf(now, "tokens")]).toEqual([false, [0, 1, 2, 3, 4], 1, [10, 30, 60, 100, 150]]);
+  expect(told(thinned, answer("1", [], {})).now).toMatchObject({ isThinned: false, iterations: [] });
 });
 
 it("takes the first answer whole, though it tells of a rewind long ago", () => {

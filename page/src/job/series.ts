@@ -28,9 +28,15 @@ export interface Story {
   evaluations: EvaluationScore[];
   /** Oldest first, without commits. */
   events: Told[];
+  /** Whether iterations between these are still to come. */
+  isThinned: boolean;
 }
 
-export const NOTHING: Story = { after: "", iterations: [], columns: new Map(), evaluations: [], events: [] };
+export const NOTHING: Story = { after: "", iterations: [], columns: new Map(), evaluations: [], events: [], isThinned: false };
+/** What a chart can show of a long job: drawn at once, before all of it has come. */
+const FIRST_ITERATIONS = 1000;
+/** As long as it takes to draw them; the rest is asked for then. */
+const DRAWN_MS = 250;
 const MAX_EVENTS = 1000;
 const EVERY_MS = 1000;
 const ENDED_EVERY_MS = 10_000;
@@ -68,18 +74,21 @@ export function useStories(jobIds: readonly string[], ended: (jobId: string) => 
       let story = kept.current.get(jobId) ?? NOTHING;
       return asking(async (stop) => {
         const path = `/v1/jobs/${encodeURIComponent(jobId)}`;
+        const isFirst = !kept.current.has(jobId);
         const asked = new URLSearchParams({ after: story.after, iteration: String(nextIteration(story)) });
-        const answer = await get<JobStory>(`${path}/story?${asked}`, { signal: stop });
-        const isFirst = !story.after;
+        if (isFirst) asked.set("most", String(FIRST_ITERATIONS));
+        const scored = (): Promise<EvaluationList> => get(`${path}/evaluations`, { signal: stop });
+        const [answer, first] = await Promise.all([get<JobStory>(`${path}/story?${asked}`, { signal: stop }), isFirst ? scored() : null]);
         const { now, isRewound } = told(story, answer);
-        const isScored = isFirst || isRewound || answer.events.some(({ event }) => event.type === "evaluation_finished");
-        const scores = isScored ? await get<EvaluationList>(`${path}/evaluations`, { signal: stop }) : null;
+        const isScored = isRewound || answer.events.some(({ event }) => event.type === "evaluation_finished");
+        const scores = first ?? (isScored ? await scored() : null);
         if (stop.aborted) return Infinity;
         if (now !== story || scores) {
           story = scores ? { ...now, evaluations: scores.evaluations } : now;
           kept.current.set(jobId, story);
           setStories(new Map(kept.current));
         }
+        if (story.isThinned) return DRAWN_MS;
         if (isRewound) return 0;
         return isEnded.current(jobId) ? ENDED_EVERY_MS : EVERY_MS;
       });
@@ -90,17 +99,19 @@ export function useStories(jobIds: readonly string[], ended: (jobId: string) => 
 }
 
 function nextIteration(story: Story): number {
+  if (story.isThinned) return 0;
   return (story.iterations.at(-1) ?? -1) + 1;
 }
 
 /** The story with an answer behind it. After a rewind what it took back is asked for again, and the rows that came with
- * it, which begin behind that, are left out. */
+ * it, which begin behind that, are left out. What follows a thinned story is the whole of it. */
 export function told(story: Story, answer: JobStory): { now: Story; isRewound: boolean } {
   const events = answer.events.map(({ id, event }) => ({ ...event, id }) as unknown as Told);
   const back = Math.min(...events.filter(({ type }) => type === "rewound").map(({ iteration }) => iteration as number));
   const isRewound = back < nextIteration(story);
-  if (!events.length && !answer.iterations.length) return { now: story, isRewound };
-  const all = { ...story, after: answer.after, events: [...story.events, ...events].slice(-MAX_EVENTS) };
+  if (!events.length && !answer.iterations.length && !story.isThinned) return { now: story, isRewound };
+  const before = story.isThinned ? upTo(story, 0) : story;
+  const all = { ...before, after: answer.after, events: [...story.events, ...events].slice(-MAX_EVENTS), isThinned: answer.thinned };
   return { now: isRewound ? upTo(all, back) : longer(all, answer), isRewound };
 }
 

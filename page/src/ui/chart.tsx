@@ -36,6 +36,8 @@ export interface ChartProps {
   curves: Curve[];
   x: AxisOfX;
   isLog?: boolean;
+  /** Whether more points between these are on their way. */
+  isBusy?: boolean;
   marks?: Mark[];
   /** Gets the plot, to be saved as a picture. */
   plot: { current: uPlot | null };
@@ -47,7 +49,7 @@ export interface ChartProps {
   onHover?: (x: number | null) => void;
 }
 
-export function Chart({ title, curves, x, isLog = false, marks = [], plot, height = 190, lastX = 0, group, onHover }: ChartProps): JSX.Element {
+export function Chart({ title, curves, x, isLog = false, isBusy = false, marks = [], plot, height = 190, lastX = 0, group, onHover }: ChartProps): JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const hover = useRef(onHover);
   hover.current = onHover;
@@ -128,6 +130,7 @@ export function Chart({ title, curves, x, isLog = false, marks = [], plot, heigh
       role="slider"
       tabIndex={0}
       aria-label={spoken(title, curves, x)}
+      aria-busy={isBusy}
       aria-valuemin={xs[0]}
       aria-valuemax={xs[xs.length - 1]}
       aria-valuenow={shown}

@@ -21,7 +21,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.jobs import _verdict_text
 from onbeat.terminal.follow import EventReader
-from onbeat.terminal.job_view import PlainView, panel, show_jobs, view_for
+from onbeat.terminal.job_view import PlainView, panel, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
 from tests.until import until
 
@@ -74,7 +74,6 @@ VIEWS = {
     "panel": lambda console: console.print(panel(JobProgress(STATUS))),
     "live panel": show_live,
     "lines": show_events,
-    "jobs": lambda console: show_jobs([STATUS], console, now_s=1.0),
     "verify": lambda console: console.print(_verdict_text(VERDICT)),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
