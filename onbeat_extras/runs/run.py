@@ -176,8 +176,13 @@ class Run:
             self._driver.cancel()
 
     def verify(self) -> AuditVerdict:
-        """Waits for the job's end, and checks its audit chain and the weights on disk again."""
+        """Waits for the job's end, and checks its audit chain and the weights on disk again.
+
+        Raises JobFailed where it ended before its trainer had begun.
+        """
         self._ended(None)
+        if self.folder.path.is_dir() and not self.folder.spec.exists():
+            raise self._failed()
         if self._client is not None and not self.folder.path.is_dir():
             return self._client.verify(self.id, within_s=VERIFY_WITHIN_S)
         return verify_folder(self.folder, self.status, self._entries())

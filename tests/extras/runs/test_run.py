@@ -96,6 +96,11 @@ def test_a_failed_job_ends_the_loop_and_the_wait_with_its_reason(gateway: FakeGa
         with pytest.raises(JobFailed, match="the loss is not finite"):
             run.result()
         assert run.status.state is JobState.FAILED
+        if run.folder.path.is_dir():
+            run.verify()
+            run.folder.spec.unlink()  # as a trainer leaves it that ends before it has begun
+            with pytest.raises(JobFailed, match="the loss is not finite"):
+                run.verify()
 
 
 def test_a_stack_is_stopped_as_soon_as_its_job_has_ended(gateway: FakeGateway, tmp_path: Path) -> None:
