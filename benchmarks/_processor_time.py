@@ -36,7 +36,7 @@ RULES: Sequence[tuple[str, str]] = (
     ("onbeat/weights/", "weights: published, received"),
     ("producer/receipt.py:", "weights: published, received"),
     ("consumer/gradient/accumulation.py:", "passes: exact sums"),
-    ("consumer/gradient/sharded_sums.py:", "passes: exact sums"),
+    ("onbeat_extras/sharding/sharded_sums.py:", "passes: exact sums"),
     ("consumer/gradient/optimizer.py:", "optimizer"),
     ("torch/autograd/graph.py:_engine_run_backward", "passes: backward"),
     ("consumer/model/published_weights.py:", "weights: published, received"),

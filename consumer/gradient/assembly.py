@@ -3,50 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from msgspec import UNSET
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.accumulation import make_accumulator
-from consumer.gradient.learner import ALONE, Learner, Place
-from consumer.gradient.lockstep import Lockstep
+from consumer.gradient.accumulation import GradientAccumulator, make_accumulator
+from consumer.gradient.learner import ALONE, Learner, Lockstep, Place
 from consumer.gradient.losses.objective import policy_loss
 from consumer.gradient.optimizer import PolicyOptimizer
-from consumer.gradient.sharded_sums import ShardedAccumulator
-from consumer.model.policy import LoadModel, Policy, load_model, load_policy, load_whole
-from consumer.model.sharded_loading import load_sharded
+from consumer.model.policy import LoadModel, Policy, load_policy, load_whole
 from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.process.entry_points import load_entry_point
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import model_folder
 
 Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
+SHARDINGS = "onbeat.shardings"
+"""A group of entry points: what `trainer.sharding` names."""
+
+
+class Sharding(Protocol):
+    """How ranks share a model. Every rank calls each method at the same time; `models` raises InvalidInput."""
+
+    def models(self, settings: StackSettings, spec: JobSpec, place: Place, device: torch.device) -> Models:
+        """Loads this rank's part of policy and reference."""
+        ...
+
+    def sums(self, spec: JobSpec, models: Models, optimizer: PolicyOptimizer) -> tuple[GradientAccumulator, Lockstep]:
+        """Makes the sums of what this rank steps, and what keeps its passes beside the others'."""
+        ...
 
 
 def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -> Learner:
     """Loads the model onto the setting's device, and sets torch up for this process. Raises InvalidInput.
 
-    Ranks that share a model (trainer.sharding = "fsdp") each read their rows of it, all at the same time.
+    Ranks that share a model (`trainer.sharding`) each read their part of it, all at the same time.
     """
     policy_loss(spec.algorithm)  # a plug-in that is missing is refused before the model is read
     set_up_torch(settings, spec)
     device = device_of(settings, place)
-    is_shared = spec.trainer.sharding == "fsdp" and place.world_size > 1
-    if is_shared:
-        policy, reference = _shared_models(settings, spec, init_device_mesh(device.type, (place.world_size,)), device)
-    else:
-        policy, reference = _whole_models(settings, spec, device)
+    sharding: Sharding | None = None
+    if spec.trainer.sharding != "none" and place.world_size > 1:
+        sharding = load_entry_point(SHARDINGS, spec.trainer.sharding, field="trainer.sharding")()
+    models = sharding.models(settings, spec, place, device) if sharding else _whole_models(settings, spec, device)
+    policy, reference = models
     parameters = policy.trained_parameters()
     moved = reference if spec.algorithm.ref_model_sync_iterations is not UNSET else None
     optimizer = PolicyOptimizer(
@@ -58,18 +67,11 @@ def make_learner(settings: StackSettings, spec: JobSpec, place: Place = ALONE) -
         mixup_alpha=spec.algorithm.ref_model_mixup_alpha or 1.0,
         critic=policy.critic_parameters(),
     )
-    lockstep = None
-    if is_shared and policy.adapters is None:
-        num_batches = spec.rollout.batches_per_iteration
-        accumulator = ShardedAccumulator(
-            policy.model, parameters, targets=optimizer.stepped, max_micro_batches=num_batches
-        )
-        lockstep = Lockstep(policy.model, reference, mute=accumulator.mute)
-    else:
-        accumulator = make_accumulator(spec, parameters, optimizer.stepped)
-        if is_shared:
-            # Without its adapters the policy's model is the reference: there is no second model to keep in step.
-            lockstep = Lockstep(policy.model, None, mute=lambda _: None, adapters=policy.adapters)
+    accumulator, lockstep = (
+        sharding.sums(spec, models, optimizer)
+        if sharding
+        else (make_accumulator(spec, parameters, optimizer.stepped), None)
+    )
     return Learner(
         spec=spec,
         policy=policy,
@@ -91,7 +93,7 @@ def share_prompts_of_job(model: PreTrainedModel, spec: JobSpec, device: torch.de
 
 def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) -> Models:
     """This rank has all of the policy and its reference."""
-    policy = _policy(settings, spec, load_whole)
+    policy = job_policy(settings, spec, load_whole)
     share_prompts_of_job(policy.model, spec, device)
     # No checkpoint is restored yet: the reference is the model as the job found it.
     reference = policy.reference() if spec.loads_reference else None
@@ -103,33 +105,8 @@ def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) 
     return policy, reference
 
 
-def _shared_models(settings: StackSettings, spec: JobSpec, mesh: DeviceMesh, device: torch.device) -> Models:
-    """This rank has its rows of the policy and its reference; every rank calls it at the same time.
-
-    Adapters are whole on each rank beside its rows of the frozen base, and summed as without sharding.
-    """
-    load = functools.partial(load_sharded, mesh=mesh, device=device)
-    policy = _policy(settings, spec, load)
-    reference = None
-    if policy.adapters is not None:
-        # All ranks are here now, and gather the base at the same time.
-        _ = policy.base_digest
-    if spec.loads_reference:
-        if policy.adapters is not None:
-            reference = policy.reference()
-        else:
-            # A model that is whole nowhere can't be copied: it is read once more.
-            reference = load_model(spec.model, model_root=settings.spec_root, gradient_checkpointing=False, load=load)
-            reference.requires_grad_(False)
-    for model in (policy.model, reference):
-        if model is not None and spec.trainer.packing != "padded":
-            share_prompts_of_job(model, spec, device)
-            # A pass leaves the outermost parameters whole, but a checkpoint is restored into rows.
-            cast(FSDPModule, model).reshard()
-    return policy, reference
-
-
-def _policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
+def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
+    """Loads a job's policy, with its adapters. Raises InvalidInput."""
     policy = load_policy(
         spec.model, model_root=settings.spec_root, gradient_checkpointing=spec.trainer.gradient_checkpointing, load=load
     )

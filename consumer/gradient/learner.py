@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator
 from consumer.gradient.cost import ModelShape, model_shape, training_cost
-from consumer.gradient.lockstep import Lockstep
 from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
@@ -81,6 +81,14 @@ class Trained:
     logprobs: tuple[bytes | None, ...] | None = None
     """Those of each completion, float32 for each sampled token, as the first update measured them; None for one that
     didn't go through the model. None of a batch that isn't recorded."""
+
+
+class Lockstep(Protocol):
+    """What ranks pass by through a model that they share: at the same time, however many batches each of them has."""
+
+    def through(self) -> None:
+        """Returns when no rank has a pass left in this turn; each rank calls it after each of its turns."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ class TrainBatch(Order, tag="train_batch", frozen=True, kw_only=True):
 
 
 class Idle(Order, tag="idle", frozen=True, kw_only=True):
-    """One rank takes part while others train (consumer/gradient/lockstep.py); it does not answer."""
+    """One rank takes part while others train (`Learner.lockstep`); it does not answer."""
 
 
 class OrderToAll(Order, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from torch.distributed import PrefixStore
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep
-from consumer.model import sharded_loading
 from consumer.model.rows import local_rows
 from consumer.ranks.base import Ranks
 from consumer.ranks.group import RankGroup
@@ -26,6 +25,7 @@ from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.weights.hashing import tensors_digest
+from onbeat_extras.sharding import sharded_loading
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
 from tests.contract.test_distillation import taught
 from tests.trajectories import ENVIRONMENT, played_batch

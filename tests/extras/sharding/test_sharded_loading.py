@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from consumer.model.policy import load_model, load_whole
 from consumer.model.rows import gathered
-from consumer.model.sharded_loading import load_sharded
 from consumer.ranks.orders import join
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat_extras.sharding.sharded_loading import load_sharded
 from tests.builders import job_spec
 from tests.two_ranks import run_two_ranks
 
