@@ -1,1 +1,1 @@
-"""What the gateway says to Prometheus of the stack and its jobs, by the entry point `onbeat.expositions`."""
+"""What Prometheus is told: by the gateway, of the stack and its jobs, and by each process that is no HTTP service."""

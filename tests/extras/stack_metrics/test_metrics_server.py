@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.http_service.access import AccessRules
-from onbeat.http_service.metrics_server import serve_metrics
 from onbeat.http_service.own_metrics import WRONG_READS, metrics_of
 from onbeat.stack.ports import free_port
 from onbeat.telemetry.metrics import GeneratorMetrics, TrainerMetrics
+from onbeat_extras.stack_metrics.metrics_server import serve_metrics
 
 KEY = {"Authorization": "Bearer the-metrics-key"}
 
