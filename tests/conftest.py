@@ -6,7 +6,9 @@ import asyncio
 import inspect
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from gateway.services import Services
     from tests.e2e.stand_in_gateway import FakeGateway
     from tests.pipeline import Pipeline
+
+MEMORY_DISK = Path("/dev/shm")
+ROOM_BYTES = 2 * 1024**3
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore Ctrl-C, and so would what they start.
@@ -49,11 +54,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A real server with AOF and a password; tests that kill a server start their own."""
-    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    """A real server with AOF and a password; tests that kill a server start their own.
+
+    Its files are in memory where there is room: a walk through the fence's model asks for each write to be on the disk,
+    and would wait for the machine's disk most of the time.
+    """
+    in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free >= ROOM_BYTES
+    folder = Path(tempfile.mkdtemp(dir=MEMORY_DISK)) if in_memory else tmp_path_factory.mktemp("redis")
+    server = EmbeddedRedis(folder)
     server.start()
     yield server
     server.stop()
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import difflib
 import re
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -75,7 +76,6 @@ class Table(Record, tag_field="type", frozen=True, kw_only=True):
 
 
 R = TypeVar("R", bound=Record)
-
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What bytes that are no record make a decoder raise; the last one where they are thousands of levels deep."""
 
@@ -95,7 +95,7 @@ _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _making = threading.Lock()
-
+_type_info = cache(msgspec.inspect.type_info)
 
 MAP_16, FIX_MAP, LARGEST_FIX_MAP = 0xDE, 0x80, 15
 """How MessagePack opens a map: with 3 bytes, or, up to 15 pairs, with one."""
@@ -191,7 +191,7 @@ def invalid_input(error: msgspec.ValidationError, kind: type) -> InvalidInput:
         problem = "Has control characters: line breaks, escapes or marks of writing direction"
     field = path.rstrip("`").removeprefix("$").removeprefix(".")
     problem = problem[:1].lower() + problem[1:]
-    return InvalidInput(problem, field=field or None, cure=_cure(problem, msgspec.inspect.type_info(kind), field))
+    return InvalidInput(problem, field=field or None, cure=_cure(problem, _type_info(kind), field))
 
 
 def _cure(problem: str, kind: msgspec.inspect.Type, field: str) -> str | None:
