@@ -133,9 +133,9 @@ class Episode:
         [project.entry-points."onbeat.agents"]
         guess = "my_package:guess"
 
-    Attributes of the function say what an environment's class says: `guess.deterministic = False`,
-    `guess.global_random`. With `guess.rewrites = True` a request that isn't what was told before and something new
-    begins the trajectory anew: after a summary, or for an agent below this one.
+    Attributes say what a class says: `guess.deterministic = False`, `guess.global_random`. With `guess.rewrites = True`
+    a request that isn't what was told before and something new begins the trajectory anew: after a summary, or for an
+    agent below it. With `guess.parallel = True` it may ask with several at a time, and isn't deterministic.
     """
 
     base_url: str

@@ -42,6 +42,9 @@ class Agent:
     global_random: bool
     rewrites: bool = False
     """Whether it may ask with another history, as after a summary or for an agent below it."""
+    parallel: bool = False
+    """Whether it may ask with several histories at a time. Which is first is up to its threads, so it isn't
+    deterministic."""
 
 
 class AgentEnvironment(Environment):
@@ -59,7 +62,7 @@ class AgentEnvironment(Environment):
         self.global_random = found.global_random
         self._agent = found
         self._params = params
-        self._conversation = Conversation(rewrites=found.rewrites)
+        self._conversation = Conversation(rewrites=found.rewrites, parallel=found.parallel)
         self._guest: Guest | None = None
         self._thread: threading.Thread | None = None
 
@@ -114,12 +117,14 @@ def agent_named(name: str) -> Agent:
     function = found.load()
     if not callable(function):
         raise InvalidInput(f"`{name}` is {type(function).__name__}, and no function", field=FIELD)
+    parallel = bool(getattr(function, "parallel", False))
     return Agent(
         function=function,
         version=f"{found.dist.name} {found.dist.version}" if found.dist else "",
-        deterministic=bool(getattr(function, "deterministic", True)),
+        deterministic=bool(getattr(function, "deterministic", True)) and not parallel,
         global_random=bool(getattr(function, "global_random", False)),
         rewrites=bool(getattr(function, "rewrites", False)),
+        parallel=parallel,
     )
 
 

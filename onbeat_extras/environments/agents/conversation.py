@@ -5,11 +5,13 @@
       └────────── response ◀── future ◀────┴──────────── answer ◀──────────────┘
 
 Each request must be what was told before, and something new; what else it may be is a rewritten history: the trajectory
-begins anew with it where the agent says that it rewrites, and can't hold it elsewhere.
+begins anew with it where the agent says that it rewrites, and can't hold it elsewhere. Of an agent in parallel lines a
+request that comes beside another one waits for its turn.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -65,9 +67,10 @@ class Broken:
 class Conversation:
     """Requests come from the door's thread, `end` from the agent's; the environment waits and answers."""
 
-    def __init__(self, *, rewrites: bool = False) -> None:
-        """rewrites: whether the agent may ask with another history."""
-        self._rewrites = rewrites
+    def __init__(self, *, rewrites: bool = False, parallel: bool = False) -> None:
+        """rewrites: whether the agent may ask with another history; parallel: with several at a time."""
+        self._rewrites = rewrites or parallel
+        self._parallel = parallel
         self._guard = Lock()
         self._events: SimpleQueue[New | Ended | Broken] = SimpleQueue()
         self._said: list[Message] = []
@@ -76,6 +79,9 @@ class Conversation:
         """All tokens of one by tokens."""
         self._tools: tuple[Tool, ...] = ()
         self._pending: Request | None = None
+        self._waiting: deque[Request] = deque()
+        """Requests of other lines, in the order in which they came."""
+        self._is_opened = False
         self._undelivered: tuple[bytes, Message] | None = None
         """Body of the request whose client was gone when it was answered, and the answer."""
         self._over = ""
@@ -89,28 +95,21 @@ class Conversation:
         """Takes a request; its answer comes by its future. Raises Refusal."""
         with self._guard:
             self._refuse_if_over()
-            if self._pending is not None:
-                if not (self._pending.is_gone and self._pending.body == request.body):
-                    self._break("it asks while an earlier request of it waits for its answer")
-                    self._refuse_if_over()
-                self._pending = request
-                return
-            if self._undelivered is not None:
-                body, message = self._undelivered
+            if self._undelivered is not None and self._undelivered[0] == request.body:
+                request.answered.set_result(self._undelivered[1])
                 self._undelivered = None
-                if body == request.body:
-                    request.answered.set_result(message)
-                    return
-            problem, new = self._continued(request)
-            begins_anew = bool(problem) and self._rewrites and request.tools == self._tools
-            if begins_anew:
-                self._said, self._context, problem = [], None, ""
-                problem, new = self._continued(request)
-            if problem:
-                self._break(problem)
+            elif self._pending is None:
+                if not self._parallel:
+                    self._undelivered = None
+                self._take(request)
                 self._refuse_if_over()
-            self._pending = request
-            self._events.put(New(new, begins_anew))
+            elif self._pending.is_gone and self._pending.body == request.body:
+                self._pending = request
+            elif self._parallel and self._is_opened:
+                self._waiting.append(request)
+            else:
+                self._break("it asks while an earlier request of it waits for its answer")
+                self._refuse_if_over()
 
     def wait(self) -> New | Ended | Broken:
         """Waits for the agent's next request, or its end; the deadline is that of the environment's call."""
@@ -130,15 +129,22 @@ class Conversation:
                 self._context += unpack_int32(message.sampled.token_ids)
             else:
                 raise AssertionError("a request by tokens is answered by tokens")
+            self._is_opened = True
             if request.is_gone:
                 self._undelivered = request.body, message
-                return
-        request.answered.set_result(message)
+            else:
+                request.answered.set_result(message)
+            while self._waiting and self._pending is None and not self._over:
+                following = self._waiting.popleft()
+                if not following.is_gone:
+                    self._take(following)
+            if self._over:
+                self._refuse_all()
 
     def end(self, ended: Ended) -> None:
         """Called by the agent's thread, last."""
         with self._guard:
-            waits = self._pending is not None or self._undelivered is not None
+            waits = self._pending is not None or self._undelivered is not None or bool(self._waiting)
             if waits and ended.error is None:
                 self._break("its function ended while a request of it waited for its answer")
             self._over = self._over or "the agent's function has ended"
@@ -148,15 +154,35 @@ class Conversation:
         """Refuses the request that waits, and all that come later."""
         with self._guard:
             self._over = self._over or why
-            request, self._pending = self._pending, None
-        if request is not None:
-            request.answered.set_exception(Refusal(self._over, status=410, code="session_ended"))
+            self._refuse_all()
+
+    def _take(self, request: Request) -> None:
+        """Tells the environment of the request, or of what keeps it from being recorded."""
+        problem, new = self._continued(request)
+        begins_anew = bool(problem) and self._rewrites and request.tools == self._tools
+        if begins_anew:
+            self._said, self._context, problem = [], None, ""
+            problem, new = self._continued(request)
+        self._pending = request
+        if problem:
+            self._break(problem)
+        else:
+            self._events.put(New(new, begins_anew))
+
+    def _refuse_all(self) -> None:
+        for request in (*([] if self._pending is None else [self._pending]), *self._waiting):
+            request.answered.set_exception(self._refusal())
+        self._pending = None
+        self._waiting.clear()
 
     def _refuse_if_over(self) -> None:
-        if self._problem:
-            raise Refusal(f"this can't be recorded: {self._problem}", code="rewritten_history")
         if self._over:
-            raise Refusal(self._over, status=410, code="session_ended")
+            raise self._refusal()
+
+    def _refusal(self) -> Refusal:
+        if self._problem:
+            return Refusal(f"this can't be recorded: {self._problem}", code="rewritten_history")
+        return Refusal(self._over, status=410, code="session_ended")
 
     def _break(self, problem: str) -> None:
         self._problem = self._problem or problem

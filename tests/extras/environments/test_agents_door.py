@@ -14,9 +14,12 @@ import pytest
 from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
-from contracts.environments.messages import Message, Sampled, ToolCall
+from contracts.encoding.wire import encode
+from contracts.environments.messages import Message, Sampled, Tool, ToolCall
 from contracts.environments.service import Failure, NewSession, Played, Result, Step, Task, Turned, reply_digest
 from contracts.sampling import SamplingParams
+from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended, New, Request
+from onbeat_extras.environments.agents.refusal import Refusal
 from reward_service.playing.pool import EnvironmentPool
 from tests.played import SETTINGS, Asked, reason_of, reply_of, text_of
 
@@ -160,6 +163,79 @@ async def test_an_agent_asks_as_another_one_in_between_and_goes_on_with_what_it_
     assert shown == [[("user", "sum it up")], [("user", "hello"), ("assistant", "one"), ("user", "in short")]]
     assert [reply_of(result).begins_anew for result in (aside, back, last)] == [True, True, False]
     assert reply_of(last).reward == 5.0
+
+
+async def test_an_agent_in_parallel_lines_has_them_answered_in_turn_and_goes_on_with_each(ask: Asked) -> None:
+    await opened(ask, "in_parallel", session(1, act="two_lines"))
+    answers = {"plan": "go", "a": "one", "b": "three", "a, more": "x", "b, more": "yy"}
+    asked, (reply,) = "plan", await stepped(ask, 0, {1: said(answers["plan"])})
+    heard: list[str] = []
+    for turn in range(1, 5):
+        asked = reply_of(reply).messages[-1].content
+        if reply_of(reply).begins_anew and asked.endswith(", more"):
+            name = asked.removesuffix(", more")
+            assert [one.content for one in reply_of(reply).messages] == [name, answers[name], asked]
+        heard.append(asked)
+        (reply,) = await stepped(ask, turn, {1: said(answers[asked])})
+    assert sorted(heard) == ["a", "a, more", "b", "b, more"]
+    assert (reply_of(reply).done, reply_of(reply).reward) == (True, 3.0)
+
+
+def request(*messages: str, tools: tuple[Tool, ...] = ()) -> Request:
+    return Request(
+        body=encode([*messages, *tools]),
+        messages=tuple(Message(role="user", content=one) for one in messages),
+        tools=tools,
+    )
+
+
+@pytest.fixture
+def lines() -> Conversation:
+    """Of an agent in parallel lines, whose opening was answered, with the line `a` before the policy."""
+    conversation = Conversation(parallel=True)
+    for text in ("plan", "a"):
+        conversation.ask(request(text))
+        assert conversation.wait() == New((Message(role="user", content=text),), begins_anew=text == "a")
+        if text == "plan":
+            conversation.answer(said("go"))
+    return conversation
+
+
+def test_a_line_beside_the_opening_is_refused() -> None:
+    conversation = Conversation(parallel=True)
+    conversation.ask(request("a"))
+    with pytest.raises(Refusal, match="while an earlier request"):
+        conversation.ask(request("b"))
+
+
+def test_a_line_that_is_left_waiting_is_no_trajectory(lines: Conversation) -> None:
+    waiting = request("b")
+    lines.ask(waiting)
+    lines.end(Ended(returned=1.0))
+    assert lines.wait() == Broken("its function ended while a request of it waited for its answer")
+    lines.close("the session has ended")
+    assert isinstance(waiting.answered.exception(0), Refusal)
+
+
+def test_a_line_whose_client_is_gone_loses_its_place_and_has_its_answer_when_it_asks_again(lines: Conversation) -> None:
+    gone, waiting, again = request("b"), request("c"), request("a")
+    for one in (gone, waiting):
+        lines.ask(one)
+    gone.is_gone = True
+    lines._pending.is_gone = True  # type: ignore[union-attr]
+    lines.answer(said("one"))
+    assert lines.wait() == New((Message(role="user", content="c"),), begins_anew=True)
+    lines.ask(again)
+    assert again.answered.result(0).content == "one"
+
+
+def test_a_line_with_other_tools_ends_them_all(lines: Conversation) -> None:
+    other, waiting = request("b", tools=(Tool(name="add", description=""),)), request("c")
+    for one in (other, waiting):
+        lines.ask(one)
+    lines.answer(said("one"))
+    assert lines.wait() == Broken("its tools are others than before")
+    assert all(isinstance(one.answered.exception(0), Refusal) for one in (other, waiting))
 
 
 async def test_two_requests_at_a_time_are_no_trajectory(ask: Asked) -> None:

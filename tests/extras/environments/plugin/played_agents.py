@@ -134,6 +134,27 @@ def rewriting(episode: Episode) -> Any:
 rewriting.rewrites = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
+def in_parallel(episode: Episode) -> Any:
+    """The same, and asks with several histories at a time."""
+    return faulty(episode)
+
+
+in_parallel.parallel = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def do_two_lines(episode: Episode, client: openai.OpenAI) -> float:
+    """Two lines of two turns each, after a first turn of its own."""
+
+    def line(name: str) -> int:
+        said: list[Any] = [user(name)]
+        said += [asked(episode, client, said), user(f"{name}, more")]
+        return len(asked(episode, client, said).content)
+
+    asked(episode, client, [user("plan")])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return float(sum(pool.map(line, ("a", "b"))))
+
+
 def do_delegate(episode: Episode, client: openai.OpenAI) -> float:
     """Asks as another agent in between, and goes on with what it knew."""
     said: list[Any] = [user("hello")]
