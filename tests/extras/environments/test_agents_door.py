@@ -191,7 +191,7 @@ def request(*messages: str, tools: tuple[Tool, ...] = ()) -> Request:
 
 @pytest.fixture
 def lines() -> Conversation:
-    """Of an agent in parallel lines, whose opening was answered, with the line `a` before the policy."""
+    """An agent in parallel lines, whose opening was answered; its line `a` waits for the policy."""
     conversation = Conversation(parallel=True)
     for text in ("plan", "a"):
         conversation.ask(request(text))
