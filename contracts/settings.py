@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from msgspec import Meta
 
@@ -32,7 +33,7 @@ Start = Annotated[float, Meta(gt=0.0, le=86400.0)]
 """Seconds that a process may take to start: a day at most."""
 Age = Annotated[float, Meta(ge=1.0, le=36500.0)]
 """Days since a job has ended: a day at least, a hundred years at most."""
-SECRETS = frozenset({"redis_url", "reward_key", "api_key", "cache_key", "judge_key", "metrics_key"})
+SECRETS = frozenset({"redis_url", "redis_password", "reward_key", "api_key", "cache_key", "judge_key", "metrics_key"})
 """Settings that may come as a file: ONBEAT_API_KEY_FILE names the one with the value of ONBEAT_API_KEY."""
 ENGINE_OPTIONS = sorted({option for kind in ENGINES.values() for option in kind.__struct_fields__})
 
@@ -46,7 +47,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     redis_url: str = ""
     """redis://user:password@host:port/0, rediss:// by TLS, unix://user:password@/path?db=0 for a socket file, or
     redis+sentinel://user:password@host:port,host:port/NAME/0 for a primary that sentinels watch; "" where a process
-    needs no broker. The user is that of the process's role (docs/operate.md)."""
+    needs no broker. The user is that of the process's role (docs/operate.md); its password may come as
+    ONBEAT_REDIS_PASSWORD, or its file, instead."""
     redis_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
     """Replicas that hold a commit, and what comes before a deletion, before a process goes on; with 0 a failover may
     lose what the primary confirmed."""
@@ -245,6 +247,8 @@ def settings_from(environment: Mapping[str, str]) -> StackSettings:
     """
     given = _given(environment)
     own = {name: given[name] for name in StackSettings.__struct_fields__ if name in given}
+    if password := given.get("redis_password"):
+        own["redis_url"] = _with_password(own.get("redis_url", ""), quote(password, safe=""))
     try:
         return convert(own, StackSettings, strict=False)
     except InvalidInput as error:
@@ -269,7 +273,7 @@ def engine_from(environment: Mapping[str, str]) -> Engine:
 
 def _given(environment: Mapping[str, str]) -> dict[str, str]:
     """Setting → its text. Raises InvalidInput for a variable that is none."""
-    known = {*StackSettings.__struct_fields__, "engine", *(f"engine_{name}" for name in ENGINE_OPTIONS)}
+    known = {*StackSettings.__struct_fields__, *SECRETS, "engine", *(f"engine_{name}" for name in ENGINE_OPTIONS)}
     given: dict[str, str] = {}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or is_service_link(variable, text):
@@ -285,6 +289,15 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
             raise InvalidInput("unknown setting", field=variable, cure=one_of(variable, variables))
         given[name] = text
     return given
+
+
+def _with_password(url: str, password: str) -> str:
+    """The address with its user's password, as it stands in a URL. Raises InvalidInput that shows neither."""
+    parts = re.fullmatch(r"([a-z+]+://[^:@/]*)(?::([^:@/]*))?(@.*)", url)
+    if parts is None or parts[2] not in (None, "", password):
+        problem = "has no place in ONBEAT_REDIS_URL" if parts is None else "is another one than in ONBEAT_REDIS_URL"
+        raise InvalidInput(problem, field="ONBEAT_REDIS_PASSWORD", cure="write the address as redis://USER@HOST:PORT/0")
+    return f"{parts[1]}:{password}{parts[3]}"
 
 
 def _secret(variable: str, path: str) -> str:

@@ -8,7 +8,7 @@ if [ -s "$old" ] && [ -n "$(tail -c 1 "$old")" ]; then echo; fi
 while IFS= read -r line; do
   name=${line%%=*}
   case $line in
-    [A-Z]*=*) if grep -q "^$name=" "$old"; then continue; fi ;;
+    [A-Z]*=*) if grep -qE "^${name}(_FILE)?=" "$old"; then continue; fi ;;
     *) if [ "$old" != /dev/null ]; then continue; fi ;;
   esac
   case $line in

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes the users from the passwords in the environment, starts the server, and gives it its library of functions: no role
-# may bring its own. The seal, a secret in the names of keys, belongs to the data and lies beside them. Nothing secret stands
-# on a command line.
+# Makes the users from the passwords in the environment, or in the files of secrets, starts the server, and gives it its
+# library of functions: no role may bring its own. The seal, a secret in the names of keys, belongs to the data and lies
+# beside them. Nothing secret stands on a command line, or in the server's environment.
 set -eu
 umask 077
 here=/usr/share/onbeat
@@ -10,15 +10,23 @@ hash_of() {
   printf %s "$1" | sha256sum | cut -c 1-64
 }
 
+passwords="REDIS_PASSWORD REDIS_GATEWAY_PASSWORD REDIS_TRAINER_PASSWORD REDIS_GENERATOR_PASSWORD REDIS_STAGE_PASSWORD"
+for name in $passwords; do
+  eval "value=\${$name:-}"
+  if [ -z "$value" ]; then value=$(cat "/run/secrets/$name" 2>/dev/null || true); fi
+  if [ -z "$value" ]; then echo "$name is neither set nor a file that can be read: make .env with deploy/make-env.sh" >&2; exit 2; fi
+  eval "$name=\$value"
+done
+
 test -s /data/seal || head -c 16 /dev/urandom | sha256sum | cut -c 1-32 > /data/seal
 seal=$(cat /data/seal)
 
 sed -e "s/@SEAL@/$seal/g" \
-    -e "s/@DEFAULT@/$(hash_of "${REDIS_PASSWORD:?}")/" \
-    -e "s/@GATEWAY@/$(hash_of "${REDIS_GATEWAY_PASSWORD:?}")/" \
-    -e "s/@TRAINER@/$(hash_of "${REDIS_TRAINER_PASSWORD:?}")/" \
-    -e "s/@GENERATOR@/$(hash_of "${REDIS_GENERATOR_PASSWORD:?}")/" \
-    -e "s/@STAGE@/$(hash_of "${REDIS_STAGE_PASSWORD:?}")/" \
+    -e "s/@DEFAULT@/$(hash_of "$REDIS_PASSWORD")/" \
+    -e "s/@GATEWAY@/$(hash_of "$REDIS_GATEWAY_PASSWORD")/" \
+    -e "s/@TRAINER@/$(hash_of "$REDIS_TRAINER_PASSWORD")/" \
+    -e "s/@GENERATOR@/$(hash_of "$REDIS_GENERATOR_PASSWORD")/" \
+    -e "s/@STAGE@/$(hash_of "$REDIS_STAGE_PASSWORD")/" \
     -e "s/@LOADER@/$(head -c 32 /dev/urandom | sha256sum | cut -c 1-64)/" \
     "$here/users.acl" > /tmp/users.acl
 
@@ -31,4 +39,5 @@ load_library() {
 }
 
 load_library &
+unset $passwords
 exec redis-server "$here/redis.conf" --maxmemory "${REDIS_MAXMEMORY:-1gb}"

@@ -12,7 +12,9 @@ import sys
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 
 DEFAULT_PORT = 8100
-OTHERS_SECRETS = ("ONBEAT_REDIS_URL", "ONBEAT_API_KEY", "ONBEAT_CACHE_KEY", "ONBEAT_ENGINE_API_KEY", "ONBEAT_JUDGE_KEY")
+OTHERS_SECRETS = [
+    f"ONBEAT_{name}" for name in ("REDIS_URL", "REDIS_PASSWORD", "API_KEY", "CACHE_KEY", "ENGINE_API_KEY", "JUDGE_KEY")
+]
 
 
 def main() -> int:

@@ -37,9 +37,6 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
-ADDR_NO_RANDOMIZE = 0x0040000
-PERSONALITY_NOW = 0xFFFFFFFF
-
 CAPABILITY_VERSION_3 = 0x20080522
 
 IS_LINUX = sys.platform == "linux"
@@ -51,20 +48,6 @@ def libc() -> Any:
 
 def prctl(option: int, value: int) -> bool:
     return IS_LINUX and libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
-
-
-def keep_addresses() -> None:
-    """Starts this program anew with its code and data at the same addresses each time, where the system allows it.
-
-    None, types and functions are hashed by them, and so the order of a set of such.
-    """
-    if not IS_LINUX:
-        return
-    persona = libc().personality(PERSONALITY_NOW)
-    if persona < 0 or persona & ADDR_NO_RANDOMIZE or libc().personality(persona | ADDR_NO_RANDOMIZE) < 0:
-        return
-    if libc().personality(PERSONALITY_NOW) & ADDR_NO_RANDOMIZE:
-        os.execv(sys.executable, sys.orig_argv)
 
 
 def unshare(flags: int) -> bool:

@@ -54,8 +54,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 
 
 def interpolated(text: str) -> str:
-    """`${NAME:-default}` → default, `${NAME:?message}` → a sample secret."""
-    text = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text)
+    """`${NAME:-default}` → default, `${NAME:?message}` and the name of a secret → a sample secret."""
+    text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: SAMPLE_SECRETS.get(match[1], match[2]), text)
     return re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: SAMPLE_SECRETS[match[1]], text)
 
 
@@ -75,6 +75,8 @@ def test_a_service_runs_a_module_that_exists_with_settings_that_are_known(name: 
     spec = importlib.util.find_spec(module)
     assert spec is not None
     environment = {key: interpolated(value) for key, value in service["environment"].items()}
+    from_file = environment.pop(f"{PREFIX}REDIS_PASSWORD_FILE", None)
+    assert from_file == (f"/run/secrets/{service['secrets'][0]}" if name in ROLES else None)
     settings = settings_from(environment)
     assert bool(settings.api_key) is (name == "gateway")
     assert bool(settings.reward_key) is ("reward" in HOLDS[name])
@@ -92,8 +94,17 @@ def test_a_service_is_told_its_own_secrets_and_none_on_a_command_line(name: str)
     service = COMPOSE["services"][name]
     environment = " ".join(interpolated(value) for value in service["environment"].values())
     assert set(re.findall(r"(\w+)-word", environment)) == HOLDS[name]
-    rest = {key: value for key, value in service.items() if key != "environment"}
-    assert not re.findall("|".join(SAMPLE_SECRETS), yaml.safe_dump(rest).replace("REDISCLI_AUTH=$$REDIS_PASSWORD", ""))
+    rest = {key: value for key, value in service.items() if key not in ("environment", "secrets")}
+    health = "REDISCLI_AUTH=$${REDIS_PASSWORD:-$$(cat /run/secrets/REDIS_PASSWORD)}"
+    assert not re.findall("|".join(SAMPLE_SECRETS), str(rest).replace(health, ""))
+    as_files = {SAMPLE_SECRETS[secret].removesuffix("-word") for secret in service.get("secrets", ())}
+    assert as_files == HOLDS[name] & {"operator", "gateway", "trainer", "generator", "stage"}
+
+
+def test_a_password_of_redis_is_a_variable_or_a_file_that_is_empty_without_one() -> None:
+    assert COMPOSE["secrets"] == {
+        name: {"file": f"${{{name}_FILE:-/dev/null}}"} for name in SAMPLE_SECRETS if name.startswith("REDIS_")
+    }
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
@@ -290,7 +301,7 @@ def test_torch_whose_hash_differs_by_build_is_in_no_lock() -> None:
 def test_no_secret_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     for secret in SAMPLE_SECRETS:
-        assert set(re.findall(rf"\$\{{{secret}(:.)", text)) == {":?"}
+        assert set(re.findall(rf"(?<!\$)\$\{{{secret}(:..)", text)) == {":-}" if secret.startswith("REDIS_") else ":?m"}
         assert re.search(rf"^{secret}=$", (ROOT / ".env.example").read_text(), re.MULTILINE)
 
 

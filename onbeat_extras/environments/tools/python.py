@@ -30,7 +30,7 @@ WAIT_S = 10.0
 START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
-from onbeat.cage.kernel import keep_addresses
+from onbeat_extras.environments.tools.addresses import keep_addresses
 keep_addresses()
 from onbeat_extras.environments.tools.program import serve
 serve(int(sys.argv[1]))

@@ -94,6 +94,26 @@ def test_a_trainer_has_no_more_ranks_than_there_are_cores_unless_the_operator_sa
     assert StackSettings(max_ranks=7).most_ranks == 7
 
 
+@pytest.mark.parametrize("address", ["redis://gateway@redis:6379/0", "redis://gateway:@redis:6379/0"])
+def test_the_password_of_redis_may_come_by_itself_and_stands_in_the_address_then(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("p@ss/w:rd\n")
+    given = {"ONBEAT_REDIS_URL": address, "ONBEAT_REDIS_PASSWORD_FILE": str(path)}
+    whole = "redis://gateway:p%40ss%2Fw%3Ard@redis:6379/0"
+    assert settings_from(given).redis_url == whole
+    assert settings_from(given | {"ONBEAT_REDIS_URL": whole}).redis_url == whole, "what a child is given"
+    sentinels = given | {"ONBEAT_REDIS_URL": "rediss+sentinel://trainer@a:1,b:2/name/0"}
+    assert settings_from(sentinels).redis_url == "rediss+sentinel://trainer:p%40ss%2Fw%3Ard@a:1,b:2/name/0"
+    with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_PASSWORD: is another one than in ONBEAT_REDIS_URL") as caught:
+        settings_from(given | {"ONBEAT_REDIS_URL": "redis://gateway:other@redis:6379/0"})
+    assert "other" not in str(caught.value).replace("another", "")
+    for bare in ("", "redis://redis:6379/0"):
+        with pytest.raises(InvalidInput, match=r"ONBEAT_REDIS_PASSWORD: has no place.*redis://USER@HOST"):
+            settings_from(given | {"ONBEAT_REDIS_URL": bare})
+    path.write_text("")
+    assert settings_from(given).redis_url == address, "an empty file is none"
+
+
 def test_a_secret_may_be_a_file_and_is_given_once(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("a-long-key\n")
