@@ -18,7 +18,7 @@ from contracts.errors import ContractViolation, FenceViolation
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
-from onbeat.loop.staged import staged_batch
+from onbeat.loop.gathering import staged_batch
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import NUM_ROWS, StagedJob, external
 from tests.integration.test_broker_restart import Crash

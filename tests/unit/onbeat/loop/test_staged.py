@@ -14,7 +14,7 @@ from contracts.errors import ContractViolation
 from contracts.experience.columns import values_digest
 from contracts.rollouts import batch_digest
 from contracts.spec import JobSpec
-from onbeat.loop.staged import staged_batch
+from onbeat.loop.gathering import staged_batch
 from tests.builders import batch_of, job_spec, rollout
 
 BATCH = batch_of([([5], [rollout([7], 0.25), rollout([8, 9], 1.0)]), ([6], [rollout([7], 0.0), rollout([7], 0.5)])])
