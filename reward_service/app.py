@@ -1,7 +1,7 @@
 """The wiring of the reward service.
 
 POST ─ onbeat/http_service/access.py (Host, origin, key)
-   └─ endpoints.py, answered.py
+   └─ endpoints.py
         ├─▶ RewardRequest ─ scoring/pool.py ─┬─ linear-time rubric ─▶ scorers/ in a thread
         │                                    └─ anything else ─▶ lanes ═ caged scorer process
         │       one Scored or Unscorable per item, in order ◀──────────┘

@@ -23,7 +23,7 @@ from onbeat.process.crash_points import reach
 from onbeat.prompts.plan import IterationPlan
 from onbeat.prompts.source import PromptSource
 from onbeat.rendering.pieces import Pieces
-from onbeat.telemetry.tracing import trace_export
+from onbeat.telemetry.correlation import trace_export
 from onbeat.weights.model_folder import end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion

@@ -147,13 +147,12 @@ class GatewayClient:
         """The audit chain, oldest first."""
         return audit_entries(self._of_job("GET", job_id, "/audit"))
 
-    def events(self, job_id: str, *, after: str = "") -> Iterator[tuple[str, JobEvent]]:
-        """(event id, event) from the one after `after` to the job's final state, over as many connections as it takes.
+    def events(self, job_id: str) -> Iterator[tuple[str, JobEvent]]:
+        """(event id, event) from the first to the job's final state, over as many connections as it takes.
 
         It ends when this client is closed, too. Raises Unavailable when the gateway stays away.
         """
-        heard_s = time.monotonic()
-        is_over = False
+        heard_s, after, is_over = time.monotonic(), "", False
         while not self._http.is_closed:
             answer: httpx.Response | None = None
             try:

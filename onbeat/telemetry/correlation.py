@@ -11,9 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
+
+from contracts.errors import InvalidInput
+from contracts.events import TimelineSpan
+from contracts.settings import StackSettings
+from onbeat.process.entry_points import find_entry_point
 
 HEADER = "traceparent"
 FORM = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
@@ -79,3 +85,34 @@ def span_id_of(trace_id: str, name: str) -> str:
 
 def _digest(name: str, num_bytes: int) -> str:
     return hashlib.blake2b(name.encode(), digest_size=num_bytes).hexdigest()
+
+
+GROUP = "onbeat.tracing"
+NAME = "otlp"
+SETTING = "ONBEAT_OTLP_ENDPOINT"
+
+
+class TraceExport(Protocol):
+    """Sends traces to a collector, an extra. Made of an endpoint's URL; ImportError: its library isn't installed."""
+
+    def export(self, job_id: str, spans: Sequence[TimelineSpan]) -> None:
+        """Queues a committed iteration; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Sends what is queued; returns after some seconds also where the collector is away."""
+        ...
+
+
+def trace_export(settings: StackSettings) -> TraceExport | None:
+    """None, and nothing imported, without an endpoint. Raises InvalidInput: no such extra, or that is no URL."""
+    endpoint = settings.otlp_endpoint
+    if not endpoint:
+        return None
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidInput(f"`{endpoint}` is no URL", field=SETTING, cure="http://HOST:4318")
+    export = find_entry_point(GROUP, NAME, field=SETTING, where="trainer")
+    try:
+        return export.load()(endpoint.rstrip("/"))
+    except ImportError as error:
+        raise InvalidInput("needs OpenTelemetry", field=SETTING, cure='pip install "onbeat[otel]"') from error

@@ -1,1 +1,1 @@
-"""Traces of batches for collectors, by a library each (onbeat/telemetry/tracing.py asks for them)."""
+"""Traces of batches for collectors, by a library each (onbeat/telemetry/correlation.py asks for them)."""

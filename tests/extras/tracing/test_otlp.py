@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from contracts.events import TimelineSpan
 from contracts.settings import StackSettings
-from onbeat.telemetry.correlation import ROOT, span_id_of, trace_id_of
-from onbeat.telemetry.tracing import trace_export
+from onbeat.telemetry.correlation import ROOT, span_id_of, trace_export, trace_id_of
 from tests.integration.test_outgoing import assert_speaks_to_no_proxy
 from tests.spans import one_iteration, span
 

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
-from onbeat.telemetry.tracing import trace_export
+from onbeat.telemetry.correlation import trace_export
 
 
 def test_without_an_endpoint_nothing_is_imported() -> None:
     code = (
-        "import sys; from contracts.settings import StackSettings; from onbeat.telemetry.tracing import trace_export;"
+        "import sys; from contracts.settings import StackSettings;"
+        "from onbeat.telemetry.correlation import trace_export;"
         "assert trace_export(StackSettings()) is None;"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
