@@ -118,8 +118,18 @@ class PassAt(Record, frozen=True, kw_only=True):
     """Standard error over the prompts; 0.0 of one."""
 
 
+class SetScore(Record, frozen=True, kw_only=True):
+    """Mean reward over the prompts of a set; fields as of EvaluationScore."""
+
+    sampled: float
+    greedy: float | None = None
+    num_prompts: int
+    sampled_error: float | UnsetType = UNSET
+    pass_at: tuple[PassAt, ...] | UnsetType = UNSET
+
+
 class EvaluationScore(Record, frozen=True, kw_only=True):
-    """Mean reward over the held-out prompts under one version."""
+    """Mean reward over held-out prompts under one version: of the set that `evaluation.best` names."""
 
     iteration: int
     policy_version: int
@@ -134,12 +144,22 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
     """For k = 1, 2, 4, ... and all samples of a prompt; left out with one."""
     by_source: dict[str, float] | UnsetType = UNSET
     """`sampled` of each source, in a mixture of data sets."""
+    sets: dict[str, SetScore] | UnsetType = UNSET
+    """Name → score, of the other sets of the evaluation; "held_out" of the job's own data set."""
 
 
 def passes_in_words(score: EvaluationScore) -> str:
-    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, and `, sums 0.611` of each source; "" of neither."""
-    passes = "".join(f", pass@{one.k} {one.share:.3f} ± {one.error:.3f}" for one in score.pass_at or ())
-    return passes + "".join(f", {name} {mean:.3f}" for name, mean in (score.by_source or {}).items())
+    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, `, sums 0.611` of each source, `; aime: sampled 0.300` of each
+    other set; "" of none."""
+    words = "".join(f", {name} {mean:.3f}" for name, mean in (score.by_source or {}).items())
+    for name, one in (score.sets or {}).items():
+        greedy = "" if one.greedy is None else f", greedy {one.greedy:.3f}"
+        words += f"; {name}: sampled {one.sampled:.3f}{greedy}{_passes(one)}"
+    return _passes(score) + words
+
+
+def _passes(score: EvaluationScore | SetScore) -> str:
+    return "".join(f", pass@{one.k} {one.share:.3f} ± {one.error:.3f}" for one in score.pass_at or ())
 
 
 class DrawnPrompts(Record, frozen=True, kw_only=True):

@@ -38,11 +38,11 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
     audited; for a time-out or a crash as the last resort. A resume may change it."""
 
     sources: Annotated[tuple[Line, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
-    """Sources of a mixture that it scores; left out: all."""
+    """Sources of a mixture, and sets of the evaluation, that it scores; left out: all."""
 
     def scores(self, source: str | UnsetType) -> bool:
         """Whether it scores completions of a source."""
-        return self.sources is UNSET or source is UNSET or source in self.sources
+        return self.sources is UNSET or source in self.sources
 
     @property
     def stated_score(self) -> float | None:

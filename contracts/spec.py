@@ -17,11 +17,13 @@ from contracts.spec_limits import LimitSpec, Longest, TimeoutSpec, check_product
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import (
     DatasetSpec,
+    SourceDataset,
     environment_field,
     environment_problem,
     environments_of,
     given_problem,
     pools_problem,
+    sources_of,
     sources_problem,
 )
 from contracts.spec_tables.environment import EnvironmentSpec
@@ -74,12 +76,12 @@ Tag = Annotated[str, Meta(min_length=1, max_length=40, pattern=NO_CONTROL_CHARAC
 
 
 class JobSpec(Record, frozen=True, kw_only=True):
-    """A job, as TOML in a file and as JSON over HTTP."""
+    """A job."""
 
     name: Annotated[str, Meta(min_length=1, max_length=120, pattern=NO_CONTROL_CHARACTERS)]
     """For people."""
     tags: Annotated[tuple[Tag, ...], Meta(max_length=8)] = ()
-    """For people: what groups jobs on the page, as the seeds of one setting. Nothing that is trained reads them."""
+    """For people: what groups jobs on the page, as the seeds of one setting."""
     iterations: Iterations
     """Iteration t trains version t and makes version t + 1, in algorithm.updates_per_iteration
     passes of algorithm.mini_batches optimizer steps."""
@@ -96,12 +98,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Seeds the prompt order and every sample."""
     schedule: ScheduleName = "periodic"
-    """Which version samples iteration t, and when it is trained. Version t: periodic trains while batches still come,
-    synchronous after the last, colocated likewise, in turns on the same cores or GPU. Older ones: delayed exactly
-    max(0, t - max_policy_lag), bounded the newest since that a generator holds."""
+    """Which version samples iteration t, and when it is trained: a table of docs/job.md."""
     max_policy_lag: Annotated[int, Meta(ge=0, le=MAX_POLICY_LAG)] = 0
     """K: how many versions older than iteration t its sampling version may be; 1 or more for delayed and bounded, else
-    0. Redis and checkpoints hold K iterations and versions more."""
+    0."""
     deterministic: bool = True
     """Same spec, same seed, same digest (I7); needs exact accumulation and turns on torch's deterministic kernels."""
     rollout: RolloutSpec = field(default_factory=RolloutSpec)
@@ -109,7 +109,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     """Advantage and loss."""
     trackers: Annotated[tuple[TrackerName, ...], Meta(max_length=len(get_args(TrackerName)))] = ()
-    """Experiment trackers that get each iteration's numbers, beside the run folder; each is an extra of the package."""
+    """Experiment trackers that get each iteration's numbers; each is an extra of the package."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     """The optimizer."""
     trainer: TrainerSpec = field(default_factory=TrainerSpec)
@@ -117,8 +117,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     weights: WeightsSpec = field(default_factory=FileWeights)
     """How each version gets to the generators."""
     stages: Annotated[tuple[StageSpec, ...], Meta(max_length=MAX_STAGES)] = ()
-    """What is made of training rollouts before they are trained, by processes that scale by themselves. A batch is
-    trained when its columns are complete; evaluations pass none."""
+    """What stage workers make of training rollouts before they are trained; evaluations pass none."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     """Held-out evaluation."""
     recording: RecordingSpec | UnsetType | None = UNSET
@@ -183,14 +182,15 @@ class JobSpec(Record, frozen=True, kw_only=True):
         tables = {"trainer": self.trainer, "algorithm": self.algorithm, "optimizer": self.optimizer}
         plays, lags = bool(self.environments), self.schedule in LAGGING
         is_given = self.algorithm.learns_given
-        scores = self.evaluation.num_prompts > 0 or not is_given
         return (
             (external_problem(tables, self.trackers, self.schedule) if self.trainer.external else "")
             or hosts_problem(self.trainer, self.weights, self.schedule)
             or environment_problem(self.environments, self.rollout, self.evaluation, self.dataset)
             or (given_problem(self.dataset, self.rollout, plays=plays, lags=lags) if is_given else "")
             or pools_problem(self.dataset, self.rollout, iterations=self.iterations, num_open=self.num_open)
-            or sources_problem(self.dataset, self.reward.components, self.environment, scores=scores)
+            or sources_problem(
+                self.dataset, self.reward.components, self.environment, self.evaluation, learns_given=is_given
+            )
             or overlong_problem(self.reward.components, self.max_sampled_tokens)
         )
 
@@ -378,10 +378,13 @@ class JobSpec(Record, frozen=True, kw_only=True):
 
     def evaluates(self, iteration: int) -> bool:
         """Whether the held-out prompts are sampled under version `iteration`: before, after, and every N iterations."""
-        every = self.evaluation.every_iterations
-        if self.evaluation.num_prompts == 0:
-            return False
-        return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
+        every, is_due = self.evaluation.every_iterations, iteration in (0, self.iterations)
+        return self.evaluation.num_batches > 0 and (is_due or (every > 0 and iteration % every == 0))
+
+    @property
+    def tables(self) -> dict[str, SourceDataset]:
+        """Source, or set of the evaluation → its data set; the one of "" in a job without a mixture."""
+        return sources_of(self.dataset) | self.evaluation.tables
 
     def checkpoints_after(self, iteration: int) -> bool:
         """Whether a checkpoint follows the commit of this iteration."""

@@ -74,7 +74,8 @@ def check_products(
 
     num_open: iterations in Redis at once. given_tokens: longest completion that goes out with its prompt.
     """
-    if evaluation.sampled_as(rollout).max_new_tokens > rollout.sampling.max_new_tokens:
+    longest_evaluated = max(one.sampled_as(rollout).max_new_tokens for one in evaluation.each.values())
+    if longest_evaluated > rollout.sampling.max_new_tokens:
         raise ValueError(
             "evaluation.sampling.max_new_tokens is above rollout.sampling.max_new_tokens, which bounds a completion; "
             "lower it"
@@ -98,7 +99,8 @@ def _of_a_batch(
     yield sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure
     sampled += f" * {field}"
     yield sampled, "tokens of a batch", completions * tokens, MAX_BATCH_TOKENS, cure
-    evaluated = evaluation.prompts_per_batch * evaluation.num_samples
+    # Of the largest batch of any set, by each measure.
+    evaluated = max(one.prompts_per_batch * one.num_samples for one in evaluation.each.values())
     sampled, lower = "evaluation.prompts_per_batch * evaluation.group_size", "lower evaluation.prompts_per_batch"
     yield sampled, "completions of an evaluation batch", evaluated, MAX_BATCH_COMPLETIONS, lower
     yield f"{sampled} * {field}", "tokens of an evaluation batch", evaluated * tokens, MAX_BATCH_TOKENS, lower
@@ -112,7 +114,7 @@ def _of_a_batch(
     yield (
         "evaluation.prompts_per_batch * rollout.max_prompt_tokens",
         "prompt tokens of an evaluation batch",
-        evaluation.prompts_per_batch * rollout.max_prompt_tokens,
+        max(one.prompts_per_batch for one in evaluation.each.values()) * rollout.max_prompt_tokens,
         MAX_BATCH_PROMPT_TOKENS,
         "lower max_prompt_tokens to what the data need, or evaluation.prompts_per_batch",
     )
@@ -135,7 +137,7 @@ def _of_an_iteration(
         MAX_BATCHES,
         "raise a prompts_per_batch, or lower evaluation.num_prompts",
     )
-    evaluated = evaluation.num_prompts * (2 if evaluation.greedy else 1)
+    evaluated = sum(one.num_prompts * one.num_passes for one in evaluation.each.values())
     prompts = rollout.prompts_per_iteration * (1 + rollout.max_resamples) + evaluated
     yield (
         f"rollout.max_prompt_tokens and {prompts:,} prompts of an iteration, its reserves and its evaluation",

@@ -118,7 +118,7 @@ def _check_stops(spec: JobSpec) -> None:
     lags = spec.schedule_rule.lags
     never: dict[str, str] = {
         "reward_collapsed": given,
-        "score_collapsed": "" if spec.evaluation.num_prompts else "evaluation.num_prompts = 0 scores no version",
+        "score_collapsed": "" if spec.evaluation.num_batches else "evaluation.num_prompts = 0 scores no version",
         "groups_equal": "" if algorithm.advantage_kind.compares_groups else "algorithm.advantage compares no group",
         "entropy_gone": given,
         "mismatch_high": 'under a lag "lag_too_large" says it' if lags else "",

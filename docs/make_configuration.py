@@ -17,7 +17,7 @@ from msgspec import inspect as types
 
 from contracts import spec_limits
 from contracts.encoding.docstrings import field_docstrings
-from contracts.encoding.wire import MAX_BATCHES
+from contracts.encoding.wire import MAX_BATCHES, Record
 from contracts.engines import DEFAULT, ENGINES, VARIABLE, users_of, variable
 from contracts.settings import ENGINE_OPTIONS, PREFIX, StackSettings
 from contracts.spec import JobSpec
@@ -112,14 +112,19 @@ def _spec_sections(heading: str, struct: types.StructType, *, path: str, seen: d
     if first != heading:
         yield f"## {heading}\n\nThe keys of {first}.\n"
         return
-    yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{_table(_rows(struct))}"
+    rows, like = _rows(struct), ""
+    (base,) = struct.cls.__bases__
+    if (of := seen.setdefault(base, heading)) != heading and base is not Record:
+        rows = rows[len(base.__struct_fields__) :]
+        like = f"Beside the keys of {of} up to `{base.__struct_fields__[-1]}`:\n\n"
+    yield f"## {heading}\n\n{_summary(struct.cls)}\n\n{like}{_table(rows)}"
     for field in struct.fields:
         yield from _below(field, f"{path}.{field.name}".lstrip("."), seen)
 
 
 def _below(field: types.Field, path: str, seen: dict[type, str]) -> Iterator[str]:
     choices = _structs_in(field.type)
-    if path.startswith("dataset.sources."):
+    if path.startswith(("dataset.sources.", "evaluation.sets.")):
         return  # the kinds of data sets, once more
     if field.name in UNIONS:
         heading, sentence = UNIONS[field.name]

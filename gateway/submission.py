@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from broker.job_store import JobStore
 from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.json_lines import open_plain
-from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
+from contracts.encoding.wire import KEY_IN_PROBLEM, Table, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound
 from contracts.jobs import ResumeRequest
 from contracts.rewards import (
@@ -39,7 +39,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
-from contracts.spec_tables.datasets import JsonlDataset, environment_field, sources_of, with_environments
+from contracts.spec_tables.datasets import JsonlDataset, environment_field, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
@@ -109,19 +109,24 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
 
     Rows of more than MAX_ROWS_BYTES are the trainer's to read, and so is what isn't a JSON object a line.
     """
-    check_files(spec.model, settings.spec_root, is_chat=spec.dataset.chat is not None)
-    has_folders, num_bytes = any(part.has_folders for part in sources_of(spec.dataset).values()), 0
-    for field, path in spec.dataset.files().items():
-        found = settings.spec_root.find(path, field=f"dataset.{field}")
+    parts = spec.tables.values()
+    check_files(spec.model, settings.spec_root, is_chat=any(part.chat is not None for part in parts))
+    has_folders, num_bytes = any(part.has_folders for part in parts), 0
+    tables: dict[str, Table] = {"dataset": spec.dataset}
+    for number, one in enumerate(spec.evaluation.sets or ()):
+        tables[f"evaluation.sets[{number}].dataset"] = one.dataset
+    named = {f"{table}.{field}": path for table, of in tables.items() for field, path in of.files().items()}
+    for field, path in named.items():
+        found = settings.spec_root.find(path, field=field)
         # Of a folder's files `folder/train` are some: the trainer finds out whether there are any.
         if not (found.parent.is_dir() if has_folders else found.is_file()):
             raise InvalidInput(
                 f"there is no file {path} under the model root, {settings.model_root}",
-                field=f"dataset.{field}",
+                field=field,
                 cure="name a file of JSON lines that the stack can read",
             )
         num_bytes += found.stat().st_size
-    if isinstance(spec.dataset, JsonlDataset) and num_bytes <= MAX_ROWS_BYTES:
+    if all(isinstance(part, JsonlDataset) for part in (spec.dataset, *parts)) and num_bytes <= MAX_ROWS_BYTES:
         job_examples(spec, settings.spec_root)
 
 

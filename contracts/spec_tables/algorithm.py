@@ -61,8 +61,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     updates_per_iteration: Annotated[int, Meta(ge=1, le=64)] = 1
     """Passes over the same rollouts (GRPO's μ), an optimizer step each, or one for each of its mini-batches."""
     mini_batches: Annotated[int, Meta(ge=1, le=64)] | UnsetType = UNSET
-    """Equal parts of an iteration's batches, by their numbers, with an optimizer step each; left out: 1. Advantages and
-    the old policy are from before the first step. Divides rollout.batches_per_iteration."""
+    """Equal parts of an iteration's batches, by their numbers, with an optimizer step each; left out: 1."""
     old_policy: Literal["trainer", "generator"] = "trainer"
     """Whose log-probs the policy ratio is taken against: the trainer's before the iteration's first step, where no clip
     acts, or the generator's."""
@@ -97,9 +96,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Takes it of whole distributions (GKD): forward KL (0), reverse KL (1), Jensen-Shannon between, over the teacher's
     `top_k` tokens and all others as one. Left out: reverse KL, by the sampled token."""
     correction: CorrectionName | None = None
-    """Weighs surrogate and KL to a teacher by the probability before the iteration's first step over that of sampling:
-    truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a lag). Under a lag none
-    has to be named."""
+    """Weighs stale samples: truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a
+    lag). Under a lag "none" has to be named, too."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """Whether each token has its weight, or a response one: the product over its tokens, or their geometric mean."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -108,7 +106,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0."""
     off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
     """A response of negative advantage whose mean log(mu / pi) a token is above this has no surrogate: the policy has
-    left it. Left out: none is masked."""
+    left it."""
     on_truncated: Literal["score", "mask", "penalise"] | UnsetType = UNSET
     """What a completion teaches that was cut: what its reward says (score, also where left out), nothing (mask: it
     keeps its place in group and divisor), or what truncated_reward says (penalise)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -12,7 +12,9 @@ from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.environment import EnvironmentSpec
-from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
+
+if TYPE_CHECKING:
+    from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
 
 TaskNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 TaskRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
@@ -199,6 +201,7 @@ class PluginDataset(DrawnTable, tag="plugin", frozen=True, kw_only=True):
 
 
 OneDataset = AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset
+SourceDataset = OneDataset | EnvironmentDataset
 SourceName = Annotated[str, Meta(max_length=40, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]
 
 
@@ -209,7 +212,7 @@ class MixtureSource(Record, frozen=True, kw_only=True):
     """In metrics, in prompts' names and in a reward component's `sources`."""
     weight: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
     """Its share of each iteration's prompts, among the weights of all."""
-    dataset: OneDataset | EnvironmentDataset
+    dataset: SourceDataset
     """Any but a mixture."""
     environment: EnvironmentSpec | UnsetType = UNSET
     """What answers the model at its prompts, where the job has no `environment` for all."""
@@ -238,10 +241,10 @@ class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
         }
 
 
-DatasetSpec = OneDataset | EnvironmentDataset | MixtureDataset
+DatasetSpec = SourceDataset | MixtureDataset
 
 
-def sources_of(dataset: DatasetSpec) -> dict[str, OneDataset | EnvironmentDataset]:
+def sources_of(dataset: DatasetSpec) -> dict[str, SourceDataset]:
     """Source → its data set; the one of "" in a job without a mixture."""
     if isinstance(dataset, MixtureDataset):
         return {source.name: source.dataset for source in dataset.sources}
@@ -294,28 +297,37 @@ def with_environments(
 
 
 def sources_problem(
-    dataset: DatasetSpec, components: tuple[RewardComponent, ...], environment: EnvironmentSpec | None, *, scores: bool
+    dataset: DatasetSpec,
+    components: tuple[RewardComponent, ...],
+    environment: EnvironmentSpec | None,
+    evaluation: EvaluationSpec,
+    *,
+    learns_given: bool,
 ) -> str:
-    """Says which component, source or environment has no counterpart; "" where all have.
+    """Says which component, source, set or environment has no counterpart; "" where all have.
 
-    scores: whether the job has completions to score.
+    learns_given: whether the training completions are given, so that nothing scores them.
     """
     sources, plays = sources_of(dataset), environments_of(dataset, environment)
+    if twice := sources.keys() & evaluation.tables.keys():
+        return f"evaluation.sets names one `{twice.pop()}`, as a source is; give it a name of its own"
+    tables = sources | evaluation.tables
     for place, component in enumerate(components):
-        if unknown := [name for name in component.sources or () if name not in sources]:
+        if unknown := [name for name in component.sources or () if name not in tables]:
             return f"reward.components[{place}].sources names `{unknown[0]}`, which is no source of dataset.sources"
     if environment is not None and (own := environments_of(dataset, None)):
         field = environment_field(dataset, next(iter(own)))
         return f"{field} has no effect with environment, which plays all sources; leave one of the two out"
-    unplayed = {name: table for name, table in sources.items() if not {"", name} & plays.keys()}
+    unplayed = {name: table for name, table in tables.items() if not {"", name} & plays.keys()}
     for name, table in unplayed.items():
         if isinstance(table, EnvironmentDataset):
-            field = environment_field(dataset, name)
+            field = environment_field(dataset, name if name in sources else "")
             where = field.replace("environment", "dataset" if name else "dataset.type")
             return f'{where} = "environment" takes its tasks from the environment; name one as {field}.name'
         if components and not any(component.scores(name) for component in components):
-            return f"reward.components has none that scores dataset.sources' `{name}`; name it in one's `sources`"
-        if scores and not components:
+            what = f"`{name}`; name it in one's `sources`" if name else "what is trained; leave one's `sources` out"
+            return f"reward.components has none that scores {what}"
+        if not components and (name not in sources or evaluation.num_prompts or not learns_given):
             return f"reward.components needs one or more, or {name or 'the job'} an environment that rewards"
     return ""
 
@@ -328,10 +340,12 @@ def environment_problem(
         field = environment_field(dataset, source)
         if environment.chat_format and environment.renderer != "chat":
             return f'{field}.chat_format has no effect with {field}.renderer = "text"; leave it out'
-        if (dataset if source == "" else sources_of(dataset)[source]).chat is not None:
+        played = [dataset, *evaluation.tables.values()] if source == "" else [sources_of(dataset)[source]]
+        if any(table.chat is not None for table in played):
             chat = "dataset.chat" if source == "" else field.replace("environment", "dataset.chat")
             return f"{chat} has no effect with an environment, whose messages {field}.renderer writes; leave it out"
-        if ends := rollout.sampling.own_end or evaluation.sampled_as(rollout).own_end:
+        evaluated = (one.sampled_as(rollout).own_end for one in evaluation.each.values())
+        if ends := rollout.sampling.own_end or next(filter(None, evaluated), ""):
             return f"sampling.{ends} would end turns that {field}.renderer can't read; leave it out"
         longest = rollout.sampling.max_new_tokens
         name, most = environment.seen_bound

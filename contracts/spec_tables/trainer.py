@@ -145,8 +145,8 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     """Input tokens of one pass, padding included: bounds the memory of activations. A batch with more goes through in
     several passes; a prompt with one completion always goes whole."""
     measure_entropy: bool = True
-    """Measures the entropy of the whole distribution at each token that goes through the model
-    (entropy_trained_tokens), also without a bonus. The estimate over sampled tokens (entropy) is always there."""
+    """Measures entropy_trained_tokens, of the whole distribution, without a bonus too; the estimate `entropy` is always
+    there."""
     mismatch_alarm: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.01
     """Above this mean K3 a token between trainer and generator, over the batches that the trained version sampled, an
     iteration is a warning and an event. The default is for answers of some ten tokens (docs/operate.md)."""

@@ -153,7 +153,7 @@ def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, boo
 def _checked(services: Services, spec: JobSpec) -> JobSpec:
     """Returns the spec with the text of its rewards' files. Raises Problem, InvalidInput or Unavailable."""
     check_submitted(spec)
-    check_job(spec.dataset, spec.reward.components)
+    check_job(spec.tables, spec.reward.components)
     check_retention(spec.retention, services.settings)
     submission.check_paths(spec, services.settings)
     submission.check_fork(spec, services.settings, services.jobs)

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from broker.trainer_side import Arrived
 from contracts.errors import FenceViolation
 from contracts.events import SampledBy
-from contracts.jobs import DrawnPrompts, EvaluationScore, PassAt
+from contracts.jobs import DrawnPrompts, EvaluationScore, PassAt, SetScore
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup, completion_problem
+from contracts.spec_tables.rollout import HELD_OUT, EvaluationSpec, HeldOutSpec
 from onbeat.loop.sampled import PlayedTrajectories, by_name, mean
 from onbeat.loop.window import AskedIteration
 
@@ -179,23 +181,41 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
 
 
 def evaluation_score(
-    expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch], *, pass_reward: float = 1.0
+    expected: Collection[PromptBatch], arrived: Mapping[str, RolloutBatch], evaluation: EvaluationSpec
 ) -> EvaluationScore | None:
-    """Mean reward of the sampled and of the greedy batches; None where the iteration has no (complete) evaluation.
+    """Mean rewards of sampled and greedy batches, by set; None where the iteration has none of the set that counts.
 
     expected: the iteration's batches; arrived: its evaluation batches, where an abandoned one is not in the mean.
-    pass_reward: that from which a completion passes.
     """
-    sampled = [arrived[b.batch_id] for b in expected if b.sampling.temperature > 0.0 and b.batch_id in arrived]
-    greedy = [arrived[b.batch_id] for b in expected if b.sampling.temperature == 0.0 and b.batch_id in arrived]
+    batches: dict[str, list[PromptBatch]] = {}
+    for batch in expected:
+        if batch.batch_id in arrived:
+            source = batch.prompts[0].source or ""
+            batches.setdefault(source if source in evaluation.tables else HELD_OUT, []).append(batch)
+    sets = {name: _set_score(batches.get(name, []), arrived, one) for name, one in evaluation.each.items()}
+    sets = {name: score for name, score in sets.items() if score is not None}
+    if (score := sets.pop(best := evaluation.best or HELD_OUT, None)) is None:
+        return None
+    of_best = [arrived[batch.batch_id] for batch in batches[best] if batch.sampling.temperature > 0.0]
+    return EvaluationScore(
+        iteration=of_best[0].iteration,
+        policy_version=of_best[0].policy_version,
+        by_source=(best == HELD_OUT and _by_source(of_best)) or UNSET,
+        sets=sets or UNSET,
+        **asdict(score),
+    )
+
+
+def _set_score(asked: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch], of: HeldOutSpec) -> SetScore | None:
+    """None where no sampled batch of the set has arrived. asked: those that have."""
+    sampled = [arrived[batch.batch_id] for batch in asked if batch.sampling.temperature > 0.0]
+    greedy = [arrived[batch.batch_id] for batch in asked if batch.sampling.temperature == 0.0]
     if not sampled:
         return None
+    pass_reward = 1.0 if of.pass_reward is UNSET else of.pass_reward
     means, pass_at = _of_prompts(sampled, pass_reward) if sampled[0].group_size > 1 else ([], UNSET)
-    return EvaluationScore(
-        iteration=sampled[0].iteration,
-        policy_version=sampled[0].policy_version,
+    return SetScore(
         sampled=_mean_reward(sampled),
-        by_source=_by_source(sampled) or UNSET,
         greedy=_mean_reward(greedy) if greedy else None,
         num_prompts=sum(len(batch.groups) for batch in sampled),
         sampled_error=_standard_error(means) if means else UNSET,

@@ -300,10 +300,7 @@ class Succession:
 
 def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Callable[[EvaluationScore], None]) -> None:
     """Tells what an iteration's evaluation came to, where it has one, before its commit. A replay repeats it."""
-    pass_reward = job.spec.evaluation.pass_reward
-    score = evaluation_score(
-        iteration.expected.values(), iteration.evaluation, pass_reward=1.0 if pass_reward is UNSET else pass_reward
-    )
+    score = evaluation_score(iteration.expected.values(), iteration.evaluation, job.spec.evaluation)
     if score is not None:
         write(score)
         job.health.scored(score)

@@ -7,6 +7,7 @@ start, or when it is submitted, not at the batch that holds the example."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ from contracts.encoding.numbers import read_number
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset, sources_of
+from contracts.spec_tables.rollout import EvaluationSet
 from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
 
@@ -75,6 +77,8 @@ class Request:
     """The job's seed."""
     model_root: SpecRoot
     """Where files are found."""
+    trains: bool = True
+    """Whether the training pool is asked for, too; else it may be empty, and a file held out whole."""
 
 
 def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
@@ -86,6 +90,7 @@ def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
         model_root=root,
         components=spec.reward.components,
         learns_given=spec.algorithm.learns_given,
+        sets=spec.evaluation.sets or (),
     )
 
 
@@ -97,17 +102,21 @@ def load_dataset(
     model_root: SpecRoot,
     components: tuple[rewards.RewardComponent, ...] = (),
     learns_given: bool = False,
+    sets: Sequence[EvaluationSet] = (),
 ) -> ExampleSets:
     """Loads the training pool and `num_evaluation` held-out examples; equal arguments give equal sets.
 
-    learns_given: whether the training pool's completions are given, so that nothing scores them.
+    learns_given: whether the training pool's completions are given, so that nothing scores them. sets: what else is
+    held out, behind those, with the sets' names as sources.
 
     Raises InvalidInput that names the field for a data set that is empty, unknown, unreadable or too small, and for one
     that the reward's components can't score: a job fails at its start, not at the first batch that holds the example.
     """
-    check_job(spec, components)
+    check_job(sources_of(spec) | {one.name: one.dataset for one in sets}, components)
     request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
     dataset = load_entry_point(TYPES, spec.kind, field="dataset.type")(spec, request)
+    if sets:
+        dataset = load_entry_point("onbeat.evaluation_sets", "load", field="evaluation.sets")(sets, dataset, request)
     for example in (*(() if learns_given else dataset.train), *dataset.evaluation):
         for component in (one for one in components if one.scores(example.source)):
             try:
@@ -118,9 +127,12 @@ def load_dataset(
     return dataset
 
 
-def check_job(dataset: DatasetSpec, components: tuple[rewards.RewardComponent, ...]) -> None:
-    """Checks what is known of a job's tasks from its spec alone. Raises InvalidInput that names the field."""
-    for source, part in sources_of(dataset).items():
+def check_job(tables: Mapping[str, object], components: tuple[rewards.RewardComponent, ...]) -> None:
+    """Checks what is known of a job's tasks from its spec alone. Raises InvalidInput that names the field.
+
+    tables: as of JobSpec.
+    """
+    for source, part in tables.items():
         reads = [isinstance(one, rewards.ReasoningGymReward) and one.scores(source) for one in components]
         if any(reads) or isinstance(part, ReasoningGymDataset):
             known_tasks("dataset.task").check_source(part, [place for place, is_read in enumerate(reads) if is_read])

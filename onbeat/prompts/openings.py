@@ -21,7 +21,7 @@ from contracts.environments.service import RETRYABLE, EnvironmentFacts, Failure,
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt, PromptTask
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import EnvironmentDataset, environment_field, sources_of
+from contracts.spec_tables.datasets import EnvironmentDataset, environment_field
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.prompts.examples import Example
 from onbeat.rendering.factory import check_renderer, make_renderer
@@ -117,7 +117,7 @@ class OpenedPrompts:
             "reference": example.reference,
             "entry": example.task_entry,
         }
-        if isinstance(sources_of(self._spec.dataset)[example.source], EnvironmentDataset):
+        if isinstance(self._spec.tables[example.source], EnvironmentDataset):
             *_, split, index = example.example_id.split("/")
             what = {"split": split, "index": int(index)}
         name = f"{'held out' if held_out else self._spec.seed}/{example.example_id}"

@@ -7,6 +7,7 @@ from functools import partial
 
 from contracts.jobs import DrawnPrompts
 from contracts.rollouts import Prompt, PromptBatch
+from contracts.sampling import SamplingParams
 from contracts.spec import JobSpec
 from contracts.versions import WeightManifest
 from onbeat.prompts.source import PromptSource
@@ -60,19 +61,19 @@ class IterationPlan:
         return self._spec.evaluation.num_batches if self._spec.evaluates(iteration) else 0
 
     def evaluation(self, iteration: int, manifest: WeightManifest) -> tuple[PromptBatch, ...]:
-        """The held-out prompts with the evaluation's sampling, then greedily; () where the version is not evaluated.
+        """Each set's held-out prompts with its sampling, then greedily; () where the version is not evaluated.
 
         manifest: of the version that is evaluated.
         """
         if not self._spec.evaluates(iteration):
             return ()
-        evaluation, batch = self._spec.evaluation, self._batch(iteration, manifest)
-        sampling = evaluation.sampled_as(self._spec.rollout)
-        passes = [(sampling, evaluation.num_samples)]
-        if evaluation.greedy:
-            passes.append((sampling.greedily, 1))
-        chunks = _chunks(self._source.evaluation_prompts(), evaluation.prompts_per_batch)
-        work = [(sampling, group_size, chunk) for sampling, group_size in passes for chunk in chunks]
+        batch, prompts = self._batch(iteration, manifest), self._source.evaluation_prompts()
+        work: list[tuple[SamplingParams, int, tuple[Prompt, ...]]] = []
+        for held_out in self._spec.evaluation.each.values():
+            of_set, prompts = prompts[: held_out.num_prompts], prompts[held_out.num_prompts :]
+            chunks, sampling = _chunks(of_set, held_out.prompts_per_batch), held_out.sampled_as(self._spec.rollout)
+            work += [(sampling, held_out.num_samples, chunk) for chunk in chunks]
+            work += [(sampling.greedily, 1, chunk) for chunk in chunks if held_out.greedy]
         return tuple(
             batch(
                 batch_id=f"{iteration}/evaluation/{index}",

@@ -68,7 +68,7 @@ class PromptSource:
         # Looked for once: it takes milliseconds among all packages, and says so in the log.
         learns = spec.algorithm.learns_given
         self._given_ids: Any = learns and load_entry_point("onbeat.completions", "given", field="algorithm.loss")
-        self._chats = {source: part.chat for source, part in sources_of(spec.dataset).items()}
+        self._chats = {source: part.chat for source, part in spec.tables.items()}
         self._opened = {
             name: OpenedPrompts(
                 spec, name, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
@@ -99,7 +99,7 @@ class PromptSource:
         return tuple(reserves[start : start + num_prompts] for start in range(0, len(reserves), num_prompts))
 
     def evaluation_prompts(self) -> tuple[Prompt, ...]:
-        """Returns all held-out prompts, the same at every evaluation; () where evaluation is off."""
+        """Returns all held-out prompts, set by set, the same at every evaluation; () where evaluation is off."""
         return _numbered(self._evaluation)
 
     def _prompts(self, examples: Sequence[Example], *, held_out: bool) -> list[Prompt]:

@@ -8,34 +8,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec import UNSET
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
+from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from contracts import events
-from contracts.jobs import EvaluationScore, JobState, JobStatus, passes_in_words
+from contracts.jobs import JobState, JobStatus, passes_in_words
 from onbeat.client.progress import JobProgress
-from onbeat.telemetry.logs import shown
-from onbeat.terminal.words import (
-    UNKNOWN,
-    by_reason,
-    count,
-    duration,
-    kind_in_words,
-    lags_of,
-    number,
-    one_line,
-    open_in_words,
-    plural,
-    score,
-    share,
-    short,
-    sparkline,
-    staleness,
-)
+from onbeat.process.entry_points import all_of
+from onbeat.terminal.words import count, duration, lags_of, number, one_line, plural, score, share, staleness
 
 FRAMES_PER_S = 4
 LASTING_S = {JobState.RUNNING: 1.5}
@@ -60,24 +42,13 @@ class JobView(Protocol):
 
 @contextmanager
 def view_for(console: Console) -> Iterator[JobView]:
-    if not console.is_terminal:
+    """A panel that is drawn in place, as an extra draws it; lines where there is none, or no terminal."""
+    live = next(iter(all_of("onbeat.live_views").values()), None) if console.is_terminal else None
+    if live is None:
         yield PlainView(console)
         return
-    with Live(console=console, refresh_per_second=FRAMES_PER_S, transient=False) as live:
-        yield LiveView(live)
-
-
-class LiveView:
-    """A panel that is drawn in place."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def event(self, event: events.JobEvent, progress: JobProgress) -> None:
-        self._live.update(panel(progress))
-
-    def refresh(self, progress: JobProgress) -> None:
-        self._live.update(panel(progress))
+    with live(console) as view:
+        yield view
 
 
 class PlainView:
@@ -105,25 +76,6 @@ class PlainView:
                 self._console.print(f"job {status.state.value}: {one_line(self._told)}", soft_wrap=True)
 
 
-def panel(progress: JobProgress) -> RenderableType:
-    status = progress.status
-    head = Text.assemble(
-        (one_line(status.name), "bold"),
-        f"  {status.job_id}  ",
-        (status.state.value, STATE_STYLES[status.state]),
-        f"  {one_line(status.reason)}",
-    )
-    return Panel(
-        Group(bar(progress), Text(), *health_lines(status), _facts(progress)),
-        title=head,
-        subtitle=Text(kind_in_words(status), "dim"),
-        title_align="left",
-        subtitle_align="right",
-        border_style=STATE_STYLES[status.state].removeprefix("bold "),
-        padding=(1, 2),
-    )
-
-
 def health_lines(status: JobStatus) -> list[Text]:
     """A line for each thing that is wrong, with the cure."""
     return [Text(one_line(f"! {problem.in_words}; {problem.cure}"), "red") for problem in status.health]
@@ -140,92 +92,6 @@ def bar(progress: JobProgress) -> RenderableType:
         Text(f"{progress.num_committed} of {status.iterations} iterations  {left}"),
     )
     return row
-
-
-def _facts(progress: JobProgress) -> Table:
-    status, latest = progress.status, progress.latest
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    table.add_row("reward", _reward_row(progress))
-    if latest is not None and latest.num_resamples:
-        left = f"{share(latest.zero_advantage_share)} of the groups still of equal reward"
-        table.add_row("resampled", f"{plural(latest.num_resamples, 'prompt')}   {left}")
-    if latest is not None and latest.num_unscorable:
-        what = f"{plural(latest.num_unscorable, 'completion')} of the last iteration"
-        table.add_row("unscorable", f"{what} got the score that the spec states for that")
-    if latest is not None and latest.kl_to_teacher is not UNSET:
-        table.add_row("teacher", f"KL {number(latest.kl_to_teacher)} a token")
-    if latest is not None and latest.trajectories is not UNSET:
-        table.add_row("environment", Text(environment_in_words(latest.trajectories)))
-    table.add_row("held-out", _evaluation_row(progress.evaluation_before, progress.evaluation_latest))
-    table.add_row("policy", f"version {status.policy_version}   digest {short(status.weights_digest)}")
-    if status.max_policy_lag and status.window:
-        table.add_row("window", Text("\n".join(open_in_words(status.window))))
-    if latest is not None and latest.lag_counts:
-        table.add_row("samples", f"{lags_of(latest)}   {staleness(latest)}")
-    backlog = f"{status.batches_published} of {status.batches_expected} in"
-    rejected = by_reason(status.batches_rejected)
-    reclaimed = f"{status.batches_reclaimed} reclaimed   {status.batches_dead} dead"
-    table.add_row("batches", f"{backlog}   {status.batches_accepted} accepted   {rejected} rejected   {reclaimed}")
-    if status.batches_hedged:
-        table.add_row("hedges", f"{plural(status.batches_hedged, 'copy')} of late batches   {status.hedges_won} won")
-    table.add_row("speed", _speed_row(latest))
-    starts = f"   trainer started {plural(progress.num_trainer_starts, 'time')}" if progress.num_trainer_starts else ""
-    table.add_row("processes", f"{plural(status.live_generators, 'generator')}{starts}")
-    return table
-
-
-def _reward_row(progress: JobProgress) -> RenderableType:
-    rewards = progress.rewards
-    if not rewards:
-        return Text("waiting for the first iteration", "dim")
-    return Text.assemble(
-        (score(rewards[-1]), "bold green"), "  ", (sparkline(rewards), "green"), f"  first {score(rewards[0])}"
-    )
-
-
-def _evaluation_row(before: EvaluationScore | None, latest: EvaluationScore | None) -> RenderableType:
-    if before is None or latest is None:
-        return Text(UNKNOWN, "dim")
-    parts = [f"sampled {score(before.sampled)}", f"greedy {score(before.greedy)}"]
-    if latest.iteration != before.iteration:
-        parts = [
-            f"sampled {score(before.sampled)} → {score(latest.sampled)}",
-            f"greedy {score(before.greedy)} → {score(latest.greedy)}",
-        ]
-    return Text(f"{'   '.join(parts)}   on {plural(latest.num_prompts, 'prompt')} that are never trained")
-
-
-def environment_in_words(played: events.TrajectoryMetrics) -> str:
-    """`reward 0.62   2.3 turns, 8 at most   84.0% done, 16.0% at max_turns   35 tokens of observations`"""
-    shares = {
-        "done": played.done_share,
-        "at max_turns": played.max_turns_share,
-        "at max_tokens": played.max_tokens_share,
-        "at a failure": played.failed_share,
-    }
-    parts = [
-        f"reward {score(played.environment_reward_mean)}",
-        f"{number(played.turns_mean)} turns, {played.turns_max} at most",
-        ", ".join(f"{share(part)} {what}" for what, part in shares.items() if part),
-        f"{number(played.observation_tokens_mean)} tokens of observations",
-    ]
-    if played.num_begun_again:
-        parts.append(f"{played.num_begun_again} begun again")
-    # A metric's name comes from an environment, which is another's code.
-    parts += [f"{shown(name)} {number(value)}" for name, value in played.environment.items()]
-    return "   ".join(parts)
-
-
-def _speed_row(latest: events.IterationMetrics | None) -> RenderableType:
-    if latest is None:
-        return Text(UNKNOWN, "dim")
-    waited = share(latest.waiting_s / (latest.wall_s or 1.0))
-    return Text(
-        f"{count(latest.tokens_per_s)} tokens/s   {duration(latest.wall_s)} an iteration   trainer waited {waited}"
-        f"   no generator sampled for {duration(latest.bubble_s)} before it"
-    )
 
 
 def event_line(event: events.JobEvent, progress: JobProgress) -> str:

@@ -29,7 +29,8 @@ def load_plugin(spec: PluginDataset, request: Request) -> ExampleSets:
         raise _refusal(spec, "gives two examples the same example_id")
     source = f"the data set `{spec.entry_point}`"
     check_held_out(request, len(evaluation), f"{source} holds {len(evaluation)} out")
-    return disjoint(train, evaluation[: request.num_evaluation], source=source, field=FIELD)
+    held_out = evaluation[: request.num_evaluation]
+    return disjoint(train, held_out, source=source, field=FIELD, trains=request.trains)
 
 
 def _checked(examples: Iterable[Any]) -> Iterator[Example]:

@@ -21,11 +21,16 @@ def check_held_out(request: Request, available: int, problem: str) -> None:
         )
 
 
-def disjoint(train: Sequence[Example], held_out: Sequence[Example], *, source: str, field: str) -> ExampleSets:
+def disjoint(
+    train: Sequence[Example], held_out: Sequence[Example], *, source: str, field: str, trains: bool = True
+) -> ExampleSets:
     """Returns both sets without the training examples whose prompt is also held out; white space makes no other prompt.
 
-    source: what a message calls the training examples' origin. Raises InvalidInput where none is left to train.
+    source: what a message calls the training examples' origin. Raises InvalidInput where none is left to train. trains:
+    as of the request; without it no example is left.
     """
+    if not trains:
+        return ExampleSets(train=(), evaluation=tuple(held_out))
     if not train:
         raise InvalidInput(f"{source} holds no prompts", field=field, cure="add lines")
     # A task that an environment has of its own has no question, and its split keeps it apart.

@@ -1,13 +1,16 @@
-"""A mixture's data sets, loaded as if each were the job's, and joined under their names."""
+"""A mixture's data sets, and those of an evaluation, loaded as if each were the job's, and joined under their names."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import MixtureDataset, MixtureSource
-from onbeat.prompts.examples import Example, ExampleSets, Request, load_dataset
+from contracts.spec_tables.rollout import EvaluationSet
+from onbeat.process.entry_points import load_entry_point
+from onbeat.prompts.examples import TYPES, Example, ExampleSets, Request
 from onbeat_extras.datasets.held_out import disjoint
 
 
@@ -25,6 +28,18 @@ def load_mixture(spec: MixtureDataset, request: Request) -> ExampleSets:
     return disjoint(train, held_out, source="the mixture", field="dataset.sources")
 
 
+def load_sets(sets: Sequence[EvaluationSet], dataset: ExampleSets, request: Request) -> ExampleSets:
+    """Joins what each set holds out behind what a job's own data set does, of which none is trained then.
+
+    dataset: the job's. Raises InvalidInput that names the set's field.
+    """
+    held_out = list(dataset.evaluation)
+    for number, one in enumerate(sets):
+        field, request = f"evaluation.sets[{number}].dataset", replace(request, trains=False)
+        held_out += _loaded(one, field, one.num_prompts, request).evaluation
+    return disjoint(dataset.train, held_out, source="the data set", field="dataset")
+
+
 def held_out_shares(spec: MixtureDataset, request: Request) -> list[int]:
     """Cuts the held-out examples by weight: what is left over goes to the largest remainders."""
     total = math.fsum(source.weight for source in spec.sources)
@@ -36,14 +51,14 @@ def held_out_shares(spec: MixtureDataset, request: Request) -> list[int]:
     return counts
 
 
-def _loaded(source: MixtureSource, field: str, num_evaluation: int, request: Request) -> ExampleSets:
+def _loaded(source: MixtureSource | EvaluationSet, field: str, num_evaluation: int, request: Request) -> ExampleSets:
     try:
-        loaded = load_dataset(
-            source.dataset, num_evaluation=num_evaluation, seed=request.seed, model_root=request.model_root
-        )
+        load = load_entry_point(TYPES, source.dataset.kind, field="dataset.type")
+        loaded = load(source.dataset, replace(request, num_evaluation=num_evaluation))
     except InvalidInput as error:
-        of_dataset = error.field is not None and error.field.startswith("dataset")
-        place = error.field.replace("dataset", field, 1) if error.field and of_dataset else error.field
+        place = (error.field or "dataset").replace("dataset", field, 1)
+        if isinstance(source, EvaluationSet):
+            place = place.replace("evaluation.num_prompts", field.replace("dataset", "num_prompts"))
         raise InvalidInput(f"source `{source.name}`: {error.problem}", field=place, cure=error.cure) from error
     train, held_out = (
         tuple(

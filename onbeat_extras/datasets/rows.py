@@ -77,15 +77,18 @@ def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
             spec, request, read, name=spec.evaluation_path, field="dataset.evaluation_path", pool="evaluation"
         )
         check_held_out(request, len(evaluation), f"{spec.evaluation_path} has {len(evaluation)}")
-        return disjoint(train, evaluation[:num_evaluation], source=spec.train_path, field=TRAINED)
+        held_out = evaluation[:num_evaluation]
+        return disjoint(train, held_out, source=spec.train_path, field=TRAINED, trains=request.trains)
     num_train = len(train) - num_evaluation
-    if train and num_train < 1:
+    if not request.trains:
+        check_held_out(request, len(train), f"{spec.train_path} has {len(train)}")
+    elif train and num_train < 1:
         raise InvalidInput(
             f"{num_evaluation} of the {len(train)} lines of {spec.train_path} are held out, none is left to train on",
             field="evaluation.num_prompts",
             cure=f"use at most {len(train) - 1}, or name a dataset.evaluation_path",
         )
-    return disjoint(train[:num_train], train[num_train:], source=spec.train_path, field=TRAINED)
+    return disjoint(train[:num_train], train[num_train:], source=spec.train_path, field=TRAINED, trains=request.trains)
 
 
 def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: str, pool: str) -> tuple[Example, ...]:

@@ -6,6 +6,7 @@ from contracts.encoding.wire import Record, decode_json
 from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
+from contracts.spec_tables.rollout import HELD_OUT
 from onbeat_extras.replay.files import RecordedFiles, why_not_again
 from onbeat_extras.replay.records import RecordedBatch
 
@@ -53,8 +54,9 @@ def _is_of(record: RecordedBatch, spec: JobSpec) -> bool:
     asked, rollout, is_training = record.asked, spec.rollout, record.batch.purpose == "train"
     most_prompts, group_size = rollout.prompts_per_batch, rollout.group_size
     if not is_training:
-        most_prompts = spec.evaluation.prompts_per_batch
-        group_size = 1 if asked.sampling.temperature == 0.0 else spec.evaluation.num_samples
+        held_out = spec.evaluation.each.get(asked.prompts[0].source or HELD_OUT, spec.evaluation)
+        most_prompts = held_out.prompts_per_batch
+        group_size = 1 if asked.sampling.temperature == 0.0 else held_out.num_samples
     return (
         (asked.job_id, asked.seed) == (record.batch.job_id, spec.seed)
         and asked.group_size == group_size

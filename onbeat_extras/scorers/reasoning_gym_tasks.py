@@ -44,6 +44,8 @@ def load_reasoning_gym(spec: ReasoningGymDataset, request: Request) -> ExampleSe
             field="evaluation.num_prompts",
             cure="ask for fewer, or widen dataset.params",
         )
+    if not request.trains:
+        return ExampleSets(train=(), evaluation=tuple(evaluation))
     pool = _generate(spec, size=spec.num_train_prompts, seed=seed % TRAIN_SEEDS)
     train = tuple(_unseen_examples(pool, spec=spec, pool="train", seen=seen))
     if not train:

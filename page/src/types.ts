@@ -231,16 +231,30 @@ export interface EvaluationScore {
   sampled_error?: number;
   pass_at?: PassAt[];
   by_source?: Record<string, number>;
+  sets?: Record<string, SetScore>;
 }
 
-export interface EvaluationSpec {
-  every_iterations: number;
+export interface EvaluationSet {
   num_prompts: number;
   prompts_per_batch: number;
   greedy: boolean;
   group_size?: number;
   sampling?: SamplingParams;
   pass_reward?: number;
+  name: string;
+  dataset: (AdditionDataset | ReasoningGymDataset | JsonlDataset | HuggingFaceDataset | PluginDataset | EnvironmentDataset);
+}
+
+export interface EvaluationSpec {
+  num_prompts: number;
+  prompts_per_batch: number;
+  greedy: boolean;
+  group_size?: number;
+  sampling?: SamplingParams;
+  pass_reward?: number;
+  every_iterations: number;
+  sets?: EvaluationSet[];
+  best?: string;
 }
 
 export interface ExactReward {
@@ -880,6 +894,14 @@ export interface SamplingParams {
   repetition_penalty?: number;
   stop_token_ids?: number[];
   stop?: string[];
+}
+
+export interface SetScore {
+  sampled: number;
+  greedy: (number | null);
+  num_prompts: number;
+  sampled_error?: number;
+  pass_at?: PassAt[];
 }
 
 export interface SpecCheck {

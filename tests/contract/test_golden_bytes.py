@@ -18,6 +18,7 @@ from contracts.rewards import Component
 from contracts.rollouts import Batch, batch_digest
 from contracts.settings import StackSettings
 from contracts.spec_tables.datasets import DatasetTable, DrawnTable, RowsTable
+from contracts.spec_tables.rollout import HeldOutSpec
 from contracts.spec_tables.stages import JudgingStage, LogProbStage, StageTable
 from contracts.weights import Transport
 from tests.contract.golden_files import NAMES, golden, golden_bytes, kind_of, record_types
@@ -29,6 +30,7 @@ NEVER_SENT = {
         DrawnTable,
         RowsTable,
         Event,
+        HeldOutSpec,
         StackSettings,
         StageTable,
         LogProbStage,

@@ -7,9 +7,10 @@ import signal
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
-from contracts.jobs import JobState
+from contracts.jobs import EvaluationScore, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import CHANGED_LOGITS, job_spec
@@ -23,14 +24,14 @@ LORA: dict[str, object] = {"algorithm__kl_coefficient": 0.01, "optimizer__learni
 POOLS = {"easy_threshold": 0.75, "hard_threshold": 0.25, "easy_fraction": 0.25, "hard_fraction": 0.25}
 MEASURED = {"type": "addition", "difficulty_pools": POOLS}
 ALL = {"name": "all", "weight": 3, "dataset": MEASURED}
+EASY_ROWS = {
+    "type": "jsonl",
+    "train_path": "tests/e2e/easy_sums.jsonl",
+    "columns": {"prompt": "sum", "reference": "answers.reversed"},
+}
 EASY = {
     "name": "easy",
-    "dataset": {
-        "type": "jsonl",
-        "train_path": "tests/e2e/easy_sums.jsonl",
-        "columns": {"prompt": "sum", "reference": "answers.reversed"},
-        "curriculum": {"column": "level", "iterations": 3, "begins_with": 0.2},
-    },
+    "dataset": EASY_ROWS | {"curriculum": {"column": "level", "iterations": 3, "begins_with": 0.2}},
 }
 VARIANTS: dict[str, dict[str, object]] = {
     "gdpo, updates of a mixture": {
@@ -70,7 +71,20 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm__old_policy": "generator",
         "algorithm__kl_coefficient": 0.01,
     },
-    "lite_ppo": {"algorithm__advantage": "lite_ppo", "algorithm__loss": "dapo", "algorithm__reward_clip": 0.9},
+    "lite_ppo": {
+        "algorithm__advantage": "lite_ppo",
+        "algorithm__loss": "dapo",
+        "algorithm__reward_clip": 0.9,
+        "evaluation": {
+            "num_prompts": 8,
+            "every_iterations": 2,
+            "best": "easy",
+            "sets": [
+                {"name": "easy", "dataset": EASY_ROWS, "num_prompts": 6, "group_size": 4, "greedy": False},
+                {"name": "cool", "dataset": {"type": "addition"}, "sampling": CHANGED_LOGITS | {"max_new_tokens": 4}},
+            ],
+        },
+    },
     "PPO in mini-batches": {
         "algorithm": {
             "advantage": "gae",
@@ -133,9 +147,11 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
     assert pipeline.jobs.state(job_id) is JobState.SUCCEEDED
     assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles[variant])
     assert pipeline.verdict(job_id).gaps == ()
+    assert scores_of(pipeline, job_id) == scores_of(pipeline, oracles[variant])
     passes = spec(variant).algorithm.updates_per_iteration
     for record in pipeline.jobs.audit(job_id):
-        assert record.kind == "rewind" or set(record.in_sums or ()) == {passes}
+        only_evaluates = record.iteration == ITERATIONS
+        assert record.kind == "rewind" or only_evaluates or set(record.in_sums or ()) == {passes}
     if spec(variant).trackers:
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 
@@ -192,6 +208,18 @@ def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     for job_id in (merged, by_redis):
         assert pipeline.final_digest(job_id) == pipeline.final_digest(oracles["LoRA"])
         assert pipeline.verdict(job_id).gaps == ()
+
+
+def test_each_set_of_an_evaluation_has_a_score_and_the_best_is_of_the_set_that_is_named(
+    pipeline: Pipeline, oracles: dict[str, str]
+) -> None:
+    scores = scores_of(pipeline, oracles["lite_ppo"])
+    assert [*scores] == [0, 2, 4]
+    for score in scores.values():
+        assert score.sets
+        assert (score.num_prompts, score.greedy, [one.k for one in score.pass_at or ()]) == (6, None, [1, 2, 4])
+        assert {name: one.num_prompts for name, one in score.sets.items()} == {"held_out": 8, "cool": 64}
+        assert all(one.greedy is not None for one in score.sets.values())
 
 
 def test_what_was_cut_earns_the_stated_reward(pipeline: Pipeline, oracles: dict[str, str]) -> None:
@@ -252,6 +280,12 @@ def test_only_the_first_mini_batch_meets_the_policy_that_sampled_it(
         assert metrics.updates[0].clip_share == 0.0
         assert metrics.mismatch_max < 1e-4  # of all batches, before the first step
         assert len({update.grad_norm for update in metrics.updates}) == 4
+
+
+def scores_of(pipeline: Pipeline, job_id: str) -> dict[int, EvaluationScore]:
+    """Iteration → the last score of it."""
+    folder = RunFolder(pipeline.settings.run_root_path, job_id)
+    return {score.iteration: score for score in read_json_lines(folder.evaluations, EvaluationScore)}
 
 
 def metrics_of(pipeline: Pipeline, job_id: str) -> list[IterationMetrics]:

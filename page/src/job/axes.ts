@@ -35,11 +35,12 @@ export function evaluatedAt(story: Story, xs: readonly number[], axis: Axis, ite
   return place < 0 ? 0 : (xs[place] ?? 0);
 }
 
-export function evaluationPoints(story: Story, which: "sampled" | "greedy", axis: Axis): Points {
+/** set: a further set of the evaluation, "" of the one that counts. */
+export function evaluationPoints(story: Story, which: "sampled" | "greedy", axis: Axis, set = ""): Points {
   const xs = xsOf(story, axis);
   const points: Points = [];
   for (const score of story.evaluations) {
-    const value = score[which];
+    const value = (set ? score.sets?.[set] : score)?.[which] ?? null;
     if (value !== null) points.push([evaluatedAt(story, xs, axis, score.iteration), value]);
   }
   return points;

@@ -48,23 +48,30 @@ export function CurveCard(props: CardProps & { title: string; name: string; onRe
   );
 }
 
-export function HeldOutCard({ told, view, onHover }: CardProps): JSX.Element | null {
+/** The further sets of the jobs' evaluations, by name. */
+export function setsOf(told: readonly Run[]): string[] {
+  return [...new Set(told.flatMap(({ story }) => story.evaluations.flatMap((score) => Object.keys(score.sets ?? {}))))];
+}
+
+export function HeldOutCard({ told, view, onHover, set = "" }: CardProps & { set?: string }): JSX.Element | null {
   const curves = useMemo(
     () =>
       told.flatMap(({ status, story }, index): Curve[] => {
         const label = isNamed(told) ? `${status.name}, ` : "";
         const colour = colourOf(index);
         return [
-          { label: `${label}sampled`, colour, points: evaluationPoints(story, "sampled", view.axis), dots: true },
-          { label: `${label}greedy`, colour, points: evaluationPoints(story, "greedy", view.axis), dashed: true, dots: true },
+          { label: `${label}sampled`, colour, points: evaluationPoints(story, "sampled", view.axis, set), dots: true },
+          { label: `${label}greedy`, colour, points: evaluationPoints(story, "greedy", view.axis, set), dashed: true, dots: true },
         ];
       }),
-    [...told.map((one) => one.story), told.length, view.axis],
+    [...told.map((one) => one.story), told.length, view.axis, set],
   );
   if (!curves.some((curve) => curve.points.length)) return null;
-  const last = told[0]?.story.evaluations.at(-1);
+  const newest = told[0]?.story.evaluations.at(-1);
+  const last = set ? newest?.sets?.[set] : newest;
+  const title = set ? `Held-out: ${set}` : "Held-out";
   return (
-    <CardOf title="Held-out" spokenTitle="Held-out reward" hasTwoLines curves={curves} told={told} view={view} onHover={onHover}>
+    <CardOf title={title} spokenTitle={title.replace("Held-out", "Held-out reward")} hasTwoLines curves={curves} told={told} view={view} onHover={onHover}>
       {last && <span class="latest">{number(last.sampled)}</span>}
     </CardOf>
   );

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { clock, date, number, plural, spoken } from "../ui/format";
-import type { HealthProblem } from "../types";
+import type { EvaluationScore, HealthProblem } from "../types";
 import { restarts, type Told } from "./series";
 
 const FIRST_SHOWN = 12;
@@ -91,9 +91,10 @@ function told(event: Told, isLater: boolean): string {
     case "mismatch_alarm":
       return `iteration ${text("iteration")}: k3 ${value("mismatch_k3")} is above ${value("threshold")}; the largest difference is ${value("mismatch_max")}`;
     case "evaluation_finished": {
-      const score = event.score as { iteration: number; sampled: number; greedy: number | null; num_prompts: number };
+      const score = event.score as EvaluationScore;
+      const sets = Object.entries(score.sets ?? {}).map(([name, of]) => `; ${name}: ${number(of.sampled)}`);
       const greedy = score.greedy === null ? "" : `, greedy ${number(score.greedy)}`;
-      return `iteration ${score.iteration}: sampled ${number(score.sampled)}${greedy} on ${score.num_prompts} prompts`;
+      return `iteration ${score.iteration}: sampled ${number(score.sampled)}${greedy} on ${score.num_prompts} prompts${sets.join("")}`;
     }
     default: {
       const { id: _id, type: _type, at_s: _at, ...rest } = event;

@@ -1,5 +1,5 @@
 // Runs with the same tags as one: the mean of each number over the iterations that all of them have.
-import type { JobStatus } from "../types";
+import type { JobStatus, SetScore } from "../types";
 import { NOTHING, type Story } from "./series";
 
 export interface Run {
@@ -37,9 +37,18 @@ export function meanOf(stories: readonly Story[]): Story {
   const evaluations = first.evaluations.flatMap((score) => {
     const all = stories.map((story) => story.evaluations.find((one) => one.iteration === score.iteration));
     if (!all.every((one) => one !== undefined)) return [];
-    return [{ ...score, sampled: mean(all.map((one) => one.sampled)) ?? 0, greedy: mean(all.map((one) => one.greedy)) }];
+    const sets: Record<string, SetScore> = {};
+    for (const [name, of] of Object.entries(score.sets ?? {})) {
+      const each = all.map((one) => one.sets?.[name]);
+      if (each.every((one) => one !== undefined)) sets[name] = { ...of, ...meanScore(each) };
+    }
+    return [{ ...score, ...meanScore(all), ...(score.sets && { sets }) }];
   });
   return { ...NOTHING, iterations, columns, evaluations };
+}
+
+function meanScore(all: readonly SetScore[]): { sampled: number; greedy: number | null } {
+  return { sampled: mean(all.map((one) => one.sampled)) ?? 0, greedy: mean(all.map((one) => one.greedy)) };
 }
 
 /** null where one has no number: a mean over fewer would jump. */

@@ -6,7 +6,7 @@ import { number, spoken } from "../ui/format";
 import { Empty } from "../ui/parts";
 import { AXES, AXIS_NAMES, placeAt, xsOf, type Axis } from "./axes";
 import { Compare, MOST_COMPARED, useStatuses } from "./compare";
-import { AddCurve, CurveCard, HeldOutCard, type View } from "./curves";
+import { AddCurve, CurveCard, HeldOutCard, setsOf, type View } from "./curves";
 import { Events } from "./events";
 import { byTags, type Run } from "./groups";
 import { Model } from "./model";
@@ -81,7 +81,9 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
         {hasCurves ? (
           <div class="charts">
             <CurveCard title="Reward" name="reward_mean" told={told} view={view} onHover={setHovered} />
-            <HeldOutCard told={told} view={view} onHover={setHovered} />
+            {["", ...setsOf(told)].map((set) => (
+              <HeldOutCard key={set} set={set} told={told} view={view} onHover={setHovered} />
+            ))}
             {shown.filter((name) => names.includes(name)).map((name) => (
               <CurveCard key={name} title={spoken(name)} name={name} told={told} view={view} onHover={setHovered} onRemove={() => show(shown.filter((one) => one !== name))} />
             ))}

@@ -17,6 +17,10 @@ export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Eleme
     const found = new Map<string, number>();
     if (score) found.set("held-out, sampled", score.sampled);
     if (score?.greedy != null) found.set("held-out, greedy", score.greedy);
+    for (const [name, of] of Object.entries(score?.sets ?? {})) {
+      found.set(`held-out: ${name}, sampled`, of.sampled);
+      if (of.greedy !== null) found.set(`held-out: ${name}, greedy`, of.greedy);
+    }
     for (const [name, value] of numbersAt(story, place)) found.set(name, value);
     return { started: story.columns.get("started_s")?.[place], found };
   });

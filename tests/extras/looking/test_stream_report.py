@@ -13,8 +13,8 @@ from onbeat.terminal.output import TextConsole
 from onbeat.terminal.words import UNKNOWN
 from onbeat_extras.looking.stream_report import cell, live_report, report_line, report_tables
 from tests.contract.golden_files import golden
+from tests.extras.looking.test_panel import WINDOW, shown
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
-from tests.unit.onbeat.terminal.test_window import WINDOW, shown
 
 LEASE = {"generator_id": HOSTILE, "info": {"engine": HOSTILE}, "names": [HOSTILE]}
 VIEWS: dict[str, RenderableType] = {

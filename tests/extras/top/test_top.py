@@ -18,8 +18,8 @@ from onbeat_extras.top import keyboard as keys
 from onbeat_extras.top.look import Look, TopReader, TopWatch, alerts
 from onbeat_extras.top.view import screen
 from tests.e2e.stand_in_gateway import JOB, KEY, STACK, FakeGateway
+from tests.extras.looking.test_job_list import drawn
 from tests.unit.onbeat.terminal.test_output import HOSTILE, STATUS, assert_is_text, terminal
-from tests.unit.onbeat.test_looking import drawn
 
 LOOK = Look(
     at_s=1.0,

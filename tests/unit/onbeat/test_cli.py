@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
-from rich.console import Console
 
 from contracts.encoding.wire import encode_json
 from contracts.events import HealthChanged, IterationCommitted, Rewound, StateChanged
@@ -20,7 +17,7 @@ from onbeat.audit.folder import write_audit
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import event_line, iteration_line, panel
+from onbeat.terminal.job_view import event_line
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of, metrics_of
 
 pytestmark = pytest.mark.usefixtures("restored_process")
@@ -288,30 +285,3 @@ def test_progress_folds_events_and_estimates_the_time_left(gateway: FakeGateway)
     assert progress.left_s == 0.0
     progress.apply(IterationCommitted(at_s=9.0, metrics=metrics_of(0, 0.6), weights_digest=""))
     assert progress.rewards == [0.6]
-
-
-def test_the_live_panel_shows_what_an_onlooker_asks_for(gateway: FakeGateway) -> None:
-    progress = JobProgress(gateway.status())
-    for event in events_of(JobState.SUCCEEDED):
-        progress.apply(event)
-    console = Console(width=110, record=True, file=io.StringIO())
-    console.print(panel(progress))
-    text = console.export_text()
-    for part in (
-        "0.750",
-        "▁█",
-        "sampled 0.400 → 0.700",
-        "version 2",
-        "1 (stale 1) rejected",
-        "3 copies of late batches   2 won",
-        "2 of 2 iterations",
-        "20 tokens/s",
-    ):
-        assert part in text
-    fast = msgspec.structs.replace(metrics_of(1, 0.75), wall_s=0.0423, waiting_s=0.01, bubble_s=9.0)
-    progress.apply(IterationCommitted(at_s=9.0, metrics=fast, weights_digest=""))
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(panel(progress))
-    speed = "42.3 ms an iteration   trainer waited 23.6%   no generator sampled for 9.0 s before it"
-    assert speed in console.export_text()
-    assert iteration_line(metrics_of(1, 0.75), progress).startswith("iteration 1  reward 0.750  version 1 → 2")

@@ -28,6 +28,8 @@ from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
 from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.datasets import AdditionDataset
+from contracts.spec_tables.rollout import EvaluationSet, EvaluationSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.loop.expected import evaluation_score
 from tests.builders import batch_of, job_spec, prompt_batch, rollout, rollout_batch, tiny_model_folder
@@ -50,21 +52,21 @@ def answered(*rewards: float) -> RolloutBatch:
 def test_the_score_is_the_mean_over_the_prompts_that_came_sampled_and_greedy_apart() -> None:
     expected = [asked("a", temperature=1.0), asked("b", temperature=1.0), asked("c", temperature=0.0)]
     arrived = {"a": answered(0.0, 1.0), "b": answered(1.0, 1.0), "c": answered(0.5)}
-    whole = evaluation_score(expected, arrived)
+    whole = evaluation_score(expected, arrived, EvaluationSpec())
     assert whole is not None
     assert (whole.sampled, whole.greedy, whole.num_prompts) == (0.75, 0.5, 4)
-    abandoned = evaluation_score(expected, {"b": arrived["b"]})
+    abandoned = evaluation_score(expected, {"b": arrived["b"]}, EvaluationSpec())
     assert abandoned is not None
     assert (abandoned.sampled, abandoned.greedy, abandoned.num_prompts) == (1.0, None, 2)
-    assert evaluation_score(expected, {"c": arrived["c"]}) is None
-    assert evaluation_score([], {}) is None
+    assert evaluation_score(expected, {"c": arrived["c"]}, EvaluationSpec()) is None
+    assert evaluation_score([], {}, EvaluationSpec()) is None
 
 
 def test_several_samples_a_prompt_have_a_mean_with_its_error_and_pass_at_k() -> None:
     """c = 2, 1 and 0 of n = 4 samples pass: pass@2 is 1 - 1/6, 1 - 3/6 and 0."""
     groups = [(1.0, 1.0, 0.5, 0.0), (2.0, 0.0, 0.0, 0.0), (0.9, 0.0, 0.0, 0.0)]
     batch = batch_of([([5], [rollout([7], reward) for reward in rewards]) for rewards in groups], group_size=4)
-    found = evaluation_score([asked("a", temperature=1.0)], {"a": batch})
+    found = evaluation_score([asked("a", temperature=1.0)], {"a": batch}, EvaluationSpec(group_size=4))
     assert found is not None
     assert found.pass_at is not UNSET
     means = [2.5 / 4, 0.5, 0.9 / 4]
@@ -74,9 +76,40 @@ def test_several_samples_a_prompt_have_a_mean_with_its_error_and_pass_at_k() -> 
     shares = [[0.5, 0.25, 0.0], [5 / 6, 0.5, 0.0], [1.0, 1.0, 0.0]]
     assert [one.share for one in found.pass_at] == pytest.approx([statistics.fmean(one) for one in shares])
     assert [one.error for one in found.pass_at] == pytest.approx([statistics.stdev(s) / math.sqrt(3) for s in shares])
-    easier = evaluation_score([asked("a", temperature=1.0)], {"a": batch}, pass_reward=0.9)
+    easier = evaluation_score(
+        [asked("a", temperature=1.0)], {"a": batch}, EvaluationSpec(group_size=4, pass_reward=0.9)
+    )
     assert easier is not None
     assert passes_in_words(easier).startswith(", pass@1 0.333 ± 0.083, pass@2 0.611")
+
+
+def of_set(batch: PromptBatch, name: str) -> PromptBatch:
+    return replace(batch, prompts=tuple(replace(prompt, source=name) for prompt in batch.prompts))
+
+
+def test_each_set_has_its_scores_and_the_one_that_best_names_stands_for_the_version() -> None:
+    """A source of the job's own mixture is none of the sets; a set of which nothing came has no score."""
+    sets = [EvaluationSet(name=name, dataset=AdditionDataset()) for name in ("hard", "long")]
+    sets[0] = replace(sets[0], group_size=2, pass_reward=0.5)
+    own, hard = asked("a", temperature=1.0), of_set(asked("b", temperature=1.0), "hard")
+    greedy, long = of_set(asked("c", temperature=0.0), "hard"), of_set(asked("d", temperature=1.0), "long")
+    expected = [of_set(own, "sums"), hard, greedy, long]
+    two = batch_of([([5], [rollout([7], 0.0), rollout([7], 0.5)])], group_size=2)
+    arrived = {"a": answered(1.0, 0.0), "b": two, "c": answered(1.0)}
+    spec = EvaluationSpec(sets=tuple(sets))
+    found = evaluation_score(expected, arrived, spec)
+    assert found is not None
+    assert found.sets is not UNSET
+    assert (found.sampled, found.greedy, found.num_prompts, [*found.sets]) == (0.5, None, 2, ["hard"])
+    of_hard = found.sets["hard"]
+    assert (of_hard.sampled, of_hard.greedy, of_hard.num_prompts) == (0.25, 1.0, 1)
+    assert [(one.k, one.share) for one in of_hard.pass_at or ()] == [(1, 0.5), (2, 1.0)]
+    assert "; hard: sampled 0.250, greedy 1.000, pass@1 0.500" in passes_in_words(found)
+    best = evaluation_score(expected, arrived, replace(spec, best="hard"))
+    assert best is not None
+    assert best.sets is not UNSET
+    assert (best.sampled, best.greedy, best.sets["held_out"].sampled) == (0.25, 1.0, 0.5)
+    assert evaluation_score(expected, arrived, replace(spec, best="long")) is None
 
 
 def stats(k3_sum: float, *, largest: float = 0.5, lag: int = 0) -> BatchStats:

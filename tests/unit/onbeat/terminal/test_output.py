@@ -21,7 +21,7 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.jobs import _verdict_text
 from onbeat.terminal.follow import EventReader
-from onbeat.terminal.job_view import PlainView, panel, view_for
+from onbeat.terminal.job_view import PlainView, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
 from tests.until import until
 
@@ -71,7 +71,6 @@ def show_live(console: TextConsole) -> None:
 
 
 VIEWS = {
-    "panel": lambda console: console.print(panel(JobProgress(STATUS))),
     "live panel": show_live,
     "lines": show_events,
     "verify": lambda console: console.print(_verdict_text(VERDICT)),

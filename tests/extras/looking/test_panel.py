@@ -1,4 +1,4 @@
-"""What a person sees of a lag: in the panel, in an iteration's line; and nothing of it without one."""
+"""What a person sees of a job: in the panel, in an iteration's line; and nothing of what it doesn't have."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from rich.console import Console, RenderableType
 
 from contracts.encoding.wire import encode
 from contracts.events import IterationCommitted, TrajectoryMetrics
-from contracts.jobs import WindowIteration
+from contracts.jobs import EvaluationScore, JobState, SetScore, WindowIteration
 from onbeat.client.progress import JobProgress
-from onbeat.terminal.job_view import environment_in_words, iteration_line, panel
+from onbeat.terminal.job_view import iteration_line
 from onbeat.terminal.words import kind_in_words, lags_of
+from onbeat_extras.looking.panel import environment_in_words, panel
 from tests.contract.golden_files import golden, iteration_metrics
+from tests.e2e.stand_in_gateway import FakeGateway, events_of, metrics_of
+from tests.unit.onbeat.terminal.test_output import STATUS, assert_is_text, terminal
 
 WINDOW = tuple(
     WindowIteration(
@@ -137,3 +140,53 @@ def test_a_job_with_a_teacher_shows_how_far_it_is_and_no_other_does() -> None:
     assert taught.numbers()["kl_to_teacher"] == 0.75
     assert "teacher" not in shown(panel(progress(PERIODIC, iteration_metrics())))
     assert "kl_to_teacher" not in iteration_metrics().numbers()
+
+
+def test_the_live_panel_shows_what_an_onlooker_asks_for(gateway: FakeGateway) -> None:
+    progress = JobProgress(gateway.status())
+    for event in events_of(JobState.SUCCEEDED):
+        progress.apply(event)
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(panel(progress))
+    text = console.export_text()
+    for part in (
+        "0.750",
+        "▁█",
+        "sampled 0.400 → 0.700",
+        "version 2",
+        "1 (stale 1) rejected",
+        "3 copies of late batches   2 won",
+        "2 of 2 iterations",
+        "20 tokens/s",
+    ):
+        assert part in text
+    fast = msgspec.structs.replace(metrics_of(1, 0.75), wall_s=0.0423, waiting_s=0.01, bubble_s=9.0)
+    progress.apply(IterationCommitted(at_s=9.0, metrics=fast, weights_digest=""))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(panel(progress))
+    speed = "42.3 ms an iteration   trainer waited 23.6%   no generator sampled for 9.0 s before it"
+    assert speed in console.export_text()
+    assert iteration_line(metrics_of(1, 0.75), progress).startswith("iteration 1  reward 0.750  version 1 → 2")
+
+
+def test_the_panel_has_a_line_for_each_further_set_of_an_evaluation() -> None:
+    before, latest = (
+        EvaluationScore(
+            iteration=iteration,
+            policy_version=iteration,
+            sampled=0.5,
+            num_prompts=8,
+            sets={"aime": SetScore(sampled=of_set, greedy=0.25, num_prompts=4)},
+        )
+        for iteration, of_set in ((0, 0.125), (3, 0.375))
+    )
+    seen = JobProgress(msgspec.structs.replace(PERIODIC, evaluation_before=before, evaluation_latest=latest))
+    assert "aime   sampled 0.125 → 0.375   greedy 0.250" in shown(panel(seen))
+    seen = JobProgress(msgspec.structs.replace(PERIODIC, evaluation_before=before, evaluation_latest=before))
+    assert "aime   sampled 0.125   greedy 0.250" in shown(panel(seen))
+
+
+def test_what_others_wrote_is_text_in_the_panel() -> None:
+    console, text = terminal()
+    console.print(panel(JobProgress(STATUS)))
+    assert_is_text(text.getvalue())
