@@ -77,14 +77,20 @@ class GeneratorSide(LeasedSide[Claim]):
         deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing."""
         super().__init__(broker, job_id, generator_id)
         self._engine = engine
-        self._last_dispatch = "0-0"
-        """The newest entry of `dispatched` at the last empty claim."""
+        self._waits_from_ms = 0
+        """Since the last claim that found nothing, by the server's clock."""
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
 
     def claim(
-        self, lease_s: float, *, hedge: bool = False, held: tuple[int, str] | None = None, oldest_only: bool = False
+        self,
+        lease_s: float,
+        *,
+        hedge: bool = False,
+        held: tuple[int, str] | None = None,
+        oldest_only: bool = False,
+        is_idle: bool = True,
     ) -> Claim | None:
         """The next batch of the oldest open iteration that has one; None when the job has nothing to claim.
 
@@ -95,16 +101,18 @@ class GeneratorSide(LeasedSide[Claim]):
         held: the version that this generator holds, with its digest; the claim names it where it may sample the batch,
         and else the newest version that may.
         oldest_only: of no younger iteration; a generator asks so while it holds batches that find no room.
+        is_idle: it samples no batch: where there is nothing, it is woken before those that do.
 
         Raises WrongEngine for a deterministic job that is sampled with another kind of engine than this generator's.
         """
         with self._claiming:
-            outcome, *rest = self._ask(lease_s, hedge=hedge, held=held, oldest_only=oldest_only)
+            told = {"oldest_only": oldest_only, "is_idle": is_idle and not oldest_only}
+            outcome, *rest = self._ask(lease_s, hedge=hedge and is_idle, held=held, **told)
         if outcome == b"wrong_engine":
             raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
-            self._last_dispatch = rest[1].decode()
+            self._waits_from_ms = rest[1]
             return None
         attempt, number, payload, packed = rest
         manifest = decode(packed, WeightManifest)
@@ -116,7 +124,7 @@ class GeneratorSide(LeasedSide[Claim]):
             hedged=outcome == b"hedged",
         )
 
-    def _ask(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None, oldest_only: bool) -> list[Any]:
+    def _ask(self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None, **told: bool) -> list[Any]:
         """The answer of `claim_prompt`, which is heard of from now on."""
         spec = self._job.spec
         version, digest = held or (-1, "")
@@ -130,31 +138,29 @@ class GeneratorSide(LeasedSide[Claim]):
             max_rounds=1 + spec.rollout.max_resamples,
             held_version=version,
             held_digest=digest,
-            oldest_only=oldest_only,
             engine=self._engine,
+            **told,
         )
         if answer[0] in (b"claimed", b"hedged"):
             self._heard[0] = answer[2]
         return answer
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
-        """Blocks until prompts go out after the last empty claim, a batch is late by then, or for timeout_s.
+        """Blocks until there is work for this generator since the last empty claim, a batch is late, or for timeout_s.
 
         Ends early for shards of a version that is still being written, and answers them; those of a job with a lag
         are `wait_for_weights`'s.
         """
         if self._hedge_due_s is not None:
             timeout_s = min(timeout_s, self._hedge_due_s)
-        keys = self._job.keys
-        after = {keys.dispatched: self._last_dispatch}
-        if not self._job.spec.schedule_rule.lags:
-            after[keys.shards] = self._last_shard
-        with self.broker.call(blocks_s=timeout_s):
-            found: Any = self.broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
-        shards = dict(found).get(keys.shards.encode(), [])
-        if shards:
-            self._last_shard = shards[-1][0].decode()
-        return [decode(fields[b"shard"], WeightShard) for _, fields in shards]
+        shards = self._job.keys.shards
+        also = {} if self._job.spec.schedule_rule.lags else {shards: self._last_shard}
+        return self._read(self.wait_for_wake(self._waits_from_ms, timeout_s, also).get(shards.encode(), []))
+
+    def _read(self, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[WeightShard]:
+        if entries:
+            self._last_shard = entries[-1][0].decode()
+        return [decode(fields[b"shard"], WeightShard) for _, fields in entries]
 
     def wait_for_weights(self, timeout_s: float) -> WeightNews:
         """Blocks until a file or a version of a job with a lag is announced, or for timeout_s; not the first time."""
@@ -164,11 +170,7 @@ class GeneratorSide(LeasedSide[Claim]):
             found: Any = self.broker.redis.xread({keys.shards: self._last_shard}, block=block)
         versions = tuple(self.announced_weights())
         self._has_news = True
-        entries = found[0][1] if found else []
-        if entries:
-            self._last_shard = entries[-1][0].decode()
-        newest = versions[-1].policy_version if versions else -1
-        shards = (decode(fields[b"shard"], WeightShard) for _, fields in entries)
+        newest, shards = versions[-1].policy_version if versions else -1, self._read(found[0][1] if found else [])
         return WeightNews(versions=versions, shards=tuple(one for one in shards if one.policy_version > newest))
 
     def announced_weights(self) -> list[WeightManifest]:

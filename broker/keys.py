@@ -3,8 +3,7 @@
 S is the seal (connection/roles.py): what generators and stage workers write has names that they don't know.
 
 `job` is a lifetime that ends when an ended job is removed (`remove_job`). Of the six keys of an iteration there is one
-set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it. `ready`
-exists only for a job with stages.
+set for each slot: those of slot 0 are named as below, and those of slot i have `:i` behind it.
 
 | key | type | writer | reader | lifetime |
 | --- | --- | --- | --- | --- |
@@ -17,8 +16,6 @@ exists only for a job with stages.
 | onbeat:S:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:S:{J}:work | sorted set, batch or item of a stage → its lease's end | all scripts | both claims | iteration |
 | onbeat:S:{J}:columns | hash, by item claims and columns; batches | all scripts | both claims, trainer | iteration |
-| onbeat:{J}:ready | stream, an entry when items became free | publish, stages | stages | newest 1 |
-| onbeat:{J}:dispatched | stream, an entry when prompts went out | trainer scripts | generators | newest 1 |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
@@ -29,6 +26,7 @@ exists only for a job with stages.
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:S:{J}:claimers | hash, who claims → its newest claim | both claims | both claims | window, at most 4,096 |
+| onbeat:S:{J}:waiting | sorted set, STAGE/WHO → its claim in vain | all scripts | all scripts | job, at most 4,096 |
 | onbeat:S:{J}:hosts | string, HostGroup | consumers | consumers, acquire_trainer | job |
 | onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:files | string, which objects the run folder is | trainer | gateway, trainer | job |
@@ -37,6 +35,7 @@ exists only for a job with stages.
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
+| onbeat:wake:W | stream, an entry when there is work for worker W, who waits | scripts | W | newest 1, 3 s |
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
 | onbeat:journal | stream, who changed which job | gateway | gateway | newest 10,000 |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
@@ -75,6 +74,11 @@ MAX_SLOTS = MAX_POLICY_LAG + 1
 
 def idempotency(key: str) -> str:
     return f"onbeat:idempotency:{key}"
+
+
+def wake_stream(worker_id: str) -> str:
+    """What a worker waits for whose claim found nothing."""
+    return f"onbeat:wake:{worker_id}"
 
 
 def chunk_field(policy_version: int, name: str, number: int) -> str:
@@ -153,8 +157,6 @@ class OpenKeys:
         self.chunks = f"{tag}:chunks"
         self.shards = f"{tag}:shards"
         self.starting = f"{tag}:starting"
-        self.dispatched = f"{tag}:dispatched"
-        self.ready = f"{tag}:ready"
         self.files = f"{tag}:files"
 
 
@@ -173,6 +175,7 @@ class JobKeys(OpenKeys):
         self.buried = f"{tag}:buried"
         self.spans = f"{tag}:spans"
         self.claimers = f"{tag}:claimers"
+        self.waiting = f"{tag}:waiting"
         self.hosts = f"{tag}:hosts"
         of_slot = [f":{index}" if index else "" for index in range(num_open)]
         self.slots = tuple(SlotKeys(*(f"{tag}:{name}{end}" for name in SlotKeys._fields)) for end in of_slot)

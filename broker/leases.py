@@ -13,14 +13,14 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
-from broker.keys import OpenKeys
+from broker.keys import OpenKeys, wake_stream
 from contracts.encoding.wire import Record
 from contracts.experience.plan import StagePlan
 from contracts.spec import JobSpec
@@ -84,6 +84,15 @@ class LeasedSide(ABC, Generic[C]):
 
     @abstractmethod
     def _lease_of(self, claim: C) -> Lease: ...
+
+    def wait_for_wake(self, from_ms: int, timeout_s: float, also: Mapping[str, str] | None = None) -> dict[bytes, Any]:
+        """Blocks until there is work for this worker, for timeout_s, or until another stream has entries.
+
+        from_ms: what its claim in vain was answered. also: stream → the entry behind which to read; it is answered.
+        """
+        after: Any = {wake_stream(self._worker_id): str(from_ms), **(also or {})}
+        with self.broker.call(blocks_s=timeout_s):
+            return dict(self.broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000))))  # type: ignore[arg-type]
 
     def renew(self, claims: Sequence[C]) -> Renewal[C]:
         """Begins the leases anew; answers those that are no longer this worker's (I5)."""

@@ -12,8 +12,8 @@ goes out under a lease, and it comes back whole. Its first put counts (I3).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -28,8 +28,6 @@ from contracts.experience.columns import ColumnValues, base_values, check_values
 from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-
-NO_ENTRY = "0-0"
 
 
 class PutOutcome(str, Enum):
@@ -63,29 +61,15 @@ class _Answer(Record, frozen=True, kw_only=True):
     fields: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Emptiness:
-    """What a claim said that found nothing."""
-
-    ready: str = ""
-    """The stream that tells of free items."""
-    last_entry: str = NO_ENTRY
-    """Its newest entry at that time."""
-    due_s: float | None = None
-    """Until a lease of another worker ends; None where none holds any item."""
-
-
-_NOT_EMPTY = Emptiness()
-
-
 class StageSide(LeasedSide[ClaimedItem]):
     """One stage worker, one job. Thread-safe."""
 
     def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
         super().__init__(broker, job_id, worker_id)
         self._batches = BatchCache()
-        self._empty: dict[str, Emptiness] = {}
-        """Stage → of its latest claim, where that found nothing."""
+        self.empty: dict[str, tuple[int, float]] = {}
+        """Stage → when its latest claim found nothing, in ms by the server's clock, and the seconds until a lease of
+        another worker ends, infinite without one; (0, 0.0) where it found some."""
 
     @property
     def spec(self) -> JobSpec:
@@ -96,12 +80,13 @@ class StageSide(LeasedSide[ClaimedItem]):
     def plan(self) -> StagePlan:
         return self._job.plan
 
-    def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
+    def claim(self, stage: str, max_rows: int = 1, *, is_idle: bool = True) -> list[ClaimedItem]:
         """Items of the stage under its lease, oldest iteration first; [] when it has none.
 
         A claim whose answer was lost comes first, again. One item at least where there is one, and no more rows than
-        max_rows in several. An item whose batch can't be read is failed here. Raises NotFound for a stage that the job
-        doesn't have, and for a job that was removed.
+        max_rows in several. An item whose batch can't be read is failed here. is_idle: where there is none, this worker
+        is woken before those that have items in hand. Raises NotFound for a stage that the job doesn't have, and for a
+        job that was removed.
         """
         number, planned = self._find(stage)
         held = self._batches.held()
@@ -117,13 +102,13 @@ class StageSide(LeasedSide[ClaimedItem]):
                 max_attempts=planned.max_attempts,
                 max_rows=max_rows,
                 held={batch_id: one.digest for batch_id, one in held.items()},
+                is_idle=is_idle,
             )
+            self.empty[stage] = (0, 0.0)
             if outcome == b"none":
-                due_ms, last_entry = rest
-                due_s = due_ms / 1000 if due_ms >= 0 else None
-                self._empty[stage] = Emptiness(last_entry=last_entry.decode(), due_s=due_s)
+                due_ms, from_ms = rest
+                self.empty[stage] = (from_ms, due_ms / 1000 if due_ms >= 0 else math.inf)
                 return []
-            self._empty.pop(stage, None)
             answer = decode(rest[0], _Answer)
             self._heard[number] = answer.claim
         values: dict[str, bytes] = dict(zip(answer.fields, rest[1:], strict=True))
@@ -226,19 +211,9 @@ class StageSide(LeasedSide[ClaimedItem]):
     def wait(self, timeout_s: float, stages: Collection[str] | None = None) -> None:
         """Blocks until items became free after claims of the stages that found none, a lease ends, or for timeout_s.
 
-        Doesn't block where the latest claim of one of them has found items. stages: None stands for all of the job.
+        Doesn't block where the latest claim of one of them has found items. stages: None stands for those claimed of.
         """
         wait_for_items([(self, stages)], timeout_s)
-
-    def emptiness(self, stages: Collection[str] | None = None) -> Emptiness:
-        """What the latest claims of these stages said of what there is to wait for."""
-        names = [stage.name for stage in self.plan.stages] if stages is None else stages
-        each = [self._empty.get(name, _NOT_EMPTY) for name in names]
-        return Emptiness(
-            ready=self._job.keys.ready,
-            last_entry=min((empty.last_entry for empty in each), key=_entry_order, default=NO_ENTRY),
-            due_s=min((empty.due_s for empty in each if empty.due_s is not None), default=None),
-        )
 
     def _claimed(
         self,
@@ -291,16 +266,10 @@ class StageSide(LeasedSide[ClaimedItem]):
 
 
 def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:
-    """Blocks as `StageSide.wait` does, on several jobs; waits: each job with its stages, None for all of them."""
+    """Blocks as `StageSide.wait` does, on several jobs of one worker; waits: each job with its stages."""
     if not waits:
         raise ValueError("there is no job to wait for")
-    each = [side.emptiness(stages) for side, stages in waits]
-    timeout_s = min([timeout_s, *(one.due_s for one in each if one.due_s is not None)])
-    broker, after = waits[0][0].broker, {one.ready: one.last_entry for one in each}
-    with broker.call(blocks_s=timeout_s):
-        broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))  # type: ignore[arg-type]
-
-
-def _entry_order(entry: str) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number)
+    side = waits[0][0]
+    each = [one for side, stages in waits for name, one in side.empty.items() if stages is None or name in stages]
+    from_ms = min((from_ms for from_ms, _ in each), default=0)
+    side.wait_for_wake(from_ms, min([timeout_s, *(due_s for _, due_s in each)]))

@@ -28,6 +28,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
@@ -200,12 +201,9 @@ class Generator(Worker[Claim]):
             if not await self._may_claim(job):
                 continue
             lease_s, held = job.spec.timeouts.generator_lease_s, self._model.newest_ready(job.spec)
-            # Only an idle generator copies what another one is late with.
-            may_hedge = hedge and not self._held.num_sampling
+            told = {"oldest_only": self._held.lacks_room, "is_idle": not self._held.num_sampling}
             try:
-                claim = await self._calls(
-                    job.side.claim, lease_s, hedge=may_hedge, held=held, oldest_only=self._held.lacks_room
-                )
+                claim = await self._calls(partial(job.side.claim, lease_s, hedge=hedge, held=held, **told))
             except WrongEngine as error:
                 self._jobs.refuse(job, error)
                 continue

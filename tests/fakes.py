@@ -119,11 +119,17 @@ class FakeSide:
         self._more.set()
 
     def claim(
-        self, lease_s: float, *, hedge: bool, held: tuple[int, str] | None = None, oldest_only: bool = False
+        self,
+        lease_s: float,
+        *,
+        hedge: bool,
+        held: tuple[int, str] | None = None,
+        oldest_only: bool = False,
+        is_idle: bool = True,
     ) -> Claim | None:
         if self.sampled_with is not None:
             raise WrongEngine.between(kept=self.sampled_with, own=self.engine or "", job_id="job")
-        work = self._work or (self.late if hedge else [])
+        work = self._work or (self.late if hedge and is_idle else [])
         if not work or (oldest_only and work[0][0].batch_id not in self.is_oldest):
             return None
         batch, manifest = work.pop(0)

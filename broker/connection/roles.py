@@ -80,6 +80,21 @@ WATCH = f"{LOOK} +xrange +xrevrange +xlen +xread +xpending +xinfo|stream +memory
 S = f"onbeat:{SEAL_MARK}"
 """What sealed names begin with."""
 
+WORKERS = (
+    ("+time", ""),
+    (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:wake:* %R~{S}:*"),
+    ("+zadd +zrem", f"~{S}:{{*}}:work*"),
+    ("+hset +hdel", f"~{S}:{{*}}:columns*"),
+    ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
+    ("+hset", f"~{S}:{{*}}:ledger*"),
+    ("+hset +hincrby", f"~{S}:{{*}}:progress"),
+    ("+hincrby", f"~{S}:{{*}}:counters"),
+    ("+hset +del", f"~{S}:{{*}}:claimers"),
+    ("+zadd +zrem +zremrangebyrank", f"~{S}:{{*}}:waiting"),
+    ("+xadd +pexpire", "~onbeat:wake:*"),
+)
+"""What generators and stage workers have in common."""
+
 RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     GATEWAY: (
         ("+time +info", ""),
@@ -109,14 +124,15 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hset +hsetnx +hincrby", "~onbeat:{*}:job"),
         ("+hset +hdel +pexpire", "~onbeat:{*}:weights ~onbeat:{*}:chunks"),
         ("+hset +del", f"~{S}:{{*}}:ledger*"),
-        ("+zrem +del", f"~{S}:{{*}}:claims*"),
+        ("+zrem +del", f"~{S}:{{*}}:claims* ~{S}:{{*}}:waiting"),
         ("+zadd +zrem +del", f"~{S}:{{*}}:work*"),
         ("+del", f"~{S}:{{*}}:claimers"),
         ("+hset +hdel +unlink", f"~{S}:{{*}}:prompts*"),
         ("+hdel +unlink", f"~{S}:{{*}}:columns*"),
         ("+hdel", f"~{S}:{{*}}:progress"),
         ("+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim", f"~{S}:{{*}}:rollouts*"),
-        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:{*}:dispatched ~onbeat:changes"),
+        ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:changes"),
+        ("+xadd +pexpire", "~onbeat:wake:*"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hgetall +hset +hdel", "~onbeat:removed"),
@@ -125,34 +141,16 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     GENERATOR: (
         # publish_batch looks how much memory is left; of INFO they may ask nothing else.
-        ("+time +info|memory", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
-        (WATCH, f"%R~{S}:*"),
+        ("+info|memory", ""),
+        *WORKERS,
         ("+hdel", f"~{S}:{{*}}:prompts*"),
-        ("+zadd +zrem", f"~{S}:{{*}}:work*"),
-        ("+hset +hdel", f"~{S}:{{*}}:columns*"),
-        ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
-        ("+hset", f"~{S}:{{*}}:ledger*"),
         ("+zadd +zrem", f"~{S}:{{*}}:claims*"),
-        ("+hincrby", f"~{S}:{{*}}:counters"),
-        ("+hset +hincrby", f"~{S}:{{*}}:progress"),
-        ("+hset +del", f"~{S}:{{*}}:claimers"),
         ("+hset +hdel", f"~{S}:generators"),
-        ("+xadd", "~onbeat:{*}:ready"),
     ),
     STAGE: (
-        ("+time", ""),
-        (WATCH, "%R~onbeat:{*}:* %R~onbeat:jobs %R~onbeat:active"),
-        (WATCH, f"%R~{S}:*"),
-        ("+zadd +zrem", f"~{S}:{{*}}:work*"),
-        ("+hset +hdel +hincrby", f"~{S}:{{*}}:columns*"),
-        ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
-        ("+hset", f"~{S}:{{*}}:ledger*"),
-        ("+hset +hincrby", f"~{S}:{{*}}:progress"),
-        ("+hset +del", f"~{S}:{{*}}:claimers"),
-        ("+hincrby", f"~{S}:{{*}}:counters"),
+        *WORKERS,
+        ("+hincrby", f"~{S}:{{*}}:columns*"),
         ("+hset +hdel", f"~{S}:stage_workers"),
-        ("+xadd", "~onbeat:{*}:ready"),
     ),
     LOADER: (("+function|load +function|list", ""),),
 }

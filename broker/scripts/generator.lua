@@ -1,13 +1,13 @@
 -- What a generator calls (broker/generator_side.py); `renew` is a stage worker's as well.
 
--- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, engine}
+-- claim_prompt: {generator, heard, lease_ms, max_attempts, may_hedge, max_rounds, held_version, held_digest, oldest_only, is_idle, engine}
 --   heard: the number of the newest claim that the generator knows of, 0 before the first;
 --   max_rounds: most rounds that a batch may take; held_version, held_digest: what the generator holds, or -1 and '';
 --   oldest_only: of the oldest iteration alone, for a generator that holds batches without room: else each of them might hold younger
 --   ones, and none take the work that makes room
 --   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, attempt, number, payload, manifest}
---    | {none, ms until a batch has taken long enough for a hedge, or -1, the last entry id of dispatched}
+--    | {none, ms until a batch has taken long enough for a hedge, or -1, ms from which on to wait for a wake}
 --    | {wrong_engine, the kind that the job is sampled with}
 -- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
@@ -16,15 +16,15 @@
 require_number(a.lease_ms, 1)
 require_number(a.max_rounds, 1)
 require_number(a.heard, 0, MAX_CLAIM)
-local fence = read_fence()
+local fence, now = read_fence(), now_ms()
 local function nothing(hedge_ms)
-  return { 'none', hedge_ms, last_id(job_key('dispatched')) }
+  note_waiting(0, a.generator, a.is_idle and now + IDLE_MS or now)
+  return { 'none', hedge_ms, now - 1 }
 end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
 local kept = engine_of_job()
 if is_other_engine(kept, a.engine) then return { 'wrong_engine', kept } end
 local asked = a.oldest_only and { fence.window[1] } or fence.window
-local now = now_ms()
 -- A batch is late when its rounds take this many times the median of the latest: at 1, every second one would be. Which
 -- round its holder is in isn't known here, so a batch gets the time of all that it may need.
 local LATE = 1.5 * a.max_rounds
@@ -49,6 +49,7 @@ end
 local function answer(outcome, open, id, batch, prompts, attempt, number)
   keep_engine(kept, a.engine)
   note_claimer(a.generator, { claim = number, iteration = open.iteration, batch_id = id })
+  redis.call('ZREM', WAITING, '0/' .. a.generator)
   return { outcome, attempt, number, prompts, redis.call('HGET', WEIGHTS, version_of(open, batch)) }
 end
 -- A hedge of the lease before goes on beside the new holder, unless that is the hedger itself.
@@ -189,11 +190,13 @@ local function stage(slot, published, rollouts)
   for number, each in ipairs(a.stages) do
     local num_items = rows / item_rows(each, a)
     published.left = published.left + num_items
-    if #each.after == 0 then set_free(slot, number, a.batch_id, 0, num_items - 1) end
+    if #each.after == 0 then
+      set_free(slot, number, a.batch_id, 0, num_items - 1)
+      wake(number, num_items)
+    end
   end
   redis.call('HSET', slot.columns, 'b/' .. a.batch_id, rollouts)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
-  wake('ready')
 end
 if is_ended() then return refuse('ended') end
 local open = open_at(fence, a.iteration)
@@ -263,5 +266,6 @@ if outcome == 'dead' then
 elseif outcome ~= 'settled' then
   redis.call('ZADD', slot.work, turn_behind(redis.call('HLEN', slot.ledger)), member_of(0, id, 0))
   redis.call('ZREM', slot.claims, id)
+  wake(0, 1)
 end
 return { outcome }

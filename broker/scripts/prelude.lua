@@ -8,7 +8,6 @@
 --   audit     stream   field record (AuditRecord), digest (the next record's `previous`)
 --   job       hash     state reason created_s started_s ended_s ...
 --   events    stream   field event (JobEvent), newest 10,000
---   dispatched, ready   streams, newest 1: an entry when prompts went out, or items of stages became free
 -- What generators and stage workers write has sealed names: with a secret in them that no role of theirs can read. Rights in
 -- Redis go by key, so whatever a function checks, its role could write past it; but it can't write to a key that it can't name
 -- (connection/roles.py, decision 37). Sealed are
@@ -19,6 +18,7 @@
 --   hosts     string   packed, the hosts whose ranks are one trainer: {number, formed, sealed, reason, members, refused}, and of a
 --                      generation that stands {least, most, lease_ms, kind, address, key}; see hosts.lua
 --   claimers  hash     who claims -> packed, the newest of its claims as it was answered (see `unheard`)
+--   waiting   zset     STAGE/WHO of those whose newest claim found nothing -> stage x 2^42, and on top when that was (see `wake`)
 --   progress  hash     published:S dead:S (of the iteration in slot S), recent_ms: what generators move; the fence they only read;
 --                      claim, the number of the newest claim;
 --                      engine, of a deterministic job: the one kind of engine that samples it, from its first claim on;
@@ -52,7 +52,7 @@ local SPEC_BYTES, CHANGES = 'onbeat:spec_bytes', 'onbeat:changes'
 
 -- Of the call that runs; one runs at a time. What is named after the job stays for the next call, which is mostly of the same one.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL
-local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, HOSTS
+local FENCE, WEIGHTS, COUNTERS, DEAD, AUDIT, JOB, EVENTS, PROGRESS, CLAIMERS, WAITING, HOSTS
 local a, num_taken
 
 -- A key of the job by its name.
@@ -79,7 +79,7 @@ local function begin(arguments, is_full)
   JOB_ID, SLOTS = job_id, {}
   FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
   COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
-  HOSTS = sealed_key('hosts')
+  WAITING, HOSTS = sealed_key('waiting'), sealed_key('hosts')
 end
 
 local function payload()
@@ -327,15 +327,6 @@ local function is_ended()
   return ENDED[redis.call('HGET', JOB, 'state')] == true
 end
 
--- Where a blocking XREAD starts so that it misses no later entry.
-local function last_id(stream)
-  if redis.call('EXISTS', stream) == 0 then return '0-0' end
-  local info = redis.call('XINFO', 'STREAM', stream)
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then return info[i + 1] end
-  end
-end
-
 -- Empties a slot: all that its iteration has, without a look at it. A group goes with what is pending in it and with the names of
 -- all that ever read, the dead too. The stream stays: a reader that waits counts on ids that grow.
 local function clear_slot(slot)
@@ -395,12 +386,6 @@ local function standing_hosts()
   return hosts
 end
 
--- Generators block on `dispatched` while nothing can be claimed, stage workers on `ready`: both look again in any case each
--- second, so one who spoils the stream, which its readers can name, gains nothing.
-local function wake(name)
-  redis.pcall('XADD', job_key(name), 'MAXLEN', '1', '*', 'is', name)
-end
-
 -- Consumers block on `changes`, and look in any case every other second. what: 'asked' of a job that may want a trainer or its end,
 -- 'removed' of one whose files are to go.
 local function wake_consumers(what)
@@ -456,6 +441,31 @@ end
 
 local function score_of(stage, ends_ms)
   return string.format('%.17g', stage * BAND + ends_ms)
+end
+
+-- Who claims in vain waits for an entry in a stream of its own, and looks again in any case each second: a wake is a hint, so one that
+-- goes to a dead worker, or one who spoils a stream, costs no more than that. Neither the file nor a replica has it: a server that
+-- waits writes nothing. is_idle: one that has work in hand, or can't take all, comes a second behind the others.
+local IDLE_MS, WAKE_MS = 1000, 3000 -- ahead of others; until a stream goes
+local function note_waiting(stage, who, from_ms)
+  if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 then return end
+  redis.set_repl(redis.REPL_NONE)
+  if redis.call('ZCARD', WAITING) >= MAX_CLAIMERS then redis.call('ZREMRANGEBYRANK', WAITING, '0', '0') end
+  redis.call('ZADD', WAITING, score_of(stage, from_ms), whole(stage) .. '/' .. who)
+  redis.set_repl(redis.REPL_ALL)
+end
+
+-- Wakes as many as there are pieces of work for. Who waits last comes first: the dead don't come again.
+local function wake(stage, number)
+  local members = redis.call('ZRANGE', WAITING, score_of(stage, BAND - 1), score_of(stage, 1), 'BYSCORE', 'REV', 'LIMIT', '0', number)
+  redis.set_repl(redis.REPL_NONE)
+  call_with('ZREM', WAITING, members)
+  for _, member in ipairs(members) do
+    local woken = 'onbeat:wake:' .. string.match(member, '/(.*)')
+    redis.pcall('XADD', woken, 'MAXLEN', '1', '*', 'of', JOB_ID)
+    redis.pcall('PEXPIRE', woken, WAKE_MS)
+  end
+  redis.set_repl(redis.REPL_ALL)
 end
 
 -- Items of a stage by the ends of their leases, at most so many. What is free has its turn there, which is never beyond this:
@@ -578,7 +588,7 @@ local function open(fence, opening)
   table.insert(fence.window, { iteration = opening.iteration, slot = slot.index, oldest_version = opening.oldest_version,
     newest_version = opening.newest_version, expected = opening.num_batches, opened_ms = now_ms() })
   redis.call('HSET', PROGRESS, 'published:' .. slot.index, 0, 'dead:' .. slot.index, 0)
-  wake('dispatched')
+  wake(0, #opening.batches)
 end
 
 -- The digest of the newest audit record, '' before the first.

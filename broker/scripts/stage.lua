@@ -1,12 +1,12 @@
 -- What a stage worker calls (broker/stage_side.py).
 
--- claim_rows: {worker, heard, stage, name, stages, lease_ms, max_attempts, max_rows, held}
+-- claim_rows: {worker, heard, stage, name, stages, lease_ms, max_attempts, max_rows, held, is_idle}
 --   heard: the number of the newest claim of this stage that the worker knows of, 0 before the first;
 --   stage, name: its number, from 1, and its name; held: batch id -> digest, of batches that the worker still has
 --   -> {claimed, packed {claim, found, fields}, n x the value of a field}; claim: its number; found: of {iteration, batch_id, digest, items: of {item, attempt}};
 --      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
 --      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
---    | {none, ms until a lease ends, or -1, the last entry id of ready}
+--    | {none, ms until a lease ends, or -1, ms from which on to wait for a wake}
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
 require_number(a.lease_ms, 1)
 require_number(a.max_rows, 1)
@@ -143,7 +143,8 @@ local function nothing()
     local left = first and math.max(0, redis.call('ZSCORE', slot.work, first) - a.stage * BAND - now)
     if left and (due < 0 or left < due) then due = left end
   end
-  return { 'none', due, last_id(job_key('ready')) }
+  note_waiting(a.stage, a.worker, a.is_idle and now + IDLE_MS or now)
+  return { 'none', due, now - 1 }
 end
 if is_ended() then return nothing() end
 local last = unheard(who, a.heard)
@@ -153,6 +154,7 @@ if items_taken == 0 then
 end
 if items_taken == 0 then return nothing() end
 note_claimer(who, { claim = claim, found = found })
+for number in ipairs(a.stages) do redis.call('ZREM', WAITING, whole(number) .. '/' .. a.worker) end
 table.insert(values, 1, 'claimed')
 table.insert(values, 2, cmsgpack.pack({ claim = claim, found = found, fields = fields }))
 return values
@@ -173,7 +175,7 @@ return { 'read', rollouts }
 -- Content decides, not the lease: the first put of an item counts, of any worker, and a repeat writes nothing (I3).
 -- not_ready: what it was made of is not what stands there; settled: its batch is dead or another one, its iteration or job over.
 -- A run asks and writes all at once.
-local fence, has_ended, is_woken = read_fence(), is_ended(), false
+local fence, has_ended, num_free = read_fence(), is_ended(), {}
 local function reads(stage, index)
   for _, before in ipairs(stage.after) do
     if before == index then return true end
@@ -236,7 +238,7 @@ local function free_readers(slot, run, batch, items)
         if there == needed then
           if needed > 1 then redis.call('HDEL', slot.columns, field) end
           set_free(slot, number, run.batch_id, item, item)
-          is_woken = true
+          num_free[number] = (num_free[number] or 0) + 1
         end
       end
     end
@@ -298,7 +300,7 @@ local function put(run, out)
 end
 local out = { 'put' }
 for _, run in ipairs(a.runs) do put(run, out) end
-if is_woken then wake('ready') end
+for number, num in pairs(num_free) do wake(number, num) end
 return out
 
 -- fail_rows: {lease, stages, max_attempts, reason, is_released}; lease: as of `renew`
@@ -309,6 +311,6 @@ if outcome == 'dead' then
   bury_staged(slot, id, batch, a.stages, a.reason, attempts)
 elseif outcome ~= 'settled' then
   set_free(slot, stage, id, item, item)
-  wake('ready')
+  wake(stage, 1)
 end
 return { outcome }

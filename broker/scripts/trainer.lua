@@ -75,7 +75,7 @@ for _, batch in ipairs(a.batches) do
   end
 end
 expect(slot, lost)
-if #lost > 0 then wake('dispatched') end
+wake(0, #lost)
 if again > 0 then count('redispatched', again) end
 return { 'dispatched', #lost }
 

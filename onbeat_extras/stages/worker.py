@@ -149,7 +149,7 @@ class StageWorker(Worker[ClaimedItem]):
             if self._stopping.is_set():
                 return None
             try:
-                items = await self._calls(stage.side.claim, stage.stage.name, self._room(stage))
+                items = await self._calls(stage.side.claim, stage.stage.name, self._room(stage), is_idle=self._is_idle)
             except (errors.NotFound, errors.ContractViolation) as error:
                 # The job was removed, or what another process published for it can't be read: no harm to other jobs.
                 log.warning("%s: nothing can be claimed: %s", stage, error)

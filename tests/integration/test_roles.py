@@ -28,6 +28,7 @@ from broker.keys import (
     SlotKeys,
     idempotency,
     sealed_name,
+    wake_stream,
 )
 from contracts.encoding.wire import encode
 from contracts.errors import InvalidInput
@@ -82,13 +83,26 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "ZMSCORE": (FIRST, "m"),
     "ZRANGE": (FIRST, "0", "1"),
     "ZREM": (FIRST, "m"),
+    "ZREMRANGEBYRANK": (FIRST, "0", "0"),
     "ZSCORE": (FIRST, "m"),
 }
 """Each command of the scripts with arguments that it accepts."""
 CALL = re.compile(r"(?:redis\.p?call|call_with|each_of)\('(\w+)'([^\n]*)")
 NAMED = {
     name.upper(): getattr(KEYS, name)
-    for name in ("fence", "weights", "counters", "dead", "audit", "job", "events", "progress", "claimers", "hosts")
+    for name in (
+        "fence",
+        "weights",
+        "counters",
+        "dead",
+        "audit",
+        "job",
+        "events",
+        "progress",
+        "claimers",
+        "waiting",
+        "hosts",
+    )
 }
 NAMED |= {
     "JOBS": JOBS,
@@ -97,6 +111,7 @@ NAMED |= {
     "SPEC_BYTES": SPEC_BYTES,
     "CHANGES": CHANGES,
     "reservation": idempotency("k"),
+    "woken": wake_stream("w"),
 }
 NAMED |= {"SPEC": KEYS.spec, "SHARDS": KEYS.shards, "CHUNKS": KEYS.chunks}
 """Variable → its key; the others are made where they are used, or are of a slot."""

@@ -140,6 +140,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/scripts/prelude.lua": (
         *HOSTS,
         *FENCE,
+        "tests/integration/test_wakes.py",
         "tests/integration/test_broker_full.py",
         "tests/integration/test_memory_by_age.py",
     ),

@@ -74,6 +74,8 @@ class FakeStageSide:
         """Raised by the next puts, in order."""
         self.claim_errors: list[Exception] = []
         """Raised by the next claims, in order."""
+        self.idle: list[bool] = []
+        """Whether the worker had nothing in hand, at each claim."""
         self.outcome = PutOutcome.ACCEPTED
         self.is_removed = False
         self.at_claim: Callable[[], None] = lambda: None
@@ -87,8 +89,9 @@ class FakeStageSide:
     def add(self, *places: Place) -> None:
         self.free += places
 
-    def claim(self, stage: str, max_rows: int = 1) -> list[ClaimedItem]:
+    def claim(self, stage: str, max_rows: int = 1, *, is_idle: bool = True) -> list[ClaimedItem]:
         self.asked.append((stage, max_rows))
+        self.idle.append(is_idle)
         self.at_claim()
         if self.claim_errors:
             raise self.claim_errors.pop(0)

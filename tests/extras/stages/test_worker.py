@@ -145,6 +145,7 @@ async def test_no_more_is_claimed_than_a_service_has_room_for_and_one_that_is_fu
     async with stack.running():
         await stack.changes.until(lambda: len(side.claimed) == 4)
         assert len(side.free) == 3
+        assert (side.idle[0], side.idle[-1]) == (True, False)
         # Both are full, so that no item is waited for: the oldest news of either would end each wait at once.
         num_waits = len(stack.waiting.stages)
         stack.judge.gate.set()

@@ -1,0 +1,281 @@
+"""Whatever makes work wakes as many of those who wait as there is work for; a wake that is lost holds nothing up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from broker.connection.client import Broker, connect
+from broker.generator_side import GeneratorSide
+from broker.job_store import JobStore
+from broker.keys import wake_stream
+from broker.leases import FailOutcome
+from broker.stage_side import StageSide
+from contracts.jobs import JobState
+from contracts.settings import StackSettings
+from onbeat.stack.redis import EmbeddedRedis
+from producer.generator import PROMPTS_WAIT_S
+from tests.integration.fence_parts import lose_prompts
+from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
+from tests.integration.test_window import delayed
+from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob
+
+LONG_S, DEADLINE_S, QUIET_S = 600.0, 30.0, 0.2
+NUM_WAITING = 12
+NAMES = [f"waits-{number}" for number in range(NUM_WAITING)]
+
+
+class Waiting:
+    """Workers whose claims found nothing: each waits in a thread, and claims when it is woken."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._threads = ThreadPoolExecutor(2 * NUM_WAITING)
+        self._claims: dict[str, Future[Any]] = {}
+
+    def generators(self, job_id: str, *names: str, **told: Any) -> None:
+        for name in names:
+            side = GeneratorSide(self._broker, job_id, name)
+            self._add(name, partial(side.claim, LEASE_S, **told), side.wait_for_prompts)
+
+    def stage_workers(self, job: StagedJob, stage: str) -> None:
+        for name in NAMES:
+            side = StageSide(self._broker, job.job_id, f"{stage}-{name}")
+            self._add(f"{stage}-{name}", partial(side.claim, stage), side.wait)
+
+    def _add(self, name: str, claim: Callable[[], Any], wait: Callable[[float], Any]) -> None:
+        assert not claim(), "there is work already"
+        self._claims[name] = self._threads.submit(lambda: (wait(LONG_S), claim())[1])
+
+    def woken(self, count: int) -> dict[str, Any]:
+        """Name → claim of those that went on: so many, of whom each has found work."""
+        ends_s = time.monotonic() + DEADLINE_S
+        while sum(claim.done() for claim in self._claims.values()) < count and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        time.sleep(QUIET_S)
+        claims = {name: self._claims.pop(name).result() for name, claim in [*self._claims.items()] if claim.done()}
+        assert len(claims) == count
+        assert all(claims.values()), "one has claimed in vain"
+        return claims
+
+    def close(self) -> None:
+        self._broker.break_off()
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def broker(redis_server: EmbeddedRedis) -> Broker:
+    redis_server.load_scripts()
+    return connect(StackSettings(redis_url=redis_server.url))
+
+
+@pytest.fixture
+def waiting(broker: Broker, redis_server: EmbeddedRedis) -> Iterator[Waiting]:
+    waiting = Waiting(connect(StackSettings(redis_url=redis_server.url)))
+    yield waiting
+    waiting.close()
+
+
+def num_calls(broker: Broker) -> int:
+    stats: Any = broker.redis.info("commandstats")
+    return stats["cmdstat_fcall"]["calls"]
+
+
+def at_its_end(job: LaggingJob) -> LaggingJob:
+    """All batches of the window are published."""
+    job.sample(count=job.spec.num_open * NUM_TRAIN)
+    return job
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_an_opening_wakes_a_generator_for_each_batch_and_none_claims_in_vain(
+    lag: int, broker: Broker, waiting: Waiting
+) -> None:
+    job = at_its_end(delayed(broker, lag))
+    waiting.generators(job.job_id, *NAMES)
+    for iteration in range(2):
+        trained, before = job.trained(iteration), num_calls(broker)
+        job.commit(iteration, trained)
+        claims = waiting.woken(NUM_TRAIN)
+        # The version is published, with a word to those that receive it ahead, and the iteration committed.
+        assert num_calls(broker) - before == (3 if lag else 2) + NUM_TRAIN
+        for name, claim in claims.items():
+            job.publish(claim, name)
+        waiting.generators(job.job_id, *claims)
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_a_batch_that_comes_back_wakes_one(is_released: bool, broker: Broker, waiting: Waiting) -> None:
+    job = delayed(broker, 0)
+    held = [job.claim() for _ in range(NUM_TRAIN)]
+    waiting.generators(job.job_id, *NAMES)
+    expected = FailOutcome.RELEASED if is_released else FailOutcome.RETRIED
+    assert job.generator().fail(held[0], "no reward", is_released=is_released) is expected
+    waiting.woken(1)
+
+
+def test_what_a_restart_has_lost_wakes_as_many_as_are_sent_again(broker: Broker, waiting: Waiting) -> None:
+    job = delayed(broker, 0)
+    for batch in job.batches(0):
+        lose_prompts(broker, job.keys, batch.batch_id)
+    waiting.generators(job.job_id, *NAMES)
+    assert job.trainer.reconcile(0, job.batches(0)) == NUM_TRAIN
+    waiting.woken(NUM_TRAIN)
+    assert job.trainer.dispatch(0, job.batches(0)) == 0
+    waiting.woken(0)
+
+
+def test_rows_wake_as_many_stage_workers_as_there_are_items_of_their_stage(
+    redis_server: EmbeddedRedis, waiting: Waiting
+) -> None:
+    job = StagedJob(redis_server, [external("judge", unit="group"), external("after", ["judge"], unit="batch")])
+    job.open(count=2)
+    for stage in ("judge", "after"):
+        waiting.stage_workers(job, stage)
+    job.publish()
+    claims = waiting.woken(NUM_GROUPS)
+    assert all(name.startswith("judge") for name in claims)
+    items = [item for claimed in claims.values() for item in claimed]
+    side = job.stage()
+    side.put([(items[0], job.made(items[0]))])
+    waiting.woken(0)
+    side.put([(items[1], job.made(items[1]))])
+    ((name, (item,)),) = waiting.woken(1).items()
+    assert name.startswith("after")
+    assert StageSide(job.operator, job.job_id, name).fail(item, "no answer") is FailOutcome.RETRIED
+    assert all(name.startswith("after") for name in waiting.woken(1))
+
+
+def test_an_item_of_each_row_wakes_no_more_than_wait(redis_server: EmbeddedRedis, waiting: Waiting) -> None:
+    job = StagedJob(redis_server, [external("judge")])
+    job.open(count=2)
+    waiting.stage_workers(job, "judge")
+    job.publish()
+    assert NUM_ROWS == NUM_GROUPS * GROUP_SIZE < NUM_WAITING
+    waiting.woken(NUM_ROWS)
+    job.publish()
+    waiting.woken(NUM_WAITING - NUM_ROWS)
+
+
+def woken_of(broker: Broker, *names: str) -> list[str]:
+    return [name for name in names if broker.redis.exists(wake_stream(name))]
+
+
+def in_vain(job: LaggingJob, prefix: str, **told: Any) -> list[str]:
+    """Names of generators that have claimed in vain, one for each batch of an iteration."""
+    names = [f"{prefix}-{job.job_id}-{number}" for number in range(NUM_TRAIN)]
+    assert not any(job.generator(name).claim(LEASE_S, **told) for name in names)
+    return names
+
+
+def test_the_wakes_of_killed_generators_cost_another_no_more_than_its_next_look(broker: Broker) -> None:
+    job = at_its_end(delayed(broker, 0))
+    (lives, _), killed = in_vain(job, "lives"), in_vain(job, "killed")
+    before_s = time.monotonic()
+    job.commit(0)
+    assert woken_of(broker, lives, *killed) == killed
+    job.generator(lives).wait_for_prompts(PROMPTS_WAIT_S)
+    assert job.claim(lives).prompt_batch.iteration == 1
+    assert time.monotonic() - before_s < 2 * PROMPTS_WAIT_S
+    assert [broker.redis.pttl(wake_stream(name)) <= 3000 for name in killed] == [True] * NUM_TRAIN
+
+
+def test_who_looks_again_is_woken_before_the_dead_and_who_is_idle_before_the_busy(broker: Broker) -> None:
+    job = at_its_end(delayed(broker, 0))
+    idle, dead = in_vain(job, "idle"), in_vain(job, "dead")
+    assert in_vain(job, "idle") == idle
+    others = [*in_vain(job, "busy", is_idle=False), *in_vain(job, "without room", oldest_only=True), *dead]
+    job.commit(0)
+    assert woken_of(broker, *idle, *others) == idle
+
+
+def test_who_has_found_work_meanwhile_is_not_woken(broker: Broker) -> None:
+    job = delayed(broker, 0)
+    held = [job.claim(), job.claim()]
+    (first, second) = in_vain(job, "waits")
+    assert job.generator().fail(held[0], "no reward") is FailOutcome.RETRIED
+    assert woken_of(broker, first, second) == [second]
+    job.claim(first)
+    assert job.generator().fail(held[1], "no reward") is FailOutcome.RETRIED
+    assert woken_of(broker, first, second) == [second], "the wake of before"
+    job.claim(second)
+
+
+def test_a_stage_worker_that_has_found_items_of_one_stage_is_not_woken_for_another(redis_server: EmbeddedRedis) -> None:
+    job = StagedJob(redis_server, [external("judge", unit="batch"), external("after", ["judge"], unit="batch")])
+    job.open()
+    idle, busy = [f"{name}-{job.job_id}" for name in ("idle", "busy")]
+    for name in (idle, busy):
+        assert job.stage(name).claim("after") == []
+    job.publish()
+    items = job.stage(busy).claim("judge")
+    job.stage(busy).put([(item, job.made(item)) for item in items])
+    assert woken_of(job.operator, idle, busy) == [idle]
+
+
+def test_a_wake_between_a_claim_and_its_wait_is_not_missed(broker: Broker) -> None:
+    job = at_its_end(delayed(broker, 0))
+    name, _ = in_vain(job, "waits")
+    job.commit(0)
+    job.generator(name).wait_for_prompts(LONG_S)
+    job.claim(name)
+
+
+def test_a_wait_that_is_over_is_not_ended_by_the_same_wake_again(broker: Broker) -> None:
+    job = at_its_end(delayed(broker, 0))
+    name, other = in_vain(job, "waits")
+    job.commit(0)
+    time.sleep(0.005)
+    for _ in range(NUM_TRAIN):
+        job.claim(other)
+    side = job.generator(name)
+    assert side.claim(LEASE_S) is None
+    before_s = time.monotonic()
+    side.wait_for_prompts(0.3)
+    assert time.monotonic() - before_s >= 0.29
+
+
+def test_a_worker_is_woken_by_each_of_its_jobs(broker: Broker, waiting: Waiting) -> None:
+    awaited, other = at_its_end(delayed(broker, 0)), at_its_end(delayed(broker, 0))
+    name = f"waits-{awaited.job_id}"
+    assert other.generator(name).claim(LEASE_S) is None
+    assert awaited.generator(name).claim(LEASE_S) is None
+    other.commit(0)
+    awaited.generator(name).wait_for_prompts(LONG_S)
+    other.claim(name)
+
+
+def test_a_server_that_waits_writes_nothing_to_its_file(server: EmbeddedRedis) -> None:
+    broker = connect(StackSettings(redis_url=server.url))
+    job = at_its_end(delayed(broker, 0))
+    in_vain(job, "waits")
+    sizes = []
+    for _ in range(2):
+        info: Any = broker.redis.info("persistence")
+        sizes.append(info["aof_current_size"])
+        in_vain(job, "waits")
+    assert sizes[0] == sizes[1] > 0
+
+
+def test_who_waits_is_bounded_and_nothing_is_left_of_a_job_that_was_removed(broker: Broker) -> None:
+    job = delayed(broker, 0)
+    for _ in range(NUM_TRAIN):
+        job.claim()
+    broker.redis.zadd(job.keys.waiting, {f"0/{number}": 1 for number in range(4096)})
+    late = job.generator("late")
+    assert late.claim(LEASE_S) is None
+    assert job.generator("x" * 301).claim(LEASE_S) is None
+    assert broker.redis.zcard(job.keys.waiting) == 4096
+    assert broker.redis.zscore(job.keys.waiting, "0/late") is not None
+    assert broker.redis.zscore(job.keys.waiting, f"0/{'x' * 301}") is None
+    jobs = JobStore(broker)
+    jobs.move(job.job_id, JobState.FAILED)
+    broker.redis.hset(job.keys.fence, "lease_until", 0)
+    broker.run("remove_job", b"", job=job.job_id, idempotency_key="", as_seen=None)
+    assert late.claim(LEASE_S) is None
+    assert not broker.redis.exists(job.keys.waiting)
