@@ -122,6 +122,13 @@ def test_a_task_of_a_data_set_has_its_question_and_reference() -> None:
         assert prompt.reference
 
 
+def test_the_job_s_environment_opens_the_tasks_of_a_further_set_too() -> None:
+    of_set = {"name": "hard", "dataset": {"type": "environment"}, "num_prompts": 3}
+    *_, first, second, third = all_prompts(source(Service(), evaluation__sets=[of_set]))
+    assert {prompt.source for prompt in (first, second, third)} == {"hard"}
+    assert [prompt.text for prompt in (first, second, third)] == ["evaluation 0", "evaluation 1", "evaluation 2"]
+
+
 def test_a_source_s_environment_opens_its_tasks_and_prompts_of_others_need_room_for_one_turn() -> None:
     """A sum of six characters and a trajectory of 32 tokens would not fit."""
     service = Service(opens="{index}")
