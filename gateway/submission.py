@@ -113,8 +113,7 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
     check_files(spec.model, settings.spec_root, is_chat=any(part.chat is not None for part in parts))
     has_folders, num_bytes = any(part.has_folders for part in parts), 0
     tables: dict[str, Table] = {"dataset": spec.dataset}
-    for number, one in enumerate(spec.evaluation.sets or ()):
-        tables[f"evaluation.sets[{number}].dataset"] = one.dataset
+    tables |= {f"evaluation.sets[{place}].dataset": one.dataset for place, one in enumerate(spec.evaluation.sets or ())}
     named = {f"{table}.{field}": path for table, of in tables.items() for field, path in of.files().items()}
     for field, path in named.items():
         found = settings.spec_root.find(path, field=field)
@@ -125,7 +124,7 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
                 field=field,
                 cure="name a file of JSON lines that the stack can read",
             )
-        num_bytes += found.stat().st_size
+        num_bytes += found.stat().st_size if found.is_file() else 0
     if all(isinstance(part, JsonlDataset) for part in (spec.dataset, *parts)) and num_bytes <= MAX_ROWS_BYTES:
         job_examples(spec, settings.spec_root)
 

@@ -74,3 +74,14 @@ def test_small_files_are_read_and_a_template_of_a_file_of_its_own_is_found(tmp_p
         check_paths(spec, settings)
     (tmp_path / "rows").write_text("{" + " " * MAX_ROWS_BYTES)
     check_paths(spec, settings)
+
+
+@pytest.mark.parametrize("place", ["dataset", "set"])
+def test_a_split_of_a_folder_of_the_hub_names_no_file_and_is_the_trainers_to_read(place: str, tmp_path: Path) -> None:
+    stub_model(tmp_path)
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "train-00000-of-00001.parquet").write_bytes(b"")
+    saved = {"type": "huggingface", "train_path": "hub/train"}
+    held_out = {"name": "saved", "num_prompts": 1, "dataset": saved}
+    changes = {"dataset": saved} if place == "dataset" else {"evaluation__sets": [held_out]}
+    check_paths(job_spec(model__path=".", **changes), StackSettings(model_root=str(tmp_path)))
