@@ -12,9 +12,8 @@ import sys
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 
 DEFAULT_PORT = 8100
-OTHERS_SECRETS = [
-    f"ONBEAT_{name}" for name in ("REDIS_URL", "REDIS_PASSWORD", "API_KEY", "CACHE_KEY", "ENGINE_API_KEY", "JUDGE_KEY")
-]
+OTHERS = ("REDIS_URL", "REDIS_PASSWORD", "API_KEY", "CACHE_KEY", "ENGINE_API_KEY", "JUDGE_KEY")
+OTHERS_SECRETS = {f"ONBEAT_{name}{end}" for name in OTHERS for end in ("", "_FILE")}
 
 
 def main() -> int:

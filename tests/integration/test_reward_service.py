@@ -606,6 +606,7 @@ def service(plugin_folder: Path) -> Iterator[Service]:
 
 def test_the_service_forgets_the_secrets_of_others_that_it_was_started_with(plugin_folder: Path) -> None:
     others = {"ONBEAT_REDIS_URL": "redis://:a-password@127.0.0.1:1/0", "ONBEAT_API_KEY": "the-gateways-key"}
+    others["ONBEAT_REDIS_PASSWORD_FILE"] = "/nowhere/a-file-of-others"
     service = Service(plugin_folder, **others)
     try:
         environment = Path(f"/proc/{service.process.pid}/environ").read_bytes()
