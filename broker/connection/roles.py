@@ -91,7 +91,7 @@ WORKERS = (
     ("+hincrby", f"~{S}:{{*}}:counters"),
     ("+hset +del", f"~{S}:{{*}}:claimers"),
     ("+zadd +zrem +zremrangebyrank", f"~{S}:{{*}}:waiting"),
-    ("+xadd +pexpire", "~onbeat:wake:*"),
+    ("+xadd +pexpire +del", "~onbeat:wake:*"),
 )
 """What generators and stage workers have in common."""
 

@@ -450,6 +450,8 @@ local IDLE_MS, WAKE_MS = 1000, 3000 -- ahead of others; until a stream goes
 local function note_waiting(stage, who, from_ms)
   if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 then return end
   redis.set_repl(redis.REPL_NONE)
+  local stream = 'onbeat:wake:' .. who -- what is dated ahead there, as of before a clock stepped back, would end each wait at once
+  if #redis.pcall('XREVRANGE', stream, '+', whole(from_ms + 1), 'COUNT', '1') > 0 then redis.pcall('DEL', stream) end
   if redis.call('ZCARD', WAITING) >= MAX_CLAIMERS then redis.call('ZREMRANGEBYRANK', WAITING, '0', '0') end
   redis.call('ZADD', WAITING, score_of(stage, from_ms), whole(stage) .. '/' .. who)
   redis.set_repl(redis.REPL_ALL)

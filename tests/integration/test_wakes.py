@@ -240,6 +240,21 @@ def test_a_wait_that_is_over_is_not_ended_by_the_same_wake_again(broker: Broker)
     assert time.monotonic() - before_s >= 0.29
 
 
+def test_a_wake_that_is_dated_ahead_ends_no_wait_after_a_claim_and_keeps_no_later_one_away(broker: Broker) -> None:
+    """As a clock that stepped back leaves it, or one who spoils the stream."""
+    job = at_its_end(delayed(broker, 0))
+    name, _ = in_vain(job, "waits")
+    broker.redis.xadd(wake_stream(name), {"of": "another"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    side = job.generator(name)
+    assert side.claim(LEASE_S) is None
+    before_s = time.monotonic()
+    side.wait_for_prompts(0.3)
+    assert time.monotonic() - before_s >= 0.29
+    job.commit(0)
+    side.wait_for_prompts(LONG_S)
+    job.claim(name)
+
+
 def test_a_worker_is_woken_by_each_of_its_jobs(broker: Broker, waiting: Waiting) -> None:
     awaited, other = at_its_end(delayed(broker, 0)), at_its_end(delayed(broker, 0))
     name = f"waits-{awaited.job_id}"
