@@ -43,6 +43,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
 | onbeat:S:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
 | onbeat:S:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
+| onbeat:S:consumers | hash, consumer id → ConsumerInfo | consumers | status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.
 """
@@ -63,7 +64,7 @@ REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
 CHANGES = "onbeat:changes"
 JOURNAL = "onbeat:journal"
-GENERATORS, STAGE_WORKERS = "generators", "stage_workers"
+GENERATORS, STAGE_WORKERS, CONSUMERS = "generators", "stage_workers", "consumers"
 """What `sealed_name` is asked for."""
 TRAINER_GROUP = "trainers"
 STAGE_BAND = 2**42

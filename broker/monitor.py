@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from redis import exceptions
-
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, read_of, readable
-from broker.presence import GeneratorInfo, Presence, StagePresence, awaited_generator, missed_by_all
+from broker.presence import ConsumerPresence, GeneratorInfo, Presence, StagePresence, awaited_generator, missed_by_all
 from broker.stage_monitor import last_claims, stage_view
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
@@ -25,6 +23,7 @@ from contracts.events import AuditRecord
 from contracts.jobs import EvaluationScore, JobCounts, JobState, JobStatus
 from contracts.monitor import GeneratorSeen, PromptLease, StreamReport, StreamState
 from contracts.spec import JobSpec
+from contracts.spec_tables.trainer import TrainerSpec
 from onbeat.process.dependency import REWARD_SERVICE
 
 P = ParamSpec("P")
@@ -78,21 +77,8 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     values = {name.decode(): value for name, value in job.items()}
     fence = read_fence(broker, keys)
     state = JobState(values["state"].decode())
-    stages = StagePresence(broker)
-    unserved = {}
-    if state is JobState.RUNNING:
-        unserved = stages.missed(job_id, spec.stages) | stages.unserved(job_id, spec.stages)
-    trainer = "an external trainer" if spec.trainer.external else "a trainer"
-    if (hosts := spec.trainer.over_hosts) is not None:
-        trainer = hosts_waited_for(broker, job_id, least=hosts.least, now_s=_seconds(clock))
     reason = values["reason"].decode() or _waits_for(
-        state,
-        fence,
-        generators=_generators_waited_for(job_id, spec, fence, generators),
-        now_s=_seconds(clock),
-        is_full=_is_full(memory),
-        trainer=trainer,
-        unserved=list(unserved.values()),
+        broker, job_id, spec, fence, state=state, live=generators, now_s=_seconds(clock), is_full=_is_full(memory)
     )
     return JobStatus(
         job_id=job_id,
@@ -132,7 +118,9 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
             _ask_slot(pipe, slot)
         answers = pipe.execute(raise_on_error=False)
     for answer in answers:
-        _raise_unless_no_group(answer)
+        # A stream that was never opened has no group: that is a count of 0, not an error.
+        if isinstance(answer, Exception) and not str(answer).startswith("NOGROUP"):
+            raise answer
     exists, counters, last_audit, clock, *rest = answers
     if not exists:
         raise unknown_job(job_id)
@@ -246,27 +234,38 @@ def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: 
     return missed_by_all(able, (REWARD_SERVICE,))
 
 
+def _trainer_waited_for(broker: Broker, job_id: str, spec: TrainerSpec, now_s: float) -> str:
+    if spec.over_hosts is not None:
+        return hosts_waited_for(broker, job_id, least=spec.over_hosts.least, now_s=now_s)
+    return "an external trainer" if spec.external else "a trainer"
+
+
 def _waits_for(
-    state: JobState,
+    broker: Broker,
+    job_id: str,
+    spec: JobSpec,
     fence: FenceState,
     *,
-    generators: str,
+    state: JobState,
+    live: Sequence[GeneratorInfo],
     now_s: float,
     is_full: bool,
-    trainer: str,
-    unserved: Sequence[str],
 ) -> str:
-    if state is JobState.RUNNING and is_full:
-        return "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
+    """What is in the way of a job that is queued, or runs; "" where nothing is. live: the generators."""
     if state is JobState.QUEUED:
-        return f"waits for {trainer}"
-    if state is JobState.RUNNING and fence.lease_until_s <= now_s:
-        return f"waits for {trainer} to take over"
-    if state is JobState.RUNNING and fence.state == "open" and generators:
-        return f"waits for {generators}"
-    if state is JobState.RUNNING and fence.state == "open" and unserved:
-        return f"waits for {unserved[0]}"
-    return ""
+        return f"waits for {_trainer_waited_for(broker, job_id, spec.trainer, now_s)}"
+    if state is not JobState.RUNNING:
+        return ""
+    if is_full:
+        return "waits for room in Redis, which is at maxmemory: raise it, or end jobs"
+    if fence.lease_until_s <= now_s:
+        return f"waits for {_trainer_waited_for(broker, job_id, spec.trainer, now_s)} to take over"
+    if fence.state != "open":
+        return ""
+    stages = StagePresence(broker)
+    of_stages = stages.missed(job_id, spec.stages) | stages.unserved(job_id, spec.stages)
+    awaited = (_generators_waited_for(job_id, spec, fence, live), *of_stages.values())
+    return next((f"waits for {one}" for one in awaited if one), "")
 
 
 def _leases(broker: Broker, slot: SlotKeys, leases: Sequence[tuple[bytes, float]], now_s: float) -> list[PromptLease]:
@@ -288,9 +287,7 @@ def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[Generat
     """The live generators. now_s: the server's clock, where the caller has looked at it."""
     now_s = broker.now_s() if now_s is None else now_s
     return tuple(
-        GeneratorSeen(
-            generator_id=live.generator_id, seen_s=round(max(0.0, now_s - live.seen_s), 3), info=dict(live.info)
-        )
+        GeneratorSeen(generator_id=live.worker_id, seen_s=round(max(0.0, now_s - live.seen_s), 3), info=dict(live.info))
         for live in Presence(broker).live()
     )
 
@@ -305,6 +302,7 @@ def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
         redis_max_bytes=memory["maxmemory"],
         live_generators=len(Presence(broker).live()),
         live_stage_workers=len(StagePresence(broker).live()),
+        live_consumers=len(ConsumerPresence(broker).live()),
         num_jobs=num_jobs,
         max_jobs=max_jobs,
     )
@@ -318,14 +316,6 @@ def _is_full(memory: Mapping[str, int]) -> bool:
 def _counted_bytes(memory: Mapping[str, int]) -> int:
     """Memory without buffers of replicas and of the file, which the server doesn't count against its limit."""
     return memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0)
-
-
-def _raise_unless_no_group(answer: object) -> None:
-    """A stream that was never opened has no group: that is a count of 0, not an error."""
-    if isinstance(answer, exceptions.ResponseError) and str(answer).startswith("NOGROUP"):
-        return
-    if isinstance(answer, Exception):
-        raise answer
 
 
 def _counted(

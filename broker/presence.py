@@ -1,14 +1,14 @@
-"""Which generators and stage workers are alive: a heartbeat each, read with the server's clock."""
+"""Which generators, stage workers and consumers are alive: a heartbeat each, read with the server's clock."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
-from broker.keys import GENERATORS, STAGE_WORKERS
+from broker.keys import CONSUMERS, GENERATORS, STAGE_WORKERS
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.spec_tables.stages import LlmJudgeStage, StageSpec
@@ -44,23 +44,40 @@ MISSES = "misses"
 """In an info: a line "NAME for 63.0 s at WHERE: reason" of each service that it needs and doesn't reach."""
 REACHES = "reaches"
 """In an info: a line "NAME 3.2 s ago" of each other service that answered it, and when it did so last."""
+TRAINS = "trains"
+"""In a consumer's info: the id of the job whose trainer it runs, "" while it is idle."""
 LIVE_S = 10.0
-"""A generator, or a stage worker, without a sign of life for this long is not counted."""
+"""A process without a sign of life for this long is not counted."""
 
 log = logging.getLogger(__name__)
 
 
-class GeneratorInfo(Record, frozen=True, kw_only=True):
-    """A generator's last sign of life."""
+class WorkerInfo(Record, frozen=True, kw_only=True):
+    """A process' last sign of life."""
 
-    generator_id: str
+    worker_id: str
     seen_s: float
     """Unix time by the server's clock."""
     info: dict[str, str]
 
+    def _reason(self, named: str) -> str:
+        lines = self.info.get(LEAVES_ALONE, "").splitlines()
+        return next((line.removeprefix(named) for line in lines if line.startswith(named)), "")
+
+
+class ConsumerInfo(WorkerInfo, frozen=True, kw_only=True):
+    """A consumer's."""
+
+    since_s: float
+    """Unix time of its first sign of life, by the server's clock."""
+
+
+class GeneratorInfo(WorkerInfo, frozen=True, kw_only=True):
+    """A generator's."""
+
     def reason(self, job_id: str) -> str:
         """Why it leaves this job alone; "" where it doesn't say so."""
-        return _reason(self.info, f"{job_id}: ")
+        return self._reason(f"{job_id}: ")
 
     def has_other_engine(self, job_id: str) -> bool:
         """Whether another kind of engine than its own samples this deterministic job."""
@@ -78,7 +95,7 @@ def awaited_generator(live: Sequence[GeneratorInfo], job_id: str, kind: Callable
         return "a live generator"
     for one in live:
         if why := one.reason(job_id):
-            return f"a live generator that can serve the job; {one.generator_id} leaves it alone: {why}"
+            return f"a live generator that can serve the job; {one.worker_id} leaves it alone: {why}"
     others = {one.info.get(ENGINE, "") for one in live if one.has_other_engine(job_id)}
     if not others:
         return "a live generator for a deterministic job"
@@ -88,15 +105,11 @@ def awaited_generator(live: Sequence[GeneratorInfo], job_id: str, kind: Callable
     )
 
 
-class StageWorkerInfo(Record, frozen=True, kw_only=True):
-    """A stage worker's last sign of life."""
+class StageWorkerInfo(WorkerInfo, frozen=True, kw_only=True):
+    """A stage worker's."""
 
-    worker_id: str
-    seen_s: float
-    """Unix time by the server's clock."""
     serves: tuple[str, ...]
     """Types of stages that it serves in every job, e.g. "teacher", and stages of one job: "JOB_ID/NAME"."""
-    info: dict[str, str]
 
     def is_for(self, job_id: str, stage: StageSpec) -> bool:
         """Whether it serves this stage of the job."""
@@ -105,24 +118,26 @@ class StageWorkerInfo(Record, frozen=True, kw_only=True):
 
     def reason(self, job_id: str, stage: StageSpec) -> str:
         """Why it leaves this stage of the job alone; "" where it doesn't say so."""
-        return _reason(self.info, f"{job_id}/{stage.name}: ")
+        return self._reason(f"{job_id}/{stage.name}: ")
 
 
-def _reason(info: Mapping[str, str], named: str) -> str:
-    lines = info.get(LEAVES_ALONE, "").splitlines()
-    return next((line.removeprefix(named) for line in lines if line.startswith(named)), "")
-
-
-Info = TypeVar("Info", GeneratorInfo, StageWorkerInfo)
+Info = TypeVar("Info", bound=WorkerInfo)
 
 
 class _Board(Generic[Info]):
     """The workers of a kind."""
 
-    def __init__(self, broker: Broker, key: str, kind: type[Info]) -> None:
+    def __init__(self, broker: Broker, key: str, kind: type[Info], **says: object) -> None:
+        """says: what each sign of life from here has beside its info."""
         self._broker = broker
         self._key = key
         self._kind = kind
+        self._says = says
+
+    def beat(self, worker_id: str, info: dict[str, str]) -> None:
+        self._write(
+            worker_id, encode(self._kind(worker_id=worker_id, seen_s=self._broker.now_s(), info=info, **self._says))
+        )
 
     def leave(self, worker_id: str) -> None:
         self._write(worker_id, b"")
@@ -143,7 +158,9 @@ class _Board(Generic[Info]):
         for name in [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
             self._write(name.decode(errors="replace"), b"")
         # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
-        return sorted((info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S), key=_id_of)
+        return sorted(
+            (info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S), key=lambda info: info.worker_id
+        )
 
     def _write(self, worker_id: str, record: bytes) -> None:
         """record: b"" of one that leaves, or is gone. Raises InvalidInput where too many are known, or it says too
@@ -160,9 +177,13 @@ class Presence(_Board[GeneratorInfo]):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, GENERATORS, GeneratorInfo)
 
-    def beat(self, worker_id: str, info: dict[str, str]) -> None:
-        record = GeneratorInfo(generator_id=worker_id, seen_s=self._broker.now_s(), info=info)
-        self._write(worker_id, encode(record))
+
+class ConsumerPresence(_Board[ConsumerInfo]):
+    """The consumers."""
+
+    def __init__(self, broker: Broker, since_s: float = 0.0) -> None:
+        """since_s: as `ConsumerInfo.since_s`, of a consumer."""
+        super().__init__(broker, CONSUMERS, ConsumerInfo, since_s=since_s)
 
 
 class StagePresence(_Board[StageWorkerInfo]):
@@ -170,13 +191,7 @@ class StagePresence(_Board[StageWorkerInfo]):
 
     def __init__(self, broker: Broker, serves: Iterable[str] = ()) -> None:
         """serves: as `StageWorkerInfo.serves`, of a worker."""
-        super().__init__(broker, STAGE_WORKERS, StageWorkerInfo)
-        self._serves = tuple(sorted(serves))
-
-    def beat(self, worker_id: str, info: dict[str, str]) -> None:
-        seen_s = self._broker.now_s()
-        record = StageWorkerInfo(worker_id=worker_id, seen_s=seen_s, serves=self._serves, info=info)
-        self._write(worker_id, encode(record))
+        super().__init__(broker, STAGE_WORKERS, StageWorkerInfo, serves=tuple(sorted(serves)))
 
     def missed(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         """The stages of which no worker reaches the judge: name → what is missed, as `missed_by_all` has it."""
@@ -207,10 +222,10 @@ def services_info(services: Iterable[Dependency]) -> dict[str, str]:
     }
 
 
-def compare(services: Iterable[Dependency], own_id: str, live: Sequence[GeneratorInfo | StageWorkerInfo]) -> None:
+def compare(services: Iterable[Dependency], own_id: str, live: Sequence[WorkerInfo]) -> None:
     """Tells each of a process' services how the other processes fare with it. live: own_id's last beat among them."""
-    own = next((one for one in live if _id_of(one) == own_id), None)
-    others = [one for one in live if _id_of(one) != own_id]
+    own = next((one for one in live if one.worker_id == own_id), None)
+    others = [one for one in live if one.worker_id != own_id]
     for service in services:
         missed = _missed(own, service.name) if own else None
         service.others_miss = any(_missed(one, service.name) for one in others)
@@ -218,7 +233,7 @@ def compare(services: Iterable[Dependency], own_id: str, live: Sequence[Generato
             service.reached_by_others()
 
 
-def missed_by_all(live: Sequence[GeneratorInfo | StageWorkerInfo], services: Iterable[str]) -> str:
+def missed_by_all(live: Sequence[WorkerInfo], services: Iterable[str]) -> str:
     """What none of these processes reaches, in words; "" where each service is reached by one, or there is no process.
 
     One that reaches it is enough: the others give their work back.
@@ -237,23 +252,19 @@ class _Missed(NamedTuple):
     by: str
 
 
-def _missed(one: GeneratorInfo | StageWorkerInfo, name: str) -> _Missed | None:
+def _missed(one: WorkerInfo, name: str) -> _Missed | None:
     for line in one.info.get(MISSES, "").splitlines():
         if found := re.fullmatch(rf"{name} for (\d{{1,12}}\.\d) s (.{{1,1000}})", line):
-            return _Missed(float(found[1]), found[2], _id_of(one))
+            return _Missed(float(found[1]), found[2], one.worker_id)
     return None
 
 
-def _reached_s(one: GeneratorInfo | StageWorkerInfo, name: str) -> float:
+def _reached_s(one: WorkerInfo, name: str) -> float:
     """When the service answered it last, by the server's clock; far back where it doesn't say so."""
     for line in one.info.get(REACHES, "").splitlines():
         if found := re.fullmatch(rf"{name} (\d{{1,12}}\.\d) s ago", line):
             return one.seen_s - float(found[1])
     return float("-inf")
-
-
-def _id_of(one: GeneratorInfo | StageWorkerInfo) -> str:
-    return one.generator_id if isinstance(one, GeneratorInfo) else one.worker_id
 
 
 def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> str:

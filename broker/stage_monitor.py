@@ -85,7 +85,7 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
             for index, stage in enumerate(spec.stages)
         ),
         stage_leases=_leases(broker, [item for item in items if item.lease_ms][:MAX_LEASES], spec, now_ms),
-        stage_workers=tuple(_seen(worker, now_ms) for worker in live),
+        stage_workers=tuple(seen_stage_worker(worker, now_ms / 1000) for worker in live),
     )
 
 
@@ -135,8 +135,8 @@ def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[
         return [readable(value, LastClaim) for value in pipe.execute()]
 
 
-def _seen(worker: StageWorkerInfo, now_ms: int) -> StageWorkerSeen:
-    seen_s = round(max(0.0, now_ms / 1000 - worker.seen_s), 3)
+def seen_stage_worker(worker: StageWorkerInfo, now_s: float) -> StageWorkerSeen:
+    seen_s = round(max(0.0, now_s - worker.seen_s), 3)
     return StageWorkerSeen(worker_id=worker.worker_id, seen_s=seen_s, serves=worker.serves, info=dict(worker.info))
 
 

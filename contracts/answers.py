@@ -61,6 +61,7 @@ class StackState(Record, frozen=True, kw_only=True):
     """`maxmemory` of the server; 0 where it has no limit."""
     live_generators: int
     live_stage_workers: int
+    live_consumers: int
     num_jobs: int
     """Jobs that are kept; a new one is refused at `max_jobs`."""
     max_jobs: int

@@ -215,7 +215,7 @@ class FakeJobs:
         self._changes.notify()
 
     def live(self) -> list[GeneratorInfo]:
-        return [GeneratorInfo(generator_id=str(n), seen_s=0.0, info={}) for n in range(1 + self.others)]
+        return [GeneratorInfo(worker_id=str(n), seen_s=0.0, info={}) for n in range(1 + self.others)]
 
     def leave(self, generator_id: str) -> None:
         self.left.append(generator_id)

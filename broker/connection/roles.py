@@ -109,7 +109,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+sadd +srem", "~onbeat:active"),
         ("+get +incrby +decrby", "~onbeat:spec_bytes"),
         ("+hexists +hset", "~onbeat:removed"),
-        ("+hdel", f"~{S}:generators ~{S}:stage_workers"),
+        ("+hdel", f"~{S}:generators ~{S}:stage_workers ~{S}:consumers"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:rollouts*"),
@@ -137,6 +137,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+sadd +srem", "~onbeat:active"),
         ("+hgetall +hset +hdel", "~onbeat:removed"),
         ("+hdel", f"~{S}:generators ~{S}:stage_workers"),
+        ("+hset +hdel", f"~{S}:consumers"),
         ("+xtrim", f"~{S}:{{*}}:spans"),
     ),
     GENERATOR: (

@@ -121,8 +121,8 @@ local function drop_reservation(key)
   if reserved and string.sub(reserved, 1, #JOB_ID + 1) == JOB_ID .. ' ' then redis.call('DEL', reservation) end
 end
 
--- Where processes of a kind say that they live: generators | stage_workers.
-local KINDS = { generators = true, stage_workers = true }
+-- Where processes of a kind say that they live: generators | stage_workers | consumers.
+local KINDS = { generators = true, stage_workers = true, consumers = true }
 local function presence_key(kind)
   return KINDS[kind] and 'onbeat:' .. SEAL .. ':' .. kind or error('not a kind of process')
 end

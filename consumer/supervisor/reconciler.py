@@ -22,6 +22,7 @@ from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import HostsSide
 from broker.job_store import JobStore
+from broker.presence import TRAINS, ConsumerPresence
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
@@ -101,12 +102,18 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self._jobs = JobStore(self.broker)
+        self._board = ConsumerPresence(self.broker, since_s=self.broker.now_s())
+        self._board.live()  # It forgets the dead, of which each life had an id: they never fill the board.
 
     def reconcile(self) -> None:
-        """Sees to every active job, oldest first. Raises Unavailable."""
+        """Sees to every active job, oldest first, and says that it did. Raises Unavailable."""
         self._see_to_own()
         for job_id in self._jobs.active_jobs():
-            self._see_to_known(job_id)
+            try:
+                self._see_to(job_id)
+            except (NotFound, ContractViolation) as error:  # lost or damaged: it keeps no other from a trainer
+                log.warning("%s", error)
+        self._board.beat(self.worker_id, {TRAINS: self.trainer.job_id})
         if self.metrics is not None:
             self.metrics.reconciled.set_to_current_time()
 
@@ -115,13 +122,7 @@ class Reconciler:
         ended = self.trainer.stop()
         if ended is not None:
             self._book(ended)
-
-    def _see_to_known(self, job_id: str) -> None:
-        """A job whose record is lost, or damaged, is logged: it must not keep the others from a trainer."""
-        try:
-            self._see_to(job_id)
-        except (NotFound, ContractViolation) as error:
-            log.warning("%s", error)
+        self._board.leave(self.worker_id)
 
     def _see_to(self, job_id: str) -> None:
         state = self._jobs.state(job_id)
@@ -187,9 +188,7 @@ class Reconciler:
         A lease is renewed each second at least, so half of one more without a renewal is no trainer at work: it is
         stopped, or swaps. What gave its lease back, or whose job has ended, is on its way out, and may close a tracker.
         """
-        if job_id == self._of_hosts:
-            return self.trainer.silent_s >= self.trainer_start_s
-        fence = self._fence(job_id)
+        fence = None if job_id == self._of_hosts else self._fence(job_id)
         is_without = fence is None or not fence.lease_until_s or not self.trainer.has_held
         if fence is None or is_without or self._jobs.state(job_id).is_final:
             return self.trainer.silent_s >= self.trainer_start_s

@@ -57,7 +57,7 @@ class TrainerProcess:
         """relay: passes the trainer's log on."""
         self._run_root = run_root
         self._module = module
-        self._relay = relay
+        self._relay = relay or LogRelay()
         self.job_id = ""
         """The job of the trainer that runs here; "" when there is none."""
         self.has_held = False
@@ -106,12 +106,10 @@ class TrainerProcess:
         child = self._child_for(job_id)
         try:
             make_private(child.log_path.parent)
-            if self._relay is not None:
-                self._relay.begin(child.log_path)
+            self._relay.begin(child.log_path)
             child.start()
         except (OSError, OnbeatError) as error:
-            if self._relay is not None:
-                self._relay.end()
+            self._relay.end()
             raise OnbeatError(
                 f"cannot start a trainer: {error.problem if isinstance(error, OnbeatError) else error}",
                 field=str(child.log_path),
@@ -133,8 +131,7 @@ class TrainerProcess:
         ended = Ended(self.job_id, code, asked=self._asked)
         self._child.kill()
         self._child, self.job_id = None, ""
-        if self._relay is not None:
-            self._relay.end()
+        self._relay.end()
         return ended
 
     def kill(self) -> None:

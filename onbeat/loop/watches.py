@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from broker.presence import (
     AWAKE_FOR,
@@ -46,6 +47,10 @@ CURE_OF_SERVICE = "start it, or raise timeouts.dependency_s; `onbeat resume` goe
 
 log = logging.getLogger(__name__)
 
+K = TypeVar("K")
+Awaited = tuple[str, float, str]
+"""What is missing, for how many seconds it may be, and the cure."""
+
 
 @dataclass(kw_only=True)
 class GeneratorWatch:
@@ -66,8 +71,7 @@ class GeneratorWatch:
     _looked_s: float = -math.inf
     _passed: dict[str, float] = field(default_factory=dict)
     """Folder of a version that the window has left and that is still loaded → when that was seen first."""
-    _waiting: Waiting | None = None
-    _missing: Waiting | None = None
+    _waiting: dict[str, Waiting] = field(default_factory=dict)
     _live: frozenset[str] | None = None
     _changes: list[GeneratorsChanged] = field(default_factory=list)
     _told: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -111,7 +115,7 @@ class GeneratorWatch:
         called meanwhile; an error that it raises ends the wait.
         """
         began_s = self.clock()
-        while awake := [one.generator_id for one in self.presence.live() if one.info.get(AWAKE_FOR) == job_id]:
+        while awake := [one.worker_id for one in self.presence.live() if one.info.get(AWAKE_FOR) == job_id]:
             if self.clock() - began_s >= TURN_PATIENCE_S:
                 log.warning("trains while %s may still hold memory", ", ".join(awake))
                 return
@@ -128,15 +132,14 @@ class GeneratorWatch:
             return frozenset()
         self._looked_s = self.clock()
         live = self.presence.live()
-        self._note(frozenset(one.generator_id for one in live))
+        self._note(frozenset(one.worker_id for one in live))
         able = [one for one in live if one.serves(self.job_id, deterministic=self.deterministic)]
-        if able:
-            self._waiting = None
-        else:
-            if self._waiting is None:
-                self._waiting = Waiting("a live generator", deadline_s=self.deadline_s, cure=CURE, clock=self.clock)
-            self._waiting.poke(awaited_generator(live, self.job_id, self.kind))
-        self._check_services(able)
+        awaited: dict[str, Awaited] = {}
+        if not able:
+            awaited["generator"] = awaited_generator(live, self.job_id, self.kind), self.deadline_s, CURE
+        if missed := missed_by_all(able, self.services):
+            awaited["service"] = missed, self.dependency_s, CURE_OF_SERVICE
+        _wait_for(awaited, self._waiting, self.clock)
         return self._refused(live)
 
     def take_changes(self) -> list[GeneratorsChanged]:
@@ -149,15 +152,6 @@ class GeneratorWatch:
             came, gone = (tuple(sorted(ids)[:MOST_NAMED]) for ids in (live - self._live, self._live - live))
             self._changes.append(GeneratorsChanged(at_s=time.time(), came=came, gone=gone, num_live=len(live)))
         self._live = live
-
-    def _check_services(self, able: list[GeneratorInfo]) -> None:
-        missed = missed_by_all(able, self.services)
-        if not missed:
-            self._missing = None
-            return
-        if self._missing is None:
-            self._missing = Waiting(missed, deadline_s=self.dependency_s, cure=CURE_OF_SERVICE, clock=self.clock)
-        self._missing.poke(missed)
 
     def _refused(self, live: list[GeneratorInfo]) -> frozenset[str]:
         """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""
@@ -201,7 +195,7 @@ class StageWatch:
         with_work = set(self.with_work(iteration))
         stages = [stage for stage in self.stages if stage.name in with_work]
         unserved, missed = (ask(self.job_id, stages) for ask in (self.presence.unserved, self.presence.missed))
-        awaited: dict[tuple[str, str], tuple[str, float, str]] = {}
+        awaited: dict[tuple[str, str], Awaited] = {}
         for stage in stages:
             if stage.name in unserved:
                 cure = CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE
@@ -209,8 +203,14 @@ class StageWatch:
             if stage.name in missed:
                 what = f"{missed[stage.name]}: stage {stage.name} needs it"
                 awaited[stage.name, "judge"] = what, self.dependency_s, CURE_OF_SERVICE
-        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key in awaited}
-        for key, (what, deadline_s, cure) in awaited.items():
-            if key not in self._waiting:
-                self._waiting[key] = Waiting(what, deadline_s=deadline_s, cure=cure, clock=self.clock)
-            self._waiting[key].poke(what)
+        _wait_for(awaited, self._waiting, self.clock)
+
+
+def _wait_for(awaited: Mapping[K, Awaited], waiting: dict[K, Waiting], clock: Callable[[], float]) -> None:
+    """Waits on for what is awaited, and no longer for the rest. Raises DeadlineExceeded."""
+    for key in waiting.keys() - awaited.keys():
+        del waiting[key]
+    for key, (what, deadline_s, cure) in awaited.items():
+        if key not in waiting:
+            waiting[key] = Waiting(what, deadline_s=deadline_s, cure=cure, clock=clock)
+        waiting[key].poke(what)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol
 
 from broker.leases import C, Renewal
-from broker.presence import GeneratorInfo, StageWorkerInfo, compare
+from broker.presence import WorkerInfo, compare
 from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls
 
@@ -107,7 +107,7 @@ class Board(Protocol):
     """Where the workers of a kind say that they live; each call raises BrokerUnavailable."""
 
     def beat(self, worker_id: str, info: dict[str, str], /) -> None: ...
-    def live(self) -> Sequence[GeneratorInfo | StageWorkerInfo]: ...
+    def live(self) -> Sequence[WorkerInfo]: ...
     def leave(self, worker_id: str, /) -> None: ...
 
 

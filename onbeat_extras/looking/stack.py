@@ -1,4 +1,4 @@
-"""The stack on one screen: Redis, the disk, and what lives: trainers, generators, stage workers, what they reach."""
+"""The stack on one screen: Redis, the disk, and what lives: consumers, trainers, generators, stages, services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from broker.connection.client import Broker
 from broker.job_search import find_jobs
 from broker.monitor import job_status, seen_generators, stack_state, stream_report
-from broker.presence import StagePresence
+from broker.presence import TRAINS, ConsumerPresence, StagePresence
+from broker.stage_monitor import seen_stage_worker
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, NotFound
 from contracts.jobs import JobState
@@ -59,6 +60,18 @@ class TrainerSeen(Record, frozen=True, kw_only=True):
     """What the job waits for; "" where nothing is in its way."""
 
 
+class ConsumerSeen(Record, frozen=True, kw_only=True):
+    """A live consumer, which starts trainers."""
+
+    consumer_id: str
+    seen_s: float
+    """Seconds since its last sign of life."""
+    lives_s: float
+    """Seconds since its first one."""
+    job_id: str
+    """The job whose trainer it runs; "" while it is idle."""
+
+
 class StackReport(Record, frozen=True, kw_only=True):
     """The answer to `GET /v1/stack/report`."""
 
@@ -66,6 +79,7 @@ class StackReport(Record, frozen=True, kw_only=True):
     disk: DiskSeen
     num_queued: int
     """Jobs that wait for a consumer that is free."""
+    consumers: tuple[ConsumerSeen, ...]
     trainers: tuple[TrainerSeen, ...]
     """The newest 100."""
     generators: tuple[GeneratorSeen, ...]
@@ -78,22 +92,23 @@ def stack_report(services: Services) -> StackReport:
     now_s = broker.now_s()
     with readable("ONBEAT_RUN_ROOT"):
         space = shutil.disk_usage(services.settings.run_root_path)
-    workers = tuple(
-        StageWorkerSeen(
-            worker_id=one.worker_id,
+    consumers = tuple(
+        ConsumerSeen(
+            consumer_id=one.worker_id,
             seen_s=round(max(0.0, now_s - one.seen_s), 3),
-            serves=one.serves,
-            info=dict(one.info),
+            lives_s=round(max(0.0, now_s - one.since_s), 3),
+            job_id=one.info.get(TRAINS, ""),
         )
-        for one in StagePresence(broker).live()
+        for one in ConsumerPresence(broker).live()
     )
     return StackReport(
         redis=_redis(broker, max_jobs=services.settings.max_jobs),
         disk=DiskSeen(free_bytes=space.free, size_bytes=space.total, jobs_bytes=sum(services.disk.bytes.values())),
         num_queued=len(find_jobs(broker, states=(JobState.QUEUED,))),
+        consumers=consumers,
         trainers=_trainers(broker),
         generators=seen_generators(broker),
-        stage_workers=workers,
+        stage_workers=tuple(seen_stage_worker(one, now_s) for one in StagePresence(broker).live()),
     )
 
 

@@ -98,6 +98,7 @@ STACK = (
     Family("onbeat_active_jobs", GAUGE, "Jobs that are not final."),
     Family("onbeat_live_generators", GAUGE, "Generators with a sign of life in the last 10 seconds."),
     Family("onbeat_live_stage_workers", GAUGE, "Stage workers with a sign of life in the last 10 seconds."),
+    Family("onbeat_live_consumers", GAUGE, "Consumers that looked after the jobs in the last 10 seconds."),
     Family("onbeat_disk_free_bytes", GAUGE, "Free bytes of the disk that the run root is on."),
     Family("onbeat_disk_size_bytes", GAUGE, "All of its bytes."),
     Family("onbeat_jobs_disk_bytes", GAUGE, "Run folders and versions of all jobs together, a minute ago."),
@@ -253,6 +254,7 @@ def _add_stack(samples: _Samples, broker: Broker, num_generators: int) -> None:
     samples.add("onbeat_active_jobs", sum(number for state, number in states.items() if not state.is_final))
     samples.add("onbeat_live_generators", num_generators)
     samples.add("onbeat_live_stage_workers", shared.live_stage_workers)
+    samples.add("onbeat_live_consumers", shared.live_consumers)
 
 
 def count_states(broker: Broker) -> Counter[JobState]:

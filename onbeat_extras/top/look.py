@@ -120,6 +120,8 @@ def alerts(jobs: list[JobStatus], stack: StackState) -> list[str]:
     active = [job for job in jobs if not job.state.is_final]
     if active and not stack.live_generators:
         found.append(f"no generator lives, and {plural(len(active), 'job')} may need one")
+    if active and not stack.live_consumers:
+        found.append(f"no consumer lives, and {plural(len(active), 'job')} may need one")
     for job in active:
         if job.batches_dead:
             found.append(f"{job.job_id}: {plural(job.batches_dead, 'batch')} dead; `onbeat dead {job.job_id}` says why")

@@ -134,6 +134,13 @@ export interface CompletionView {
   columns: Record<string, (number | string | (number | null)[])>;
 }
 
+export interface ConsumerSeen {
+  consumer_id: string;
+  seen_s: number;
+  lives_s: number;
+  job_id: string;
+}
+
 export interface CurriculumSpec {
   column: string;
   iterations: number;
@@ -912,6 +919,7 @@ export interface StackReport {
   redis: RedisSeen;
   disk: DiskSeen;
   num_queued: number;
+  consumers: ConsumerSeen[];
   trainers: TrainerSeen[];
   generators: GeneratorSeen[];
   stage_workers: StageWorkerSeen[];
@@ -922,6 +930,7 @@ export interface StackState {
   redis_max_bytes: number;
   live_generators: number;
   live_stage_workers: number;
+  live_consumers: number;
   num_jobs: number;
   max_jobs: number;
 }

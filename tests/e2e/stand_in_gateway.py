@@ -36,6 +36,7 @@ STACK = StackState(
     redis_max_bytes=100,
     live_generators=1,
     live_stage_workers=0,
+    live_consumers=1,
     num_jobs=3,
     max_jobs=1000,
 )

@@ -59,7 +59,7 @@ def test_a_generator_that_says_too_much_of_itself_is_not_noted(job: Job, name: s
     presence.beat("g" * 256, {"doing": "x" * 60000})
     with pytest.raises(InvalidInput, match="says too much"):
         presence.beat(name, {"doing": said})
-    assert name not in [one.generator_id for one in presence.live()]
+    assert name not in [one.worker_id for one in presence.live()]
     presence.leave("g" * 256)
 
 

@@ -91,7 +91,7 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
         )
     limit(broker, 1)
     Presence(broker).beat("g1", {})
-    assert [info.generator_id for info in Presence(broker).live()] == ["g1"]
+    assert [info.worker_id for info in Presence(broker).live()] == ["g1"]
     assert job.trainer.renew() is JobState.RUNNING
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)

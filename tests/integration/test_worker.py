@@ -20,12 +20,14 @@ from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
 from broker.monitor import job_status
+from broker.presence import TRAINS, ConsumerInfo, ConsumerPresence
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import __main__ as look_out
 from consumer.supervisor.__main__ import LookOut
 from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
+from contracts.encoding.wire import encode
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -245,6 +247,29 @@ def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
         jobs.request_cancel(first_id)
         until(lambda: trainer.job_id == second_id, "the second job's trainer", tick=reconciler.reconcile)
         assert jobs.state(first_id) is JobState.CANCELLED
+
+
+def test_a_consumer_says_that_it_lives_since_when_and_what_it_trains_until_it_ends(
+    broker: Broker, jobs: JobStore, reconciling: Reconciling
+) -> None:
+    board, now_s = ConsumerPresence(broker), broker.now_s()
+
+    def own() -> list[ConsumerInfo]:
+        return [one for one in board.live() if one.worker_id == "consumer-a"]
+
+    dead = ConsumerInfo(worker_id="of-last-week", seen_s=now_s - 101.0, info={}, since_s=0.0)
+    broker.run("beat", encode(dead), kind="consumers", id="of-last-week")
+    with reconciling() as (reconciler, _):
+        assert b"of-last-week" not in broker.run("present", kind="consumers"), "the dead never fill the board"
+        assert own() == [], "it has not looked yet"
+        reconciler.reconcile()
+        (idle,) = own()
+        assert (idle.info, now_s <= idle.since_s <= idle.seen_s) == ({TRAINS: ""}, True)
+        job_id, _ = jobs.create(job_spec())
+        reconciler.reconcile()
+        (busy,) = own()
+        assert (busy.info, busy.since_s) == ({TRAINS: job_id}, idle.since_s)
+    assert own() == []
 
 
 def test_only_one_consumer_starts_the_trainer_of_a_job(jobs: JobStore, reconciling: Reconciling) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from broker.presence import Presence
+from broker.presence import ConsumerPresence, Presence
 from contracts.encoding.arrays import pack_int32
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode
@@ -187,6 +187,10 @@ def test_a_job_that_records_nothing_says_how_to_record(shown: Shown) -> None:
 def test_the_stack_has_redis_the_disk_and_what_lives_on_one_screen(shown: Shown) -> None:
     Presence(shown.services.broker).beat("generator-7", {"misses": f"reward service for 9 s at x: {HOSTILE}"})
     with opened(shown.browser, shown.url, shown.services.settings.api_key, "stack") as page:
+        page.get_by_text("None lives: no job gets a trainer.").wait_for()
+        ConsumerPresence(shown.services.broker).beat("consumer-7", {})
+        idle = page.get_by_role("group", name="Consumers").get_by_role("row", name="consumer-7")
+        idle.get_by_text("idle", exact=True).wait_for()
         page.get_by_role("region", name="Services").get_by_text("generator-7 misses reward service for 9 s").wait_for()
         page.get_by_role("group", name="Trainers").locator(f"a[href='#/jobs/{shown.job_id}']").wait_for()
         assert page.get_by_role("region", name="Redis").get_by_text("without a limit").is_visible()

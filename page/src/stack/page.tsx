@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useResource } from "../live";
 import { link } from "../router";
-import type { StackReport, StageWorkerSeen, TrainerSeen } from "../types";
+import type { ConsumerSeen, StackReport, StageWorkerSeen, TrainerSeen } from "../types";
 import { bytes, duration, plural, share } from "../ui/format";
 import { Empty, Failure } from "../ui/parts";
 import { Generators } from "../job/fence/generators";
@@ -27,6 +27,7 @@ export function StackPage(): JSX.Element {
       <div class="stack">
         <Redis redis={report.redis} />
         <Disk disk={report.disk} />
+        <Consumers consumers={report.consumers} />
         <Trainers trainers={report.trainers} numQueued={report.num_queued} />
         <Generators />
         <StageWorkers workers={report.stage_workers} />
@@ -78,6 +79,27 @@ function Disk({ disk }: { disk: StackReport["disk"] }): JSX.Element {
         <Fact name="Size">{bytes(disk.size_bytes)}</Fact>
         <Fact name="All jobs">{bytes(disk.jobs_bytes)}</Fact>
       </dl>
+    </Card>
+  );
+}
+
+function Consumers({ consumers }: { consumers: readonly ConsumerSeen[] }): JSX.Element {
+  return (
+    <Card title="Consumers">
+      {consumers.length === 0 ? (
+        <p class="note warn">None lives: no job gets a trainer.</p>
+      ) : (
+        <Table caption="Consumers" heads={["Consumer", "Trains", "#Lives for", "#Last heartbeat"]}>
+          {consumers.map(({ consumer_id, job_id, lives_s, seen_s }) => (
+            <tr key={consumer_id}>
+              <td><Plain text={consumer_id} /></td>
+              <td>{job_id ? <a href={link(["jobs", job_id])}><Plain text={job_id} /></a> : "idle"}</td>
+              <td class="num">{duration(lives_s)}</td>
+              <td class="num">{duration(seen_s)} ago</td>
+            </tr>
+          ))}
+        </Table>
+      )}
     </Card>
   );
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.presence import Presence, StagePresence
+from broker.presence import TRAINS, ConsumerPresence, Presence, StagePresence
 from contracts.encoding.wire import convert
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
@@ -22,6 +22,9 @@ def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, serv
     services.jobs.create(job_spec(name="waits"))
     Presence(services.broker).beat("generator-7", {"doing": "waiting"})
     StagePresence(services.broker, ["teacher"]).beat("stage-1", {"misses": "judge for 3.0 s at x: refused"})
+    consumers = ConsumerPresence(services.broker, since_s=services.broker.now_s() - 60.0)
+    consumers.beat("consumer-idle", {TRAINS: ""})
+    consumers.beat("consumer-busy", {TRAINS: held.job_id})
     services.disk.bytes[held.job_id] = 1234
     answer = asked(create_app(services), "GET", "/v1/stack/report", key=settings.api_key)
     report = convert(answer.json(), StackReport)
@@ -39,5 +42,9 @@ def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, serv
     assert "generator-7" in [one.generator_id for one in report.generators]
     worker = next(one for one in report.stage_workers if one.worker_id == "stage-1")
     assert (worker.worker_id, worker.serves, worker.seen_s < 10) == ("stage-1", ("teacher",), True)
+    seen = {one.consumer_id: (one.job_id, 60 <= one.lives_s < 90, one.seen_s < 10) for one in report.consumers}
+    assert seen == {"consumer-idle": ("", True, True), "consumer-busy": (held.job_id, True, True)}
+    consumers.leave("consumer-busy")
+    assert [one.consumer_id for one in stack_report(services).consumers] == ["consumer-idle"]
     for job_id in (held.job_id, unheld):
         services.jobs.move(job_id, JobState.FAILED, reason="the test is over")

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.connection.client import connect
 from broker.connection.roles import GENERATOR
-from broker.presence import Presence
+from broker.presence import ConsumerPresence, Presence
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore, HealthProblem, JobState
@@ -70,11 +70,12 @@ def test_a_running_job_says_how_far_it_is_and_a_final_one_only_that_it_is(servic
     services.jobs.move(failed, JobState.RUNNING)
     services.jobs.fail(failed, "a reason")
     Presence(services.broker).beat("g1", {})
+    ConsumerPresence(services.broker).beat("c1", {})
     found = scraped(services)
-    stack = [(name,) for name in ("onbeat_live_generators", "onbeat_active_jobs")]
+    stack = [(name,) for name in ("onbeat_live_generators", "onbeat_live_consumers", "onbeat_active_jobs")]
     of_states = [("onbeat_jobs", state.value) for state in JobState]
     more = [found[key] - before[key] for key in (*stack, *of_states)]
-    assert more == [1, 1, 0, 1, 0, 0, 1, 0]
+    assert more == [1, 1, 1, 0, 1, 0, 0, 1, 0]
     assert found["onbeat_broker_up",] == 1
     assert found["onbeat_job_running", running] == 1
     assert 0 <= found["onbeat_job_since_progress_seconds", running] < 60
@@ -183,7 +184,7 @@ def test_what_one_generator_or_one_job_writes_blinds_no_one(
     services.settings = replace(services.settings, api_key="another-key")
     for path in ("/v1/jobs", f"/v1/jobs/{jobs[1]}", f"/v1/jobs/{jobs[1]}/streams", "/v1/generators"):
         assert ask(services, path, key="another-key").status_code == 200, path
-    assert {one.generator_id for one in Presence(services.broker).live()} >= {"g-own"}
+    assert {one.worker_id for one in Presence(services.broker).live()} >= {"g-own"}
 
 
 def test_prometheus_reads_each_active_jobs_last_iteration(services: Services) -> None:

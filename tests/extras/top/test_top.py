@@ -93,9 +93,10 @@ def test_alerts_name_what_a_person_can_do_something_about(gateway: FakeGateway) 
         batches_rejected={"stale": 3, "wrong_weights": 2},
         health=(HealthProblem(rule="entropy_gone", since=7, problem="0.01 nats a token", cure="raise it"),),
     )
-    stack = replace(STACK, redis_max_bytes=0, live_generators=0, num_jobs=990)
+    stack = replace(STACK, redis_max_bytes=0, live_generators=0, live_consumers=0, num_jobs=990)
     assert alerts([job], stack) == [
         "no generator lives, and 1 job may need one",
+        "no consumer lives, and 1 job may need one",
         f"{JOB}: 1 batch dead; `onbeat dead {JOB}` says why",
         f"{JOB}: 2 (wrong_weights 2) rejected",
         f"{JOB}: entropy is gone since iteration 7: 0.01 nats a token; raise it",

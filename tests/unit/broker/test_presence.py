@@ -10,7 +10,7 @@ AWAY = {MISSES: "reward service for 60.0 s at http://r: no answer: ConnectError"
 
 
 def seen(generator_id: str, info: dict[str, str], *, seen_s: float = 1000.0) -> GeneratorInfo:
-    return GeneratorInfo(generator_id=generator_id, seen_s=seen_s, info=info)
+    return GeneratorInfo(worker_id=generator_id, seen_s=seen_s, info=info)
 
 
 async def unasked() -> None:

@@ -17,7 +17,7 @@ from tests.builders import job_spec, stub_model
 def generators(*engines: str) -> list[GeneratorInfo]:
     """One for each name of an engine that is not reproducible, or ""."""
     return [
-        GeneratorInfo(generator_id=f"g{number}", seen_s=0.0, info={NOT_REPRODUCIBLE: engine})
+        GeneratorInfo(worker_id=f"g{number}", seen_s=0.0, info={NOT_REPRODUCIBLE: engine})
         for number, engine in enumerate(engines)
     ]
 
@@ -36,7 +36,7 @@ def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str,
 
 def test_truncated_sampling_is_refused_by_name_where_no_live_generator_says_what_it_kept() -> None:
     silent, able = (
-        GeneratorInfo(generator_id=name, seen_s=0.0, info={NO_KEPT_SETS: engine})
+        GeneratorInfo(worker_id=name, seen_s=0.0, info={NO_KEPT_SETS: engine})
         for name, engine in (("g0", "vllm"), ("g1", ""))
     )
     spec = job_spec(rollout__sampling__top_p=0.9)

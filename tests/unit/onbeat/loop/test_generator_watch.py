@@ -32,9 +32,7 @@ class Board(Presence):
         self.now_s = 0.0
 
     def live(self) -> list[GeneratorInfo]:
-        return [
-            GeneratorInfo(generator_id=f"g{number}", seen_s=0.0, info=info) for number, info in enumerate(self.infos)
-        ]
+        return [GeneratorInfo(worker_id=f"g{number}", seen_s=0.0, info=info) for number, info in enumerate(self.infos)]
 
     def watch(self, *, deterministic: bool = True, deadline_s: float = 60.0, **options: Any) -> GeneratorWatch:
         fields = {"job_id": "job", "deadline_s": deadline_s, "deterministic": deterministic} | options
