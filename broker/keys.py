@@ -26,7 +26,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:{J}:events | stream, JobEvent | trainer, job store | gateway | newest 10,000 |
 | onbeat:S:{J}:progress | hash | open, claim, publish, fail | all scripts | job |
 | onbeat:S:{J}:claimers | hash, who claims → its newest claim | both claims | both claims | window, at most 4,096 |
-| onbeat:S:{J}:waiting | sorted set, STAGE/WHO → its claim in vain | all scripts | all scripts | job, at most 4,096 |
+| onbeat:S:{J}:waiting | sorted set, STAGE/WHO → its claim in vain | all scripts | all scripts | 4,096 until its end |
 | onbeat:S:{J}:hosts | string, HostGroup | consumers | consumers, acquire_trainer | job |
 | onbeat:S:{J}:spans | stream, TimelineSpans | generators, stage workers | trainer | newest 256, until the next commit |
 | onbeat:{J}:files | string, which objects the run folder is | trainer | gateway, trainer | job |

@@ -171,8 +171,7 @@ class StageSide(LeasedSide[ClaimedItem]):
         runs: list[dict[str, Any]] = []
         for (stage, _), run in itertools.groupby(made, lambda one: (one[0].stage, one[0].digest)):
             runs.append(self._run_of(*self._find(stage), list(run), payloads))
-        told = {"stages": self._job.stages, "runs": runs}
-        _, *outcomes = self._run("put_rows", *payloads, **told)
+        _, *outcomes = self._run("put_rows", *payloads, stages=self._job.stages, runs=runs)
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
 
     def _run_of(

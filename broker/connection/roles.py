@@ -113,7 +113,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.
         ("+hset", "~onbeat:{*}:fence"),
         ("+xgroup|create +xgroup|destroy +xtrim", f"~{S}:{{*}}:rollouts*"),
-        ("+del", f"~{S}:{{*}}:ledger* ~{S}:{{*}}:claims* ~{S}:{{*}}:work* ~{S}:{{*}}:claimers"),
+        ("+del", f"~{S}:{{*}}:ledger* ~{S}:{{*}}:claims* ~{S}:{{*}}:work* ~{S}:{{*}}:claimers ~{S}:{{*}}:waiting"),
         ("+hdel", f"~{S}:{{*}}:progress"),
     ),
     TRAINER: (

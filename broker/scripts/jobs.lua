@@ -41,6 +41,7 @@ if a.state == 'running' then redis.call('HSETNX', JOB, 'started_s', a.at_s) end
 if ENDED[a.state] then
   redis.call('HSET', JOB, 'ended_s', a.at_s)
   redis.call('SREM', ACTIVE, JOB_ID)
+  redis.call('DEL', WAITING)
   end_window()
   -- A caller that ends it from outside may do so beside a trainer that lives.
   if not a.epoch then end_epoch() end

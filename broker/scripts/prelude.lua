@@ -448,7 +448,7 @@ end
 -- waits writes nothing. is_idle: one that has work in hand, or can't take all, comes a second behind the others.
 local IDLE_MS, WAKE_MS = 1000, 3000 -- ahead of others; until a stream goes
 local function note_waiting(stage, who, from_ms)
-  if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 then return end
+  if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 or is_ended() then return end
   redis.set_repl(redis.REPL_NONE)
   local stream = 'onbeat:wake:' .. who -- what is dated ahead there, as of before a clock stepped back, would end each wait at once
   if #redis.pcall('XREVRANGE', stream, '+', whole(from_ms + 1), 'COUNT', '1') > 0 then redis.pcall('DEL', stream) end

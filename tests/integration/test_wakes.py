@@ -290,6 +290,8 @@ def test_who_waits_is_bounded_and_nothing_is_left_of_a_job_that_was_removed(brok
     assert broker.redis.zscore(job.keys.waiting, f"0/{'x' * 301}") is None
     jobs = JobStore(broker)
     jobs.move(job.job_id, JobState.FAILED)
+    assert late.claim(LEASE_S) is None
+    assert not broker.redis.exists(job.keys.waiting), "a job that has ended has none who wait, and may stand for long"
     broker.redis.hset(job.keys.fence, "lease_until", 0)
     broker.run("remove_job", b"", job=job.job_id, idempotency_key="", as_seen=None)
     assert late.claim(LEASE_S) is None
