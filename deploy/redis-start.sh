@@ -13,7 +13,7 @@ hash_of() {
 passwords="REDIS_PASSWORD REDIS_GATEWAY_PASSWORD REDIS_TRAINER_PASSWORD REDIS_GENERATOR_PASSWORD REDIS_STAGE_PASSWORD"
 for name in $passwords; do
   eval "value=\${$name:-}"
-  if [ -z "$value" ]; then value=$(cat "/run/secrets/$name" 2>/dev/null || true); fi
+  if [ -z "$value" ]; then value=$(tr -d '[:cntrl:]' 2>/dev/null < "/run/secrets/$name" || true); fi
   if [ -z "$value" ]; then echo "$name is neither set nor a file that can be read: make .env with deploy/make-env.sh" >&2; exit 2; fi
   eval "$name=\$value"
 done

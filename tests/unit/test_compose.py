@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -95,7 +97,7 @@ def test_a_service_is_told_its_own_secrets_and_none_on_a_command_line(name: str)
     environment = " ".join(interpolated(value) for value in service["environment"].values())
     assert set(re.findall(r"(\w+)-word", environment)) == HOLDS[name]
     rest = {key: value for key, value in service.items() if key not in ("environment", "secrets")}
-    health = "REDISCLI_AUTH=$${REDIS_PASSWORD:-$$(cat /run/secrets/REDIS_PASSWORD)}"
+    health = "REDISCLI_AUTH=$${REDIS_PASSWORD:-$$(tr -d '[:cntrl:]' < /run/secrets/REDIS_PASSWORD)}"
     assert not re.findall("|".join(SAMPLE_SECRETS), str(rest).replace(health, ""))
     as_files = {SAMPLE_SECRETS[secret].removesuffix("-word") for secret in service.get("secrets", ())}
     assert as_files == HOLDS[name] & {"operator", "gateway", "trainer", "generator", "stage"}
@@ -230,6 +232,23 @@ def test_the_redis_service_makes_every_user_of_the_roles(tmp_path: Path) -> None
     assert SEAL_MARK in users
     assert SEAL_MARK in library
     assert "requirepass" not in start + (ROOT / "deploy" / "redis.conf").read_text()
+
+
+def test_redis_reads_a_password_of_a_file_as_every_process_does_also_where_its_line_ends_as_in_windows(
+    tmp_path: Path,
+) -> None:
+    for name in (secret for secret in SAMPLE_SECRETS if secret.startswith("REDIS_")):
+        (tmp_path / name).write_bytes(b"p@ss w:rd\r\n")
+    start, rest, _ = (ROOT / "deploy" / "redis-start.sh").read_text().partition("\ntest -s /data/seal")
+    assert rest
+    script = start.replace("/run/secrets", str(tmp_path)) + '\nprintf %s "$REDIS_GATEWAY_PASSWORD"'
+    told = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath}, check=True, capture_output=True, text=True)
+    file = {f"{PREFIX}REDIS_PASSWORD_FILE": str(tmp_path / "REDIS_GATEWAY_PASSWORD")}
+    settings = settings_from({f"{PREFIX}REDIS_URL": "redis://gateway@redis:6379/0"} | file)
+    assert settings.redis_url == f"redis://gateway:{quote(told.stdout)}@redis:6379/0"
+    (tmp_path / "REDIS_STAGE_PASSWORD").unlink()
+    told = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath}, check=False, capture_output=True, text=True)
+    assert (told.returncode, "REDIS_STAGE_PASSWORD is neither set nor a file" in told.stderr) == (2, True)
 
 
 def test_a_gateway_has_a_file_of_keys_that_it_may_write_and_a_new_volume_begins_with_an_empty_one() -> None:
