@@ -4,6 +4,7 @@
 
 The mistakes are those of tests/integration/test_typical_mistakes.py. Each command is a process, and its start counts.
 What a trainer or a reward finds counts from `onbeat submit --wait` to its words, on an idle stack of one generator.
+That there is no generator is found on one that has stood for half a minute.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from benchmarks._results import write_result
 from broker.connection.client import connect
 from broker.job_store import JobStore
+from broker.monitor import STARTED_WITHIN_S
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.client.spec_file import parse_spec
@@ -101,6 +103,7 @@ def found_by_a_job(root: Path) -> Iterator[tuple[str, float, str]]:
     modules = {name: module for name, module in MODULES.items() if name != "generator"}
     with EmbeddedStack(StackPlan(run_root=root / "without", model_root=root), modules=modules) as stack:
         os.environ["ONBEAT_GATEWAY_URL"], os.environ["ONBEAT_API_KEY"] = stack.gateway_url, stack.api_key
+        time.sleep(STARTED_WITHIN_S)
         yield NO_GENERATOR, *seconds(root, waited_for(patient), "none lives: start one")
 
 

@@ -41,6 +41,8 @@ COUNTERS = {
     "rewinds": "rewinds",
 }
 """Field of a status or a report → its counter."""
+STARTED_WITHIN_S = 30.0
+"""A queued job misses a generator once a consumer has lived for so long: one that starts beside it may take a while."""
 MAX_LEASES = 1000
 KEPT_STREAMS = ("dead", "audit", "events")
 """Streams of the job; those of the window are `rollouts`, one for each slot, with `prompts` beside them."""
@@ -77,8 +79,9 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInf
     values = {name.decode(): value for name, value in job.items()}
     fence = read_fence(broker, keys)
     state = JobState(values["state"].decode())
+    is_full = 0 < memory["maxmemory"] <= _counted_bytes(memory)  # it refuses writes that need memory
     reason = values["reason"].decode() or _waits_for(
-        broker, job_id, spec, fence, state=state, live=generators, now_s=_seconds(clock), is_full=_is_full(memory)
+        broker, job_id, spec, fence, state=state, live=generators, now_s=_seconds(clock), is_full=is_full
     )
     return JobStatus(
         job_id=job_id,
@@ -253,7 +256,11 @@ def _waits_for(
 ) -> str:
     """What is in the way of a job that is queued, or runs; "" where nothing is. live: the generators."""
     if state is JobState.QUEUED:
-        return f"waits for {_trainer_waited_for(broker, job_id, spec.trainer, now_s)}"
+        trainer = _trainer_waited_for(broker, job_id, spec.trainer, now_s)
+        consumers = [] if live or spec.trainer.external else ConsumerPresence(broker).live()
+        if any(now_s - consumer.since_s >= STARTED_WITHIN_S for consumer in consumers):
+            return f"waits for {trainer}; and for {_generators_waited_for(job_id, spec, fence, live)}"
+        return f"waits for {trainer}"
     if state is not JobState.RUNNING:
         return ""
     if is_full:
@@ -283,9 +290,8 @@ def _leases(broker: Broker, slot: SlotKeys, leases: Sequence[tuple[bytes, float]
     ]
 
 
-def seen_generators(broker: Broker, now_s: float | None = None) -> tuple[GeneratorSeen, ...]:
-    """The live generators. now_s: the server's clock, where the caller has looked at it."""
-    now_s = broker.now_s() if now_s is None else now_s
+def seen_generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:
+    """The live generators. now_s: the server's clock."""
     return tuple(
         GeneratorSeen(generator_id=live.worker_id, seen_s=round(max(0.0, now_s - live.seen_s), 3), info=dict(live.info))
         for live in Presence(broker).live()
@@ -306,11 +312,6 @@ def stack_state(broker: Broker, *, max_jobs: int) -> StackState:
         num_jobs=num_jobs,
         max_jobs=max_jobs,
     )
-
-
-def _is_full(memory: Mapping[str, int]) -> bool:
-    """Whether the server refuses writes that need memory."""
-    return 0 < memory["maxmemory"] <= _counted_bytes(memory)
 
 
 def _counted_bytes(memory: Mapping[str, int]) -> int:

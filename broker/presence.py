@@ -146,21 +146,19 @@ class _Board(Generic[Info]):
         """Those seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
         now_s = self._broker.now_s()
         _, *told = self._broker.run("present", kind=self._key)
-        values: dict[bytes, bytes] = dict(zip(told[0::2], told[1::2], strict=True))
-        infos: dict[bytes, Info] = {}
-        gone: list[bytes] = []
-        for name, value in values.items():
+        live: list[Info] = []
+        for name, value in zip(told[0::2], told[1::2], strict=True):
             try:
-                infos[name] = decode(value, self._kind)
+                info = decode(value, self._kind)
             except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
                 log.warning("a sign of life of %.200a is passed over: %s", name, error)
-                gone.append(name)
-        for name in [*gone, *(name for name, info in infos.items() if now_s - info.seen_s > 10 * LIVE_S)]:
-            self._write(name.decode(errors="replace"), b"")
-        # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
-        return sorted(
-            (info for info in infos.values() if abs(now_s - info.seen_s) <= LIVE_S), key=lambda info: info.worker_id
-        )
+                info = None
+            if info is None or now_s - info.seen_s > 10 * LIVE_S:
+                self._write(name.decode(errors="replace"), b"")
+            # After a clock stepped back too: a live one beats again soon, a dead one must not live as long as the step.
+            elif abs(now_s - info.seen_s) <= LIVE_S:
+                live.append(info)
+        return sorted(live, key=lambda info: info.worker_id)
 
     def _write(self, worker_id: str, record: bytes) -> None:
         """record: b"" of one that leaves, or is gone. Raises InvalidInput where too many are known, or it says too

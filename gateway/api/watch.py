@@ -56,7 +56,7 @@ def stack(services: HasServices) -> Response:
 @router.get("/generators", **GENERATORS)
 def generators(services: HasServices) -> Response:
     """List the live generators: the version that each holds, its tokens a second, what it is doing."""
-    return json_answer({"generators": seen_generators(services.broker)})
+    return json_answer({"generators": seen_generators(services.broker, services.broker.now_s())})
 
 
 @router.get("/jobs/{job_id}/spec", **SPEC)

@@ -21,7 +21,7 @@ from onbeat.terminal.words import count, duration, lags_of, number, one_line, pl
 
 FRAMES_PER_S = 4
 LASTING_S = {JobState.RUNNING: 1.5}
-"""A wait that a line is worth; of a job in another state, which mostly waits for a trainer to start or end, 4 s."""
+"""A wait that a line is worth, or one with a cure, behind a colon; else mostly a trainer starts or ends, in 4 s."""
 STATE_STYLES = {
     JobState.QUEUED: "yellow",
     JobState.RUNNING: "cyan",
@@ -69,7 +69,8 @@ class PlainView:
         status = progress.status
         if status.reason != self._reason:
             self._reason, self._since_s = status.reason, self._clock()
-        has_lasted = self._clock() - self._since_s >= LASTING_S.get(status.state, 4.0)
+        lasting_s = LASTING_S.get(JobState.RUNNING if ": " in status.reason else status.state, 4.0)
+        has_lasted = self._clock() - self._since_s >= lasting_s
         if has_lasted and self._reason != self._told and not status.state.is_final:
             self._told = self._reason
             if self._told:

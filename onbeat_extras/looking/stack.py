@@ -107,7 +107,7 @@ def stack_report(services: Services) -> StackReport:
         num_queued=len(find_jobs(broker, states=(JobState.QUEUED,))),
         consumers=consumers,
         trainers=_trainers(broker),
-        generators=seen_generators(broker),
+        generators=seen_generators(broker, now_s),
         stage_workers=tuple(seen_stage_worker(one, now_s) for one in StagePresence(broker).live()),
     )
 

@@ -248,6 +248,6 @@ def test_a_run_file_that_is_a_link_or_a_pipe_holds_no_request_and_no_memory(
 
 def test_generators_are_listed_with_what_they_do(ask: Ask, services: Services) -> None:
     Presence(services.broker).beat("g1", {"doing": "generating 0/train/1", "policy_version": "3"})
-    (found,) = ask("GET", "/v1/generators").json()["generators"]
-    assert (found["generator_id"], found["info"]["doing"]) == ("g1", "generating 0/train/1")
+    (found,) = [one for one in ask("GET", "/v1/generators").json()["generators"] if one["generator_id"] == "g1"]
+    assert found["info"]["doing"] == "generating 0/train/1"
     assert found["seen_s"] < 60.0

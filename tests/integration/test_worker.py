@@ -19,8 +19,8 @@ from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
-from broker.monitor import job_status
-from broker.presence import TRAINS, ConsumerInfo, ConsumerPresence
+from broker.monitor import STARTED_WITHIN_S, job_status
+from broker.presence import TRAINS, ConsumerInfo, ConsumerPresence, Presence
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import __main__ as look_out
 from consumer.supervisor.__main__ import LookOut
@@ -270,6 +270,27 @@ def test_a_consumer_says_that_it_lives_since_when_and_what_it_trains_until_it_en
         (busy,) = own()
         assert (busy.info, busy.since_s) == ({TRAINS: job_id}, idle.since_s)
     assert own() == []
+
+
+def test_a_queued_job_misses_a_generator_once_one_that_was_started_with_the_stack_would_live(
+    broker: Broker, jobs: JobStore
+) -> None:
+    job_id, _ = jobs.create(job_spec())
+    external_id, _ = jobs.create(job_spec(trainer__external=True))
+    for one in ConsumerPresence(broker).live():
+        ConsumerPresence(broker).leave(one.worker_id)
+    assert job_status(broker, job_id).reason == "waits for a trainer", "no consumer says how long the stack has lived"
+    ConsumerPresence(broker, since_s=broker.now_s() - STARTED_WITHIN_S + 10.0).beat("new", {})
+    assert job_status(broker, job_id).reason == "waits for a trainer", "a generator may be on its way"
+    ConsumerPresence(broker, since_s=broker.now_s() - STARTED_WITHIN_S).beat("old", {})
+    assert job_status(broker, job_id).reason == (
+        "waits for a trainer; and for a generator, and none lives: start one with `onbeat up` or `python -m producer`"
+    )
+    assert job_status(broker, external_id).reason == "waits for an external trainer"
+    Presence(broker).beat("g1", {})
+    assert job_status(broker, job_id).reason == "waits for a trainer"
+    Presence(broker).leave("g1")
+    ConsumerPresence(broker).leave("old")
 
 
 def test_only_one_consumer_starts_the_trainer_of_a_job(jobs: JobStore, reconciling: Reconciling) -> None:

@@ -92,15 +92,18 @@ def test_what_others_wrote_is_text_in_every_view(view: str) -> None:
     assert_is_text(shown.getvalue())
 
 
-@pytest.mark.parametrize(("state", "lasts_s"), [(JobState.RUNNING, 1.5), (JobState.QUEUED, 4.0)])
-def test_a_wait_is_said_once_when_it_has_lasted(state: JobState, lasts_s: float) -> None:
+@pytest.mark.parametrize(
+    ("state", "reason", "lasts_s"),
+    [(JobState.RUNNING, "waits", 1.5), (JobState.QUEUED, "waits", 4.0), (JobState.QUEUED, "waits: start one", 1.5)],
+)
+def test_a_wait_is_said_once_when_it_has_lasted(state: JobState, reason: str, lasts_s: float) -> None:
     console, shown = terminal()
     now_s = 0.0
-    view, progress = PlainView(console, clock=lambda: now_s), JobProgress(replace(STATUS, state=state, reason="waits"))
+    view, progress = PlainView(console, clock=lambda: now_s), JobProgress(replace(STATUS, state=state, reason=reason))
     for now_s in (0.0, lasts_s - 0.1, lasts_s, lasts_s + 9.0):
         assert bool(shown.getvalue()) == (now_s > lasts_s)
         view.refresh(progress)
-    assert shown.getvalue() == f"job {state.value}: waits\n"
+    assert shown.getvalue() == f"job {state.value}: {reason}\n"
 
 
 def test_an_error_is_one_line_of_text(capsys: pytest.CaptureFixture[str]) -> None:
