@@ -161,6 +161,7 @@ class Rivals:
             asyncio.run(engine.aclose())
         for engine in self.vllm.values():
             self.loop.run_until_complete(engine.aclose())
+        self.loop.close()
 
     def batch(self, prompts: list[list[int]], *, group_size: int, max_new_tokens: int, number: int = 0) -> PromptBatch:
         return PromptBatch(
@@ -346,6 +347,8 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(SHAPES), default="smollm2-135m", help="shape of the model on a GPU")
     parser.add_argument("--vllm", action="store_true", help="on a GPU: vLLM, too, and with batch-invariant kernels")
     arguments = parser.parse_args()
+    if arguments.vllm and arguments.device != "cuda":
+        parser.error("--vllm is measured on a GPU: add --device cuda")
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     if arguments.device == "cuda":

@@ -59,8 +59,9 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
     Its files are in memory where there is room: a walk through the fence's model asks for each write to be on the disk,
     and would wait for the machine's disk most of the time.
     """
-    in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free >= ROOM_BYTES
-    folder = Path(tempfile.mkdtemp(dir=MEMORY_DISK)) if in_memory else tmp_path_factory.mktemp("redis")
+    folder = tmp_path_factory.mktemp("redis")
+    if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free >= ROOM_BYTES:
+        folder = Path(tempfile.mkdtemp(prefix="onbeat-redis-", dir=MEMORY_DISK))
     server = EmbeddedRedis(folder)
     server.start()
     yield server
