@@ -1,4 +1,4 @@
-"""Waits of tests, each with a deadline that only a broken build reaches."""
+"""Waits of tests, each with a deadline that only a broken build reaches, and a clock that only a test moves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from typing import TypeVar
 from onbeat.process.waiting import Waiting
 
 A = TypeVar("A")
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 def until(

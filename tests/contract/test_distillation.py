@@ -407,10 +407,6 @@ def test_a_batch_without_the_column_is_refused_and_never_trained_without_its_ter
         ),
         ({"algorithm": BESIDE | {"advantage": "reinforce++"}, "stages": [TEACHER]}, "be divided by the deviation"),
         (
-            {"algorithm": BESIDE, "stages": [TEACHER], "rollout__max_resamples": 1},
-            "rollout.max_resamples would drop groups that teach",
-        ),
-        (
             {
                 "algorithm": BESIDE,
                 "stages": [

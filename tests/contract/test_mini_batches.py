@@ -14,7 +14,6 @@ from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.learner import Learner, mini_batch_of
 from consumer.gradient.statistics import divided_by, iteration_scaling
 from consumer.model.policy import Policy
-from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
 from tests.builders import job_spec
 from tests.contract.test_streamed_gradient import iteration_of, relative_error
@@ -89,10 +88,3 @@ def test_parts_are_equal_and_in_the_order_of_the_numbers() -> None:
     spec = job_spec(algorithm__mini_batches=3, rollout__batches_per_iteration=6)
     assert [mini_batch_of(f"7/train/{number}", spec) for number in range(6)] == [0, 0, 1, 1, 2, 2]
     assert mini_batch_of("7/train/5", job_spec()) == 0
-
-
-def test_unequal_parts_and_a_baseline_that_is_known_too_late_are_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"mini_batches = 3 can't cut .* = 4 into equal parts; take a divisor"):
-        job_spec(algorithm__mini_batches=3)
-    with pytest.raises(InvalidInput, match=r'mini_batches above 1 .* set it to 1, or advantage = "reinforce'):
-        job_spec(algorithm={"advantage": "reinforce++", "mini_batches": 2})

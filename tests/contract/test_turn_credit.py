@@ -13,10 +13,9 @@ from consumer.gradient.advantages.estimators import batch_advantages
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.model.policy import Policy
-from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
-from tests.builders import batch_of, job_spec, tiny_model_folder
+from tests.builders import batch_of, tiny_model_folder
 from tests.contract import test_distillation
 from tests.contract.test_streamed_gradient import iteration_of, relative_error
 from tests.contract.test_streamed_losses import OFF, OFF_EQUATION, equation_gradient, models
@@ -112,25 +111,3 @@ def test_the_cost_counts_the_rows_that_went_through_and_the_numbers_each_turn(tm
     assert stats.trained_rows == (0, 1)
     assert stats.cost.num_tokens == 2 + 4 + 4
     assert [advantage != 0.0 for advantage in stats.advantages] == [False, True, False, True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"algorithm": TURN}, "has no effect where a completion is one turn"),
-        ({"algorithm": TURN, "environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is"),
-        ({"algorithm": TURN | {"advantage": "reinforce++"}}, 'compares the turns of a group, which advantage = "reinf'),
-        ({"algorithm": TURN | {"advantage": "reinforce++_baseline"}}, "compares the turns of a group"),
-        ({"algorithm": TURN | {"advantage": "none", "distillation_coefficient": 1.0}}, "compares the turns of a group"),
-        ({"algorithm": TURN | {"loss": {"type": "plugin", "entry_point": "mine"}}}, "takes one a response"),
-        ({"algorithm": TURN | {"shuffle_rewards": True}}, "would still teach"),
-        ({"algorithm": TURN | {"kl_coefficient": 0.1, "kl_placement": "reward"}}, "which is no turn's"),
-        (
-            {"algorithm": TURN, "environment": ENVIRONMENT, "rollout__max_resamples": 1},
-            "equal rewards may have unequal turns",
-        ),
-    ],
-)
-def test_where_it_has_no_meaning_it_is_refused_with_the_cure(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidInput, match=problem):
-        job_spec(**changes)

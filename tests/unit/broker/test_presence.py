@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker.presence import MISSES, REACHES, GeneratorInfo, compare, missed_by_all, services_info
 from contracts.errors import RewardUnavailable
 from onbeat.process.dependency import JUDGE, REWARD_SERVICE, Dependency
+from tests.until import Clock
 
 AWAY = {MISSES: "reward service for 60.0 s at http://r: no answer: ConnectError", REACHES: ""}
 
@@ -17,13 +18,6 @@ async def unasked() -> None:
     raise AssertionError("no probe is made here")
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def reward_service(clock: Clock) -> Dependency:
     return Dependency(REWARD_SERVICE, "http://r", probe=unasked, clock=clock)
 
@@ -33,7 +27,7 @@ def test_a_process_says_what_it_misses_since_when_and_when_the_others_answered()
     away, there = reward_service(clock), Dependency(JUDGE, "http://j", probe=unasked, clock=clock)
     away.missed(RewardUnavailable("no answer:\nConnectError"))
     there.answered()
-    clock.now_s = 60.0
+    clock.now_s += 60.0
     said = services_info([away, there])
     assert said == AWAY | {REACHES: "judge 60.0 s ago"}
 

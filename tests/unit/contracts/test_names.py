@@ -32,6 +32,7 @@ from onbeat.weights.files.store import FolderFiles
 from onbeat.weights.receiver import WeightReceiver
 from onbeat.weights.stores import VersionFile
 from onbeat.weights.transports import make_stores
+from tests import builders
 from tests.builders import DIGEST, job_spec
 
 BAD_IDS = ["../escape", "..", ".", "", "a/b", "a" * 65, "job\n", "job}:x", "/tmp/job", "jöb", "job\0"]
@@ -54,14 +55,8 @@ def test_no_trainer_is_started_for_a_forged_id(tmp_path: Path) -> None:
 
 
 def manifest(**changes: Any) -> WeightManifest:
-    fields: dict[str, Any] = {
-        "policy_version": 1,
-        "weights_digest": DIGEST,
-        "dtype": "float32",
-        "directory": "job/weights/v000001",
-        "files": (WeightFile(name="weights.safetensors", num_bytes=1),),
-    }
-    return WeightManifest(**(fields | changes))
+    files = (WeightFile(name="weights.safetensors", num_bytes=1),)
+    return builders.manifest(1, **({"files": files} | changes))
 
 
 def forged(record: Any, old: str, new: str) -> bytes:

@@ -107,18 +107,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         'deterministic is not possible with schedule = "bounded"',
         'set deterministic = false, or schedule = "delayed"',
     ),
-    "a lag beyond the largest": (
-        {"schedule": "delayed", "max_policy_lag": MAX_POLICY_LAG + 1},
-        {"correction": "tis"},
-        "max_policy_lag: expected `int` <= 16",
-        "",
-    ),
-    "a lag into the future": (
-        {"schedule": "delayed", "max_policy_lag": -1},
-        {"correction": "tis"},
-        "max_policy_lag: expected `int` >= 0",
-        "",
-    ),
     "a schedule that is none": (
         {"schedule": "delay"},
         {},

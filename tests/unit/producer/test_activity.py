@@ -10,13 +10,7 @@ from contracts.errors import WeightsRejected
 from onbeat.telemetry.metrics import GeneratorMetrics
 from producer.activity import Activity
 from tests.unit.producer.test_generator import Stack
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.until import Clock
 
 
 async def test_loads_publications_and_waits_reach_the_jobs_timeline(stack: Stack) -> None:

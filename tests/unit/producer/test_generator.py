@@ -217,16 +217,6 @@ async def test_a_colocated_job_s_generator_sleeps_once_no_batch_needs_its_engine
     assert changes == ["job", "", "job", ""]
 
 
-async def test_the_next_batch_is_sampled_while_the_last_is_scored(stack: Stack) -> None:
-    side = stack.add_job(num_batches=2)
-    stack.rewards.gate.clear()
-    async with stack.running():
-        await stack.changes.until(lambda: len(stack.rewards.requests) == 2)
-        assert side.published == []
-        stack.rewards.gate.set()
-        await stack.changes.until(lambda: len(side.published) == 2)
-
-
 async def test_nothing_is_claimed_beyond_what_the_reward_service_keeps_up_with(stack: Stack) -> None:
     side = stack.add_job(num_batches=MAX_FINISHING + 2, timeouts__generator_lease_s=0.03)
     stack.rewards.gate.clear()
@@ -569,13 +559,6 @@ async def test_one_model_is_in_memory_at_a_time(stack: Stack) -> None:
         await stack.changes.until(lambda: len(first.published) == 2 and len(second.published) == 1)
     models = [event for event in stack.shop.log if event.split()[0] in ("open", "close")]
     assert models == ["open qwen3", "close qwen3", "open other", "close other"]
-
-
-async def test_a_job_that_appears_while_idle_is_served(stack: Stack) -> None:
-    async with stack.running():
-        await stack.changes.until(lambda: True)
-        side = stack.add_job(num_batches=1)
-        await stack.changes.until(lambda: len(side.published) == 1)
 
 
 async def test_a_stop_lets_the_batches_in_flight_end_and_claims_nothing_more(stack: Stack) -> None:

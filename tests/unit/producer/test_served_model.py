@@ -67,7 +67,7 @@ def test_a_version_that_stays_damaged_is_refused_with_its_reason(tmp_path: Path)
 
 async def test_a_version_that_is_tried_without_a_claim_is_loaded_once_and_said_to_be_refused(tmp_path: Path) -> None:
     shop = EngineShop(tmp_path)
-    model = ServedModel(shop.make, lambda model: spell)
+    model = ServedModel(shop.make, lambda model: spell, wait=lambda _: pytest.fail("it is not waited for"))
     manifest = fake_version(tmp_path, "job", 3)
     (tmp_path / manifest.directory / "weights.safetensors").unlink()
     with pytest.raises(WeightsRejected):
@@ -158,21 +158,6 @@ async def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> No
     assert model.loading_weights == ""
     await model.aclose()
     assert shop.log == ["open qwen3", "load 3"], "what hangs cannot be closed"
-
-
-async def test_a_refused_version_that_nobody_needs_any_more_is_not_waited_for(tmp_path: Path) -> None:
-    manifest = fake_version(tmp_path, "job", 3)
-    path = tmp_path / manifest.directory / manifest.files[0].name
-    path.write_bytes(path.read_bytes()[:-1])
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, wait=sleep)
-    with pytest.raises(WeightsRejected):
-        await model.ready_for(job_spec(), manifest, still_needed=lambda: False)
-    assert pauses == []
 
 
 def threads_of(spec: JobSpec) -> int | None:

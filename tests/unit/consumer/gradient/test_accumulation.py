@@ -103,16 +103,6 @@ def test_a_gradient_of_the_transposed_layout_keeps_its_places() -> None:
     assert weight.grad.tolist() == gradient.tolist()
 
 
-def test_a_parameter_without_gradient_totals_to_zero() -> None:
-    used, unused = parameter(2), parameter(2)
-    accumulator = ExactAccumulator({"used": used, "unused": unused}, max_micro_batches=1)
-    used.grad = torch.ones(2)
-    accumulator.add()
-    accumulator.total(1)
-    assert unused.grad is not None
-    assert unused.grad.tolist() == [0.0, 0.0]
-
-
 def test_the_next_iteration_starts_from_zero() -> None:
     weight = parameter(2)
     for accumulator in (
@@ -194,17 +184,6 @@ def test_a_baseline_is_summed_apart_and_taken_off_at_the_end(kind: str) -> None:
     accumulator.add()
     accumulator.total(math.inf, baseline=4.0)
     assert weight.grad.abs().tolist() == [0.0, 0.0]
-
-
-def test_float_sums_divide_once() -> None:
-    weight = parameter(2)
-    accumulator = FloatAccumulator({"weight": weight})
-    for values in ([1.0, 2.0], [3.0, -6.0]):
-        weight.grad = torch.tensor(values)
-        accumulator.add()
-    accumulator.total(8)
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [0.5, -0.5]
 
 
 def test_the_spec_chooses_whether_sums_depend_on_the_order() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from consumer.gradient.optimizer import PolicyOptimizer
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.spec import OptimizerSpec
-from tests.builders import job_spec
 
 QUANTISED = OptimizerSpec(type="adamw_8bit", learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1e9)
 SHAPES = {"large": (70, 100), "small": (10, 10)}
@@ -41,13 +40,6 @@ def test_without_the_library_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(InvalidInput, match=r"optimizer\.type: bitsandbytes is not installed.*onbeat\[adamw8bit\]"):
         PolicyOptimizer(parameters(), QUANTISED)
-
-
-def test_ranks_that_share_the_model_refuse_it_and_those_that_share_a_base_of_adapters_take_it() -> None:
-    shared = {"optimizer__type": "adamw_8bit", "trainer__sharding": "fsdp", "trainer__world_size": 2}
-    with pytest.raises(InvalidInput, match="its blocks would depend on the ranks"):
-        job_spec(**shared)
-    assert job_spec(**shared, trainer__lora={"rank": 4}).optimizer.type == "adamw_8bit"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

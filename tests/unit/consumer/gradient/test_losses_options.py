@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, get_args
 
 import pytest
@@ -135,60 +134,3 @@ def test_only_what_acts_on_every_token_needs_every_row() -> None:
     assert AlgorithmSpec(entropy_coefficient=0.1).needs_every_row
     assert AlgorithmSpec(advantage="reinforce++").needs_every_row
     assert AlgorithmSpec(advantage="gae").needs_every_row
-
-
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({}, 'rollout.group_size = 1 leaves algorithm.advantage = "grpo" nothing to compare with'),
-        ({"algorithm__advantage": "rloo"}, 'set algorithm.advantage = "reinforce++"'),
-        (
-            {"algorithm": {"advantage": "reinforce++", "shuffle_rewards": True}},
-            "shuffle_rewards has no effect with rollout.group_size = 1",
-        ),
-    ],
-)
-def test_a_group_of_one_needs_an_advantage_without_groups(values: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(problem)):
-        job_spec(rollout__group_size=1, **values)
-    assert job_spec(rollout__group_size=1, algorithm__advantage="reinforce++").rollout.group_size == 1
-    assert job_spec(rollout__group_size=1, algorithm__advantage="gae").rollout.group_size == 1
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "problem"),
-    [
-        ({"advantage": "gdpo"}, 'algorithm.advantage = "gdpo" equal rewards have an advantage'),
-        ({"advantage": "reinforce++"}, 'algorithm.advantage = "reinforce++" equal rewards have an advantage'),
-        ({"advantage": "gae"}, 'algorithm.advantage = "gae" equal rewards have an advantage'),
-        (KL | {"kl_placement": "reward"}, 'kl_placement = "reward" the KL makes their rewards differ'),
-    ],
-)
-def test_groups_that_teach_whatever_their_rewards_are_not_resampled(algorithm: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(problem)):
-        job_spec(rollout__max_resamples=1, algorithm=algorithm)
-    assert job_spec(algorithm=algorithm).rollout.max_resamples == 0
-    assert job_spec(rollout__max_resamples=16, algorithm=KL).rollout.max_resamples == 16
-    with pytest.raises(InvalidInput, match="<= 16"):
-        job_spec(rollout__max_resamples=17)
-
-
-def test_a_punishment_that_no_completion_can_reach_is_refused() -> None:
-    overlong = {"type": "overlong", "max_tokens": 8, "buffer_tokens": 3}
-    with pytest.raises(InvalidInput, match="overlong begins above 5 tokens, a completion has at most 5"):
-        job_spec(reward__components=[{"type": "exact"}, overlong])
-    assert job_spec(reward__components=[{"type": "exact"}, overlong | {"buffer_tokens": 4}])
-    with pytest.raises(InvalidInput, match="buffer_tokens must be max_tokens or less"):
-        job_spec(reward__components=[overlong | {"buffer_tokens": 9}])
-
-
-@pytest.mark.parametrize(
-    ("trainer", "problem"),
-    [
-        ({"lora": {"rank": 4}}, 'advantage = "gae" trains a whole model, its critic, and trainer.lora none'),
-        ({"sharding": "fsdp", "world_size": 2}, 'advantage = "gae" needs trainer.sharding = "none"'),
-    ],
-)
-def test_a_critic_is_a_whole_model(trainer: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidInput, match=problem):
-        job_spec(algorithm__advantage="gae", trainer=trainer)

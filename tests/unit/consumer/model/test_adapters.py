@@ -18,7 +18,6 @@ from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import adapter_state, restore_state, save_state
 from consumer.model.checkpoint import read_checkpoint, write_checkpoint
 from consumer.model.policy import Policy, load_policy
-from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec, OptimizerSpec
 from contracts.spec_tables.root import SpecRoot
@@ -162,13 +161,6 @@ def test_a_head_of_its_own_can_have_an_adapter(tmp_path: Path) -> None:
     base = copies(policy.weights())
     changed = dict(moved(policy).weights())
     assert [name for name in base if not torch.equal(base[name], changed[name])] == ["lm_head.weight"]
-
-
-def test_all_linear_stands_alone_and_dropout_is_no_option() -> None:
-    with pytest.raises(InvalidInput, match="leave one of the two out"):
-        convert({"target_modules": ["all-linear", "lm_head"]}, LoraSpec)
-    with pytest.raises(InvalidInput, match="lora_dropout"):
-        convert({"lora_dropout": 0.1}, LoraSpec)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

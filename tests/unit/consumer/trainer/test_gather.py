@@ -31,6 +31,7 @@ from onbeat.loop.recording import Recorder
 from onbeat.loop.window import AskedIteration
 from onbeat.process.waiting import Waiting
 from tests.builders import DIGEST, batch_of, job_spec, manifest, prompt_batch, rollout
+from tests.until import Clock
 
 IDS = ("0/train/0", "0/train/1", "0/train/2")
 STAGE: dict[str, Any] = {
@@ -179,16 +180,6 @@ class Played:
         return 0
 
 
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def read(self) -> float:
-        return self.now_s
-
-
 class Slow(Played):
     """A rank that trains one batch at a time beside the loop, each during some waits, of which three are longer than
     the deadline of an iteration; all batches are published from the beginning."""
@@ -269,7 +260,7 @@ def test_passes_that_go_on_past_the_time_of_an_iteration_end_no_job_and_one_that
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(gather_module, "Waiting", partial(Waiting, clock=clock.read))
+    monkeypatch.setattr(gather_module, "Waiting", partial(Waiting, clock=clock))
     assert len(gathered(Slow(folder, clock=clock, num_waits=2)).stats) == len(IDS)
     with pytest.raises(DeadlineExceeded, match="for the passes of 1 batches of iteration 0"):
         gathered(Slow(folder, clock=clock, num_waits=4))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidInput
-from onbeat.client.spec_file import apply_setting, flag_settings, load_spec, parse_spec, parse_value
+from onbeat.client.spec_file import flag_settings, load_spec, parse_spec, parse_value
 
 
 def values() -> dict[str, Any]:
@@ -105,12 +105,6 @@ def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
 
 def test_flags_are_settings_and_absent_flags_change_nothing() -> None:
     assert flag_settings(schedule="synchronous", iterations=None, seed=0) == ["schedule=synchronous", "seed=0"]
-
-
-def test_apply_setting_keeps_the_other_keys() -> None:
-    changed = values()
-    apply_setting(changed, "model.dtype=bfloat16")
-    assert changed["model"] == {"path": "folder", "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000], ids=["too deep", "too many digits"])

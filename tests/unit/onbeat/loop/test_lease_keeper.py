@@ -81,8 +81,17 @@ def keeping(*, loaded: bool = True) -> Iterator[Kept]:
         (BrokerUnavailable("away"), Unavailable, "away"),
         (RuntimeError("can't start new thread"), Unavailable, "the lease keeper died: RuntimeError: can't start"),
         (ValueError("'lost' is not a valid JobState"), Unavailable, "is not a valid JobState"),
+        (OnbeatError("as it is"), OnbeatError, "as it is"),
     ],
-    ids=["a cancel", "an end", "another trainer", "no Redis", "an error of nobody", "an answer of nobody"],
+    ids=[
+        "a cancel",
+        "an end",
+        "another trainer",
+        "no Redis",
+        "an error of nobody",
+        "an answer of nobody",
+        "of the tree",
+    ],
 )
 def test_what_the_thread_meets_is_raised_in_the_trainer(
     answer: JobState | Exception, kind: type[Exception], words: str
@@ -133,13 +142,6 @@ def test_a_stop_while_redis_does_not_answer_ends_the_process(
         # Its renewal hangs: no answer comes.
         kept.keeper.request_stop()
         assert kept.ended.get(timeout=SOON_S) == "stopped"
-
-
-def test_errors_of_the_tree_are_not_wrapped() -> None:
-    with keeping() as kept:
-        error = OnbeatError("as it is")
-        kept.side.answers.put(error)
-        kept.raises(OnbeatError, "as it is")
 
 
 def test_a_pass_that_does_not_end_ends_the_process() -> None:

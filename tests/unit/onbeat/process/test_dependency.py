@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import EnvironmentUnavailable, RewardUnavailable, Unavailable
+from contracts.errors import RewardUnavailable, Unavailable
 from onbeat.process.dependency import REWARD_SERVICE, SLOW_S, Dependency
 
 
@@ -129,7 +129,3 @@ async def test_a_request_that_takes_long_has_its_service_asked_after(played: Pla
     gate.set()
     assert await asked == "scored"
     assert not played.service.is_away
-
-
-def test_no_answer_of_what_plays_environments_leaves_no_doubt() -> None:
-    assert not EnvironmentUnavailable("away").is_doubtful

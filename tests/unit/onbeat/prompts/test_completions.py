@@ -86,11 +86,6 @@ def test_a_row_without_a_completion_is_refused(tmp_path: Path) -> None:
     assert refusal.value.field == "dataset.train_path"
 
 
-def test_a_row_with_neither_reference_nor_completion_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"train\.jsonl:1: .*missing required field `reference`"):
-        prompts_of(tmp_path, {"prompt": "1+2="})
-
-
 def test_the_addition_task_gives_its_answers(tmp_path: Path) -> None:
     source = prompt_source(
         sft(dataset={"type": "addition"}), root=SpecRoot(tmp_path), tokenizer=char_tokenizer(), context_tokens=64

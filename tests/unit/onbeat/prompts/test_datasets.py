@@ -10,7 +10,6 @@ import reasoning_gym
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from contracts.encoding.arrays import unpack_int32
-from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.rewards import (
     ExactReward,
@@ -26,6 +25,7 @@ from contracts.spec_tables.datasets import AdditionDataset, DatasetSpec, JsonlDa
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.examples import TASKS, ExampleSets, known_tasks, load_dataset
 from onbeat.prompts.source import PromptSource
+from tests.builders import job_spec
 
 DEMO_MODEL = Path(__file__).parents[4] / "configs" / "models" / "two-digit-addition"
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
@@ -39,16 +39,8 @@ def load(
 
 
 def job(*, seed: int = 0, dataset: dict[str, object] | None = None, **rollout: object) -> JobSpec:
-    values = {
-        "name": "a job",
-        "iterations": 1,
-        "seed": seed,
-        "model": {"path": "somewhere"},
-        "dataset": dataset or {"type": "addition"},
-        "reward": {"components": [{"type": "exact"}]},
-        "rollout": {"batches_per_iteration": 2, "prompts_per_batch": 4, "sampling": {"max_new_tokens": 5}, **rollout},
-    }
-    return convert(values, JobSpec)
+    fields = {f"rollout__{name}": value for name, value in rollout.items()} | ({"dataset": dataset} if dataset else {})
+    return job_spec(seed=seed, rollout__batches_per_iteration=2, rollout__prompts_per_batch=4, **fields)
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
@@ -189,7 +181,6 @@ def test_an_evaluation_file_leaves_the_training_file_whole(tmp_path: Path) -> No
     [
         ([*questions(1), "{not json"], 0, "dataset.train_path", "train.jsonl:2"),
         ([*questions(1), '{"prompt": "no reference"}'], 0, "dataset.train_path", "train.jsonl:2.*reference"),
-        (['{"prompt": "p", "answer": "a"}'], 0, "dataset.train_path", "train.jsonl:1.*reference"),
         ([""], 0, "dataset.train_path", "no prompts"),
         ([""], 2, "dataset.train_path", "no prompts"),
         (questions(1, 2), 2, "evaluation.num_prompts", "at most 1"),

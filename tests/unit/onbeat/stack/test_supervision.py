@@ -7,6 +7,7 @@ import pytest
 from contracts.errors import Unavailable
 from contracts.jobs import WorkerExit, is_of_work
 from onbeat.stack.supervision import FIRST_PAUSE_S, GOOD_LIFE_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervised
+from tests.until import Clock
 
 
 class Child:
@@ -24,13 +25,6 @@ class Child:
         return "last words"
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def die_and_return(supervised: Supervised, child: Child, clock: Clock, exit_code: int = 3) -> float:
     """Seconds from a death to the next start."""
     child.exit_code = exit_code
@@ -46,19 +40,6 @@ def test_a_living_process_is_left_alone() -> None:
     child = Child()
     Supervised(child, clock=Clock()).tick()
     assert child.num_starts == 0
-
-
-def test_a_dead_process_starts_again_when_its_pause_is_over() -> None:
-    child, clock = Child(), Clock()
-    supervised = Supervised(child, clock=clock)
-    child.exit_code = -9
-    supervised.tick()
-    clock.now_s += FIRST_PAUSE_S / 2
-    supervised.tick()
-    assert child.num_starts == 0
-    clock.now_s += FIRST_PAUSE_S / 2
-    supervised.tick()
-    assert child.num_starts == 1
 
 
 def test_pauses_double_and_a_process_that_keeps_dying_is_an_error_with_its_last_words() -> None:

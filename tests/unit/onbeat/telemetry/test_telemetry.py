@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import pytest
@@ -15,25 +14,10 @@ from contracts.errors import DeadlineExceeded
 from contracts.settings import StackSettings
 from onbeat.process.waiting import Waiting
 from onbeat.telemetry import logs
+from tests.until import Clock
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-
-
-@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.usefixtures("restored_process")
 def test_a_json_line_is_one_object_with_facts_and_service() -> None:
     stream = io.StringIO()
     logs.configure(StackSettings(log_format="json"), service="trainer", stream=stream)
@@ -46,7 +30,7 @@ def test_a_json_line_is_one_object_with_facts_and_service() -> None:
     assert (at.timestamp(), at.utcoffset()) == (found["at_s"], timedelta())
 
 
-@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.usefixtures("restored_process")
 def test_a_human_line_names_service_and_level_and_a_second_configuration_replaces_the_first() -> None:
     stream = io.StringIO()
     logs.configure(StackSettings(), service="old", stream=stream)
@@ -63,7 +47,7 @@ def test_a_human_line_names_service_and_level_and_a_second_configuration_replace
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\nfake 12:00:00 gateway    info   job ended\x9b31m\u2028\u202eevil\ud800\x00b"
 
 
-@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.usefixtures("restored_process")
 @pytest.mark.parametrize("log_format", ["human", "json"])
 def test_no_text_of_a_model_or_a_client_leaves_its_line_or_moves_a_cursor(log_format: str) -> None:
     stream = io.StringIO()
@@ -81,24 +65,13 @@ def test_no_text_of_a_model_or_a_client_leaves_its_line_or_moves_a_cursor(log_fo
         (line,) = lines
         found = json.loads(line)
         assert (found["message"], found["answer"]) == (f"scored {HOSTILE}", HOSTILE)
+        assert "ValueError: a" in found["exception"]
     else:
         assert "scored a\\x1b[2J\\x1b]0;owned\\x07\\r\\nfake" in lines[0]
         assert all(one.startswith("  | ") for one in lines[1:])
 
 
-@pytest.mark.usefixtures("restored_logging")
-def test_an_exception_stays_inside_its_json_line() -> None:
-    stream = io.StringIO()
-    logs.configure(StackSettings(log_format="json"), service="x", stream=stream)
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        logging.getLogger("x").exception("failed")
-    (line,) = stream.getvalue().splitlines()
-    assert "ValueError: broken" in json.loads(line)["exception"]
-
-
-@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.usefixtures("restored_process")
 def test_lines_go_to_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     logs.configure(StackSettings(), service="onbeat")
     replaced = io.StringIO()
