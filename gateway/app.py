@@ -16,8 +16,9 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -25,8 +26,8 @@ from prometheus_client import generate_latest
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
+from contracts.errors import OnbeatError
 from gateway.api import jobs, watch
-from gateway.job_list import forget_again_and_again
 from gateway.openapi import REFUSALS, describe_contracts
 from gateway.page.files import page_router, read_page
 from gateway.requests import Measure
@@ -38,6 +39,9 @@ from onbeat.process.entry_points import OURS, all_of
 
 VERSION = "0.1.0"
 EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.expositions"
+ENDED_JOBS = "onbeat.ended_jobs"
+"""A group of entry points: `gateway` sees to jobs that have ended."""
+LOOK_EVERY_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -92,16 +96,30 @@ def create_app(services: Services) -> FastAPI:
 @asynccontextmanager
 async def _close_at_the_end(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
-    forgetting = asyncio.create_task(forget_again_and_again(services))
-    forgetting.add_done_callback(_end_if_died)
+    looking = asyncio.create_task(_look_again_and_again(services))
+    looking.add_done_callback(_end_if_died)
     yield
     services.closing.set()
-    await forgetting
+    await looking
     services.broker.close()
+
+
+async def _look_again_and_again(services: Services) -> None:
+    """Looks at the jobs' files, and at those that have ended, until the gateway ends. An error ends one look alone."""
+    see_to_ended = all_of(ENDED_JOBS, distribution=OURS).get("gateway", lambda services: None)
+    while not services.closing.is_set():
+        try:
+            active = set(await run_in_threadpool(services.jobs.active_jobs))
+            await run_in_threadpool(services.disk.measure, active=active, now_s=time.monotonic())
+            await run_in_threadpool(see_to_ended, services)
+        except OnbeatError as error:
+            log.warning("cannot look at ended jobs now: %s", error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(services.closing.wait(), timeout=LOOK_EVERY_S)
 
 
 def _end_if_died(task: asyncio.Task[None]) -> None:
     """A task of the background that dies ends its process, which is started again."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("the task that forgets ended jobs died: this gateway ends", exc_info=error)
+        log.critical("the look at ended jobs died: this gateway ends", exc_info=error)
         os.kill(os.getpid(), signal.SIGTERM)

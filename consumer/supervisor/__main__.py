@@ -24,17 +24,19 @@ from broker.connection.client import connect_within
 from broker.job_store import JobStore
 from consumer.supervisor.log_relay import LogRelay
 from consumer.supervisor.reconciler import Reconciler, RunRoots
-from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from onbeat.http_service.own_metrics import metrics_of
+from onbeat.process.entry_points import OURS, all_of
 from onbeat.telemetry import logs
 
 LOOK_EVERY_S = 2.0
 LISTEN_S = 10.0
 SWEEP_EVERY_S = 60.0
 """Ended jobs, and what becomes of their keys and files."""
+ENDED_JOBS = "onbeat.ended_jobs"
+"""A group of entry points: `worker` sees to them."""
 REDIS_PATIENCE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -48,9 +50,10 @@ class LookOut:
     trainer whose starter's thread is gone.
     """
 
-    def __init__(self, reconciler: Reconciler, sweeper: Sweeper, jobs: JobStore) -> None:
+    def __init__(self, reconciler: Reconciler, jobs: JobStore, *, begin_sweep: Callable[[], None]) -> None:
+        """begin_sweep: has the ended jobs seen to, in a thread of its own; called where that is due."""
         self._reconciler = reconciler
-        self._sweeper = sweeper
+        self._begin_sweep = begin_sweep
         self._jobs = jobs
         self._wakes = threading.Event()
         self._stopping = False
@@ -76,7 +79,7 @@ class LookOut:
         self._unless_away(self._reconciler.reconcile)
         if time.monotonic() - self._swept_s >= SWEEP_EVERY_S:
             self._swept_s = time.monotonic()
-            self._sweeper.begin()
+            self._begin_sweep()
 
     def _listen(self) -> None:
         newest = "0"
@@ -87,7 +90,7 @@ class LookOut:
                 time.sleep(LOOK_EVERY_S)
                 continue
             if has_removed:
-                self._sweeper.begin()
+                self._begin_sweep()
             if newest != last:
                 self._wakes.set()
 
@@ -119,7 +122,9 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
         network=settings.network,
         metrics=metrics,
     )
-    look_out = LookOut(reconciler, Sweeper(broker, settings, metrics), JobStore(broker))
+    sweeper = all_of(ENDED_JOBS, distribution=OURS).get("worker")
+    begin_sweep = sweeper(broker, settings, metrics).begin if sweeper else lambda: None
+    look_out = LookOut(reconciler, JobStore(broker), begin_sweep=begin_sweep)
 
     def end(*_: object) -> None:
         trainer.ask_to_end()

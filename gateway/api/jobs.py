@@ -6,27 +6,30 @@ Plain functions run in the thread pool: the broker's calls block.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from broker.connection.client import Broker
+from broker.job_search import find_jobs
 from broker.monitor import job_status
 from broker.presence import Presence
 from contracts.answers import SpecCheck
-from contracts.errors import Conflict
+from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.jobs import JobState, JobStatus, ResumeRequest
 from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
-from gateway.job_list import MAX_LISTED, newest_jobs, remove_for_good
 from gateway.services import HasServices, KnownJob, Services
 from gateway.submission import check_environment, check_plugins
 from onbeat.http_service.bodies import json_answer
 from onbeat.prompts.examples import check_job
 
+MAX_LISTED = 1000
 EXAMPLE_JOB = {
     "name": "addition",
     "iterations": 30,
@@ -101,17 +104,6 @@ def get_job(job_id: KnownJob, services: HasServices) -> Response:
     return json_answer(services.disk.told(job_status(services.broker, job_id)))
 
 
-@router.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, responses={204: {"description": "It is gone"}})
-def delete_job(job_id: str, services: HasServices) -> Response:
-    """Delete an ended job for good: its keys, its audit chain, its run folder with weights and checkpoints.
-
-    204 says that its keys are gone, and that the removal of its files is recorded on disk: a consumer removes them, at
-    once where one lives. Repeating it changes nothing. 409 for a job that has not ended.
-    """
-    remove_for_good(services, job_id)
-    return Response(status_code=HTTPStatus.NO_CONTENT)
-
-
 @router.post("/{job_id}/cancel", **STATUS)
 def cancel(job_id: KnownJob, services: HasServices) -> Response:
     """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
@@ -169,3 +161,20 @@ def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
     services.jobs.resume(job_id, asked)
     log.info("job %s is queued again", job_id)
     return job_status(services.broker, job_id)
+
+
+def newest_jobs(broker: Broker, *, limit: int, states: Collection[JobState] = (), name: str = "") -> list[JobStatus]:
+    """Returns at most so many, newest first; one whose record or spec can't be read hides no other.
+
+    states, name: of `find_jobs`.
+    """
+    generators = Presence(broker).live()
+    found = []
+    for job_id in find_jobs(broker, states=states, name=name)[:limit]:
+        try:
+            found.append(job_status(broker, job_id, generators=generators))
+        except NotFound:
+            log.warning("%s is listed and has no record: the server lost it", job_id)
+        except ContractViolation as error:
+            log.warning("%s is left out of the list, its spec can't be read: %s", job_id, error)
+    return found

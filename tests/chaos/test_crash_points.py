@@ -16,7 +16,7 @@ from tests.pipeline import Pipeline, wait_for_exit
 LAGGING_POINTS = ["consumer.saving_older_versions", "consumer.publishing_older_versions"]
 """Only trainers of a job with a lag get there."""
 SWEEP_POINTS = ["consumer.putting_aside", "consumer.reducing_files", "consumer.removing_files"]
-"""Those of the worker's sweep after ended jobs: tests/integration/test_retention.py and test_deletion.py die there."""
+"""Those of the worker's sweep after ended jobs: the tests of retention die there."""
 COPY_POINTS = ["consumer.keeping_files", "consumer.after_files_kept"]
 """Only trainers whose run folders are copied elsewhere get there: tests/chaos/test_lost_hosts.py."""
 ELSEWHERE = (*LAGGING_POINTS, *SWEEP_POINTS, *COPY_POINTS)

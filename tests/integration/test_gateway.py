@@ -209,19 +209,6 @@ def test_a_queued_job_is_cancelled_at_once_and_stays_so(ask: Callable[..., httpx
         assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
 
 
-def test_an_ended_job_is_removed_and_a_live_one_is_not(ask: Callable[..., httpx.Response]) -> None:
-    job_id = submit(ask)
-    refused = ask("DELETE", f"/v1/jobs/{job_id}")
-    assert (refused.status_code, refused.json()["field"]) == (409, "state")
-    ask("POST", f"/v1/jobs/{job_id}/cancel")
-    gone = ask("DELETE", f"/v1/jobs/{job_id}")
-    assert (gone.status_code, gone.content) == (204, b"")
-    assert [ask(method, f"/v1/jobs/{job_id}").status_code for method in ("DELETE", "GET")] == [204, 404]
-    never = f"/v1/jobs/job-{uuid.uuid4().hex[:12]}"
-    assert [ask("DELETE", path).status_code for path in (never, "/v1/jobs/redis", "/v1/jobs/..%2Fredis")] == [404] * 3
-    assert job_id not in [job["job_id"] for job in ask("GET", "/v1/jobs?limit=1000").json()["jobs"]]
-
-
 def test_at_the_most_jobs_a_submission_is_refused_by_the_way_out(
     ask: Callable[..., httpx.Response], services: Services
 ) -> None:

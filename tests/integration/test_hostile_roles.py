@@ -27,8 +27,8 @@ from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.rollouts import batch_digest
 from contracts.settings import StackSettings
+from gateway.api.jobs import newest_jobs
 from gateway.app import STACK
-from gateway.job_list import newest_jobs
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.hostile_commands import Draw, by_hand, drawing, function_call

@@ -25,7 +25,6 @@ from broker.trainer_side import TrainerSide
 from consumer.supervisor import __main__ as look_out
 from consumer.supervisor.__main__ import LookOut
 from consumer.supervisor.reconciler import Reconciler, RunRoots
-from consumer.supervisor.sweeper import Sweeper
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.encoding.wire import encode
 from contracts.jobs import JobState
@@ -545,25 +544,22 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
 
 
 def test_a_change_of_a_job_makes_a_consumer_look_at_once(
-    own_settings: StackSettings,
-    broker: Broker,
-    monkeypatch: pytest.MonkeyPatch,
-    jobs: JobStore,
-    reconciling: Reconciling,
+    monkeypatch: pytest.MonkeyPatch, jobs: JobStore, reconciling: Reconciling
 ) -> None:
     monkeypatch.setattr(look_out, "LOOK_EVERY_S", 3600.0)
     monkeypatch.setattr(look_out, "LISTEN_S", 0.2)
+    swept: list[str] = []
     with reconciling() as (reconciler, trainer):
-        looks = LookOut(reconciler, Sweeper(broker, own_settings), jobs)
+        looks = LookOut(reconciler, jobs, begin_sweep=lambda: swept.append("begun"))
         looking = threading.Thread(target=looks.run)
         looking.start()
         job_id, _ = jobs.create(job_spec())
         until(lambda: trainer.job_id == job_id, "the trainer of a job that came after the first look")
         jobs.request_cancel(job_id)
         until(lambda: jobs.state(job_id) is JobState.CANCELLED and not trainer.job_id, "the job's end")
-        folder = RunFolder(own_settings.run_root_path, job_id)
+        assert len(swept) == 1, "at the first look"
         jobs.remove(job_id)
-        until(lambda: not folder.path.exists(), "the end of its files")
+        until(lambda: len(swept) == 2, "a sweep after a removal")
         looks.stop()
         looking.join()
         until(lambda: "changes" not in {thread.name for thread in threading.enumerate()}, "the listener's end")

@@ -54,8 +54,8 @@ FENCE = (
 )
 REMOVAL = (
     "tests/integration/test_ceilings.py",
-    "tests/integration/test_retention.py",
-    "tests/integration/test_deletion.py",
+    "tests/extras/retention/test_retention.py",
+    "tests/extras/retention/test_deletion.py",
 )
 DEAD = ("tests/extras/looking/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
@@ -162,8 +162,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/hosts_side.py": ("tests/integration/test_hosts.py", *HOSTS),
     "onbeat_extras/looking/dead_letters.py": DEAD,
     "contracts/spec_tables/retention.py": ("tests/unit/contracts/test_retention.py",),
-    "consumer/supervisor/sweeper.py": ("tests/unit/consumer/supervisor/test_sweeper.py", *REMOVAL),
-    "gateway/job_list.py": REMOVAL,
+    "onbeat_extras/retention/sweeper.py": ("tests/extras/retention/test_sweeper.py", *REMOVAL),
+    "onbeat_extras/retention/forgetting.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
     "contracts/spec_tables/stages.py": COLUMNS,
     "onbeat_extras/stages/worker.py": WORKERS,

@@ -11,12 +11,9 @@ from msgspec.structs import replace
 
 from broker.connection.client import connect
 from broker.removals import Removals
-from consumer.supervisor import sweeper
-from consumer.supervisor.sweeper import Sweeper
 from contracts.encoding.wire import encode
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
-from gateway.job_list import forget_due, remove_for_good
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec
@@ -24,7 +21,10 @@ from onbeat.run_files import bring_missing
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.run_files import FileList, Listed, Piece
-from tests.integration.test_retention import Stack, known
+from onbeat_extras.retention import sweeper
+from onbeat_extras.retention.forgetting import forget_due, remove_for_good
+from onbeat_extras.retention.sweeper import Sweeper
+from tests.extras.retention.test_retention import Stack, known
 
 
 @pytest.fixture

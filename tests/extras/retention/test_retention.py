@@ -23,23 +23,23 @@ from broker.monitor import job_status
 from broker.removals import Removals
 from broker.retention import audit_links, due_jobs
 from broker.trainer_side import TrainerSide
-from consumer.supervisor import sweeper
-from consumer.supervisor.sweeper import Sweeper, needless, put_aside
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.versions import weights_digest
-from gateway.job_list import forget_due, remove_for_good
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec
 from onbeat.stack.redis import EmbeddedRedis
+from onbeat_extras.retention import sweeper
+from onbeat_extras.retention.forgetting import forget_due, remove_for_good
+from onbeat_extras.retention.sweeper import Sweeper, needless, put_aside
 from tests.builders import commit_record, job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DAY_S = 86400.0
 
 
@@ -214,7 +214,7 @@ def test_a_sweep_that_is_killed_in_the_middle_is_finished_by_the_next(stack: Sta
         forget(stack, folder)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from consumer.supervisor.sweeper import Sweeper; from onbeat.process import crash_points;"
+        "from onbeat_extras.retention.sweeper import Sweeper; from onbeat.process import crash_points;"
         f"crash_points.arm({point!r});"
         "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
     )

@@ -1,59 +1,44 @@
-"""The list of jobs: the newest, and the end of one for good.
+"""What a gateway does for jobs that have ended: their keys go for good.
 
-The gateway may not write to the run root: a consumer removes what is noted here.
+The gateway may not write to the run root: a worker removes what is noted here.
 
 Keys of jobs whose time in Redis is over the gateway may remove, and does when their run folder has all of it:
 
-Consumes:     ended jobs, and what consumers put aside of them in the run folders.
-Waits for:    FORGET_EVERY_S, again and again.
-Unblocked by: the gateway's end.
-Produces:     jobs that Redis has forgotten, and notes for consumers that what was put aside is final now.
+Consumes:     ended jobs, and what workers put aside of them in the run folders.
+Waits for:    nothing: it is called once a minute.
+Unblocked by: nothing.
+Produces:     jobs that Redis has forgotten, and notes for workers that what was put aside is final now.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from http import HTTPStatus
 
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Response
 
-from broker.connection.client import Broker
-from broker.job_search import find_jobs
-from broker.monitor import job_status
-from broker.presence import Presence
 from broker.removals import MADE_HERE, Removal, Removals
 from broker.retention import DueJob, due_jobs, is_all_of
-from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
-from contracts.jobs import JobState, JobStatus
+from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound
 from contracts.run_folder import RunFolder
-from gateway.services import BRING_S, Services
+from gateway.services import BRING_S, HasServices, Services
 from onbeat.audit.folder import read_audit_file
 from onbeat.run_files import run_files
 
-MAX_LISTED = 1000
-FORGET_EVERY_S = 60.0
-
 log = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-def newest_jobs(broker: Broker, *, limit: int, states: Collection[JobState] = (), name: str = "") -> list[JobStatus]:
-    """Returns at most so many, newest first; one whose record or spec can't be read hides no other.
+@router.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, responses={204: {"description": "It is gone"}})
+def delete_job(job_id: str, services: HasServices) -> Response:
+    """Delete an ended job for good: its keys, its audit chain, its run folder with weights and checkpoints.
 
-    states, name: of `find_jobs`.
+    204 says that its keys are gone, and that the removal of its files is recorded on disk: a consumer removes them, at
+    once where one lives. Repeating it changes nothing. 409 for a job that has not ended.
     """
-    generators = Presence(broker).live()
-    found = []
-    for job_id in find_jobs(broker, states=states, name=name)[:limit]:
-        try:
-            found.append(job_status(broker, job_id, generators=generators))
-        except NotFound:
-            log.warning("%s is listed and has no record: the server lost it", job_id)
-        except ContractViolation as error:
-            log.warning("%s is left out of the list, its spec can't be read: %s", job_id, error)
-    return found
+    remove_for_good(services, job_id)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 def remove_for_good(services: Services, job_id: str) -> None:
@@ -76,19 +61,6 @@ def remove_for_good(services: Services, job_id: str) -> None:
             raise
         removals.note(job_id, Removal(files="removed", at_s=time.time()))
     log.info("job %s is removed, and its files are to be", job_id)
-
-
-async def forget_again_and_again(services: Services) -> None:
-    """Until the gateway ends. An error ends the attempt alone."""
-    while not services.closing.is_set():
-        try:
-            active = set(await run_in_threadpool(services.jobs.active_jobs))
-            await run_in_threadpool(services.disk.measure, active=active, now_s=time.monotonic())
-            await run_in_threadpool(forget_due, services)
-        except OnbeatError as error:
-            log.warning("cannot look at ended jobs now: %s", error)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(services.closing.wait(), timeout=FORGET_EVERY_S)
 
 
 def forget_due(services: Services) -> list[str]:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,21 +19,30 @@ from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.removals import Removal, Removals
-from consumer.supervisor import sweeper
-from consumer.supervisor.sweeper import Sweeper
 from contracts.encoding.wire import encode
 from contracts.errors import NotFound, OnbeatError
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from gateway.app import create_app
 from gateway.event_stream import EventStream
+from gateway.services import Services
 from onbeat.process.folders import hidden_name, remove_tree
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.telemetry.metrics import WorkerMetrics
+from onbeat_extras.retention import sweeper
+from onbeat_extras.retention.sweeper import Sweeper
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, job_of
+from tests.served import asked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
 
 
 @pytest.fixture
@@ -145,7 +156,7 @@ def test_a_removal_that_is_killed_in_the_middle_is_finished_by_the_next_sweep(
     jobs.remove(folder.job_id)
     program = (
         "import os; from broker.connection.client import connect; from contracts.settings import settings_from;"
-        "from consumer.supervisor.sweeper import Sweeper; from onbeat.process import crash_points;"
+        "from onbeat_extras.retention.sweeper import Sweeper; from onbeat.process import crash_points;"
         "crash_points.arm('consumer.removing_files:2');"
         "settings = settings_from(os.environ); Sweeper(connect(settings), settings).sweep()"
     )
@@ -246,3 +257,17 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
     with pytest.raises(NotFound):
         jobs.remove(job.job_id)
     assert list(Removals(trainers).notes().removals) == [job.job_id]
+
+
+def test_an_ended_job_is_removed_over_http_and_a_live_one_is_not(services: Services) -> None:
+    ask = partial(asked, create_app(services), key=services.settings.api_key)
+    job_id, _ = services.jobs.create(job_spec())
+    refused = ask("DELETE", f"/v1/jobs/{job_id}")
+    assert (refused.status_code, refused.json()["field"]) == (409, "state")
+    ask("POST", f"/v1/jobs/{job_id}/cancel")
+    gone = ask("DELETE", f"/v1/jobs/{job_id}")
+    assert (gone.status_code, gone.content) == (204, b"")
+    assert [ask(method, f"/v1/jobs/{job_id}").status_code for method in ("DELETE", "GET")] == [204, 404]
+    never = f"/v1/jobs/job-{uuid.uuid4().hex[:12]}"
+    assert [ask("DELETE", path).status_code for path in (never, "/v1/jobs/redis", "/v1/jobs/..%2Fredis")] == [404] * 3
+    assert job_id not in [job["job_id"] for job in ask("GET", "/v1/jobs?limit=1000").json()["jobs"]]

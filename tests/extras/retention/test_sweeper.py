@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from consumer.supervisor.sweeper import LeftFolder
 from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.audit.folder import write_audit
+from onbeat_extras.retention.sweeper import LeftFolder
 from tests.builders import DIGEST, job_spec
 
 DAY_S = 86400.0
