@@ -1,4 +1,4 @@
-"""Numbers and series as people read them, and the window of a job with a lag: who samples its open iterations. Pure."""
+"""Numbers and series as people read them, and the lag of what was sampled. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 
 from contracts.events import IterationMetrics
-from contracts.jobs import JobStatus, WindowIteration
-from contracts.schedule import LAGGING, versions_in_words
 from onbeat.telemetry.logs import shown
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -118,26 +116,6 @@ def short(digest: str) -> str:
 def _buckets(values: Sequence[float], number: int) -> list[float]:
     edges = [index * len(values) // number for index in range(number + 1)]
     return [sum(value / (end - start) for value in values[start:end]) for start, end in itertools.pairwise(edges)]
-
-
-def kind_in_words(status: JobStatus) -> str:
-    """`periodic · on-policy`, `delayed · lag 2`, or `bounded · lag 2 at most`."""
-    if status.schedule not in LAGGING:
-        return f"{status.schedule} · on-policy"
-    most = " at most" if status.schedule == "bounded" else ""
-    return f"{status.schedule} · lag {status.max_policy_lag}{most}"
-
-
-def open_in_words(window: Sequence[WindowIteration]) -> list[str]:
-    """`iteration 7 ← version 5 (lag 2)   3 of 8 in   1 dead` for each open iteration, the oldest first."""
-    lines = []
-    for one in window:
-        dead = f"   {one.batches_dead} dead" if one.batches_dead else ""
-        lag = lag_in_words(one.iteration, one.oldest_version, one.newest_version)
-        sampled = f"{versions_in_words(one.oldest_version, one.newest_version)} (lag {lag})"
-        backlog = f"{one.batches_published} of {one.batches_expected} in{dead}"
-        lines.append(f"iteration {one.iteration} ← {sampled}   {backlog}")
-    return lines
 
 
 def lag_in_words(iteration: int, oldest_version: int, newest_version: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec import UNSET
@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts import events
-from contracts.jobs import EvaluationScore
+from contracts.jobs import EvaluationScore, JobStatus, WindowIteration
+from contracts.schedule import LAGGING, versions_in_words
 from onbeat.client.progress import JobProgress
 from onbeat.telemetry.logs import shown
 from onbeat.terminal.job_view import FRAMES_PER_S, STATE_STYLES, JobView, bar, health_lines
@@ -22,11 +23,10 @@ from onbeat.terminal.words import (
     by_reason,
     count,
     duration,
-    kind_in_words,
+    lag_in_words,
     lags_of,
     number,
     one_line,
-    open_in_words,
     plural,
     score,
     share,
@@ -73,6 +73,26 @@ def panel(progress: JobProgress) -> RenderableType:
         border_style=STATE_STYLES[status.state].removeprefix("bold "),
         padding=(1, 2),
     )
+
+
+def kind_in_words(status: JobStatus) -> str:
+    """`periodic · on-policy`, `delayed · lag 2`, or `bounded · lag 2 at most`."""
+    if status.schedule not in LAGGING:
+        return f"{status.schedule} · on-policy"
+    most = " at most" if status.schedule == "bounded" else ""
+    return f"{status.schedule} · lag {status.max_policy_lag}{most}"
+
+
+def open_in_words(window: Sequence[WindowIteration]) -> list[str]:
+    """`iteration 7 ← version 5 (lag 2)   3 of 8 in   1 dead` for each open iteration, the oldest first."""
+    lines = []
+    for opened in window:
+        dead = f"   {opened.batches_dead} dead" if opened.batches_dead else ""
+        lag = lag_in_words(opened.iteration, opened.oldest_version, opened.newest_version)
+        sampled = f"{versions_in_words(opened.oldest_version, opened.newest_version)} (lag {lag})"
+        backlog = f"{opened.batches_published} of {opened.batches_expected} in{dead}"
+        lines.append(f"iteration {opened.iteration} ← {sampled}   {backlog}")
+    return lines
 
 
 def _facts(progress: JobProgress) -> Table:

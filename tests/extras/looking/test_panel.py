@@ -13,8 +13,8 @@ from contracts.events import IterationCommitted, TrajectoryMetrics
 from contracts.jobs import EvaluationScore, JobState, SetScore, WindowIteration
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import iteration_line
-from onbeat.terminal.words import kind_in_words, lags_of
-from onbeat_extras.looking.panel import environment_in_words, panel
+from onbeat.terminal.words import lags_of
+from onbeat_extras.looking.panel import environment_in_words, kind_in_words, panel
 from tests.contract.golden_files import golden, iteration_metrics
 from tests.e2e.stand_in_gateway import FakeGateway, events_of, metrics_of
 from tests.unit.onbeat.terminal.test_output import STATUS, assert_is_text, terminal
