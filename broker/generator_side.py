@@ -151,8 +151,8 @@ class GeneratorSide(LeasedSide[Claim]):
         Ends early for shards of a version that is still being written, and answers them; those of a job with a lag
         are `wait_for_weights`'s.
         """
-        if self._hedge_due_s is not None:
-            timeout_s = min(timeout_s, self._hedge_due_s)
+        if self._hedge_due_s is not None:  # known of the last claim: without another one it ends one wait
+            timeout_s, self._hedge_due_s = min(timeout_s, self._hedge_due_s), None
         shards = self._job.keys.shards
         also = {} if self._job.spec.schedule_rule.lags else {shards: self._last_shard}
         return self._read(self.wait_for_wake(self._waits_from_ms, timeout_s, also).get(shards.encode(), []))

@@ -224,3 +224,15 @@ def test_an_idle_generator_waits_no_longer_than_until_the_batch_is_late(stack: S
     while (copy := stack.hedge()) is None:
         stack.quick.wait_for_prompts(POLL_S)
     assert copy.hedged
+
+
+def test_a_batch_that_is_late_ends_one_wait_of_a_generator_that_claims_nothing(
+    stack: Straggling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.held_for(0.0)
+    assert stack.hedge() is None
+    timeouts_s: list[float] = []
+    monkeypatch.setattr(stack.quick, "wait_for_wake", lambda _, timeout_s, also: timeouts_s.append(timeout_s) or {})
+    for _ in range(2):
+        stack.quick.wait_for_prompts(LEASE_S)
+    assert 0.0 < timeouts_s[0] < timeouts_s[1] == LEASE_S
