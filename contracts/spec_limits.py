@@ -74,12 +74,12 @@ def check_products(
 
     num_open: iterations in Redis at once. given_tokens: longest completion that goes out with its prompt.
     """
-    longest_evaluated = max(one.sampled_as(rollout).max_new_tokens for one in evaluation.each.values())
-    if longest_evaluated > rollout.sampling.max_new_tokens:
-        raise ValueError(
-            "evaluation.sampling.max_new_tokens is above rollout.sampling.max_new_tokens, which bounds a completion; "
-            "lower it"
-        )
+    for name, held_out in evaluation.each.items():
+        if held_out.sampled_as(rollout).max_new_tokens > rollout.sampling.max_new_tokens:
+            raise ValueError(
+                f"{evaluation.field_of(name)}.sampling.max_new_tokens is above rollout.sampling.max_new_tokens, which "
+                "bounds a completion; lower it"
+            )
     for fields, what, value, limit, cure in _of_a_batch(rollout, evaluation, longest, given_tokens):
         if value > limit:
             raise ValueError(f"{fields} make {value:,} {what}, the most are {limit:,}; {cure}")
@@ -99,24 +99,24 @@ def _of_a_batch(
     yield sampled, "completions of a batch", completions, MAX_BATCH_COMPLETIONS, cure
     sampled += f" * {field}"
     yield sampled, "tokens of a batch", completions * tokens, MAX_BATCH_TOKENS, cure
-    # Of the largest batch of any set, by each measure.
-    evaluated = max(one.prompts_per_batch * one.num_samples for one in evaluation.each.values())
-    sampled, lower = "evaluation.prompts_per_batch * evaluation.group_size", "lower evaluation.prompts_per_batch"
-    yield sampled, "completions of an evaluation batch", evaluated, MAX_BATCH_COMPLETIONS, lower
-    yield f"{sampled} * {field}", "tokens of an evaluation batch", evaluated * tokens, MAX_BATCH_TOKENS, lower
+    for name, held_out in evaluation.each.items():
+        evaluated, key = held_out.prompts_per_batch * held_out.num_samples, evaluation.field_of(name)
+        sampled, lower = f"{key}.prompts_per_batch * {key}.group_size", f"lower {key}.prompts_per_batch"
+        yield sampled, "completions of an evaluation batch", evaluated, MAX_BATCH_COMPLETIONS, lower
+        yield f"{sampled} * {field}", "tokens of an evaluation batch", evaluated * tokens, MAX_BATCH_TOKENS, lower
+        yield (
+            f"{key}.prompts_per_batch * rollout.max_prompt_tokens",
+            "prompt tokens of an evaluation batch",
+            held_out.prompts_per_batch * rollout.max_prompt_tokens,
+            MAX_BATCH_PROMPT_TOKENS,
+            f"lower max_prompt_tokens to what the data need, or {key}.prompts_per_batch",
+        )
     yield (
         "rollout.prompts_per_batch * (1 + rollout.max_resamples) * rollout.max_prompt_tokens",
         "prompt tokens of a batch",
         rollout.prompts_per_batch * ((1 + rollout.max_resamples) * rollout.max_prompt_tokens + given_tokens),
         MAX_BATCH_PROMPT_TOKENS,
         "lower max_prompt_tokens to what the data need, or use smaller batches",
-    )
-    yield (
-        "evaluation.prompts_per_batch * rollout.max_prompt_tokens",
-        "prompt tokens of an evaluation batch",
-        max(one.prompts_per_batch for one in evaluation.each.values()) * rollout.max_prompt_tokens,
-        MAX_BATCH_PROMPT_TOKENS,
-        "lower max_prompt_tokens to what the data need, or evaluation.prompts_per_batch",
     )
 
 
@@ -130,15 +130,18 @@ def _of_an_iteration(
     yield sampled, "completions of an iteration", completions, MAX_ITERATION_COMPLETIONS, cure
     sampled += f" * {field}"
     yield sampled, "tokens of an iteration", completions * tokens, MAX_ITERATION_TOKENS, cure
+    keys = [evaluation.field_of(name) for name in evaluation.each]
     yield (
-        "rollout.batches_per_iteration and evaluation.num_prompts / evaluation.prompts_per_batch",
+        " and ".join(
+            ["rollout.batches_per_iteration", *(f"{key}.num_prompts / {key}.prompts_per_batch" for key in keys)]
+        ),
         "batches of an iteration that evaluates",
         rollout.batches_per_iteration + evaluation.num_batches,
         MAX_BATCHES,
-        "raise a prompts_per_batch, or lower evaluation.num_prompts",
+        f"raise a prompts_per_batch, or lower {' or '.join(f'{key}.num_prompts' for key in keys)}",
     )
-    evaluated = sum(one.num_prompts * one.num_passes for one in evaluation.each.values())
-    prompts = rollout.prompts_per_iteration * (1 + rollout.max_resamples) + evaluated
+    prompts = rollout.prompts_per_iteration * (1 + rollout.max_resamples)
+    prompts += sum(one.num_prompts * one.num_passes for one in evaluation.each.values())
     yield (
         f"rollout.max_prompt_tokens and {prompts:,} prompts of an iteration, its reserves and its evaluation",
         "prompt tokens",

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from broker.job_store import JobStore
 from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.json_lines import open_plain
-from contracts.encoding.wire import KEY_IN_PROBLEM, Table, changed, decode_json, encode_json
+from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound
 from contracts.jobs import ResumeRequest
 from contracts.rewards import (
@@ -39,7 +39,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
-from contracts.spec_tables.datasets import JsonlDataset, environment_field, with_environments
+from contracts.spec_tables.datasets import JsonlDataset, dataset_field, environment_field, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
@@ -110,10 +110,10 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
     Rows of more than MAX_ROWS_BYTES are the trainer's to read, and so is what isn't a JSON object a line.
     """
     parts = spec.tables.values()
-    check_files(spec.model, settings.spec_root, is_chat=any(part.chat is not None for part in parts))
+    tables = {dataset_field(spec.dataset, spec.evaluation, name): table for name, table in spec.tables.items()}
+    chats = [f"{field}.chat" for field, table in tables.items() if table.chat is not None]
+    check_files(spec.model, settings.spec_root, chat=chats[0] if chats else "")
     has_folders, num_bytes = any(part.has_folders for part in parts), 0
-    tables: dict[str, Table] = {"dataset": spec.dataset}
-    tables |= {f"evaluation.sets[{place}].dataset": one.dataset for place, one in enumerate(spec.evaluation.sets or ())}
     named = {f"{table}.{field}": path for table, of in tables.items() for field, path in of.files().items()}
     for field, path in named.items():
         found = settings.spec_root.find(path, field=field)

@@ -30,10 +30,9 @@ class ChatSpec(Record, frozen=True, kw_only=True):
     """Variables of the model's chat template, as `enable_thinking`; one that the template doesn't read is refused."""
 
 
-TEXT_INSTEAD = "leave dataset.chat out, and use prompts that are text"
-
-
-def no_chat_template(field: str = "dataset.chat", cure: str = TEXT_INSTEAD) -> InvalidInput:
+def no_chat_template(field: str, cure: str = "") -> InvalidInput:
+    """field: a table `chat`, or what a cure of its own is for."""
+    cure = cure or f"leave {field} out, and use prompts that are text"
     return InvalidInput("the model's tokenizer has no chat template", field=field, cure=cure)
 
 
@@ -228,18 +227,6 @@ class MixtureDataset(DatasetTable, tag="mixture", frozen=True, kw_only=True):
         if len({source.name for source in self.sources}) < len(self.sources):
             raise ValueError("sources names one twice; give each a name of its own")
 
-    @property
-    def chat(self) -> ChatSpec | None:
-        """That of one of them, for who asks whether there is any."""
-        return next((source.dataset.chat for source in self.sources if source.dataset.chat), None)
-
-    def files(self) -> dict[str, str]:
-        return {
-            f"sources[{number}].dataset.{field}": path
-            for number, source in enumerate(self.sources)
-            for field, path in source.dataset.files().items()
-        }
-
 
 DatasetSpec = SourceDataset | MixtureDataset
 
@@ -283,6 +270,13 @@ def environment_field(dataset: DatasetSpec, source: str) -> str:
     return f"dataset.sources[{[*sources_of(dataset)].index(source)}].environment" if source else "environment"
 
 
+def dataset_field(dataset: DatasetSpec, evaluation: EvaluationSpec, name: str) -> str:
+    """Where the spec says what a source, or a set of the evaluation, consists of; "" is the job's one data set."""
+    if name in evaluation.tables:
+        return f"{evaluation.field_of(name)}.dataset"
+    return environment_field(dataset, name).replace("environment", "dataset")
+
+
 def with_environments(
     dataset: DatasetSpec, environment: EnvironmentSpec | None, change: Callable[[str, EnvironmentSpec], EnvironmentSpec]
 ) -> dict[str, Any]:
@@ -314,7 +308,8 @@ def sources_problem(
     tables = sources | evaluation.tables
     for place, component in enumerate(components):
         if unknown := [name for name in component.sources or () if name not in tables]:
-            return f"reward.components[{place}].sources names `{unknown[0]}`, which is no source of dataset.sources"
+            named = f"reward.components[{place}].sources names `{unknown[0]}`"
+            return f"{named}, which is no source of dataset.sources and no set of evaluation.sets"
     if environment is not None and (own := environments_of(dataset, None)):
         field = environment_field(dataset, next(iter(own)))
         return f"{field} has no effect with environment, which plays all sources; leave one of the two out"
@@ -322,13 +317,15 @@ def sources_problem(
     for name, table in unplayed.items():
         if isinstance(table, EnvironmentDataset):
             field = environment_field(dataset, name if name in sources else "")
-            where = field.replace("environment", "dataset" if name else "dataset.type")
-            return f'{where} = "environment" takes its tasks from the environment; name one as {field}.name'
-        if components and not any(component.scores(name) for component in components):
+            kind = f"{dataset_field(dataset, evaluation, name)}.type"
+            return f'{kind} = "environment" takes its tasks from the environment; name one as {field}.name'
+        if learns_given and name in sources and not evaluation.num_prompts:
+            continue
+        if not components:
+            return f"reward.components needs one or more, or {name or 'the job'} an environment that rewards"
+        if not any(component.scores(name) for component in components):
             what = f"`{name}`; name it in one's `sources`" if name else "what is trained; leave one's `sources` out"
             return f"reward.components has none that scores {what}"
-        if not components and (name not in sources or evaluation.num_prompts or not learns_given):
-            return f"reward.components needs one or more, or {name or 'the job'} an environment that rewards"
     return ""
 
 
@@ -340,13 +337,14 @@ def environment_problem(
         field = environment_field(dataset, source)
         if environment.chat_format and environment.renderer != "chat":
             return f'{field}.chat_format has no effect with {field}.renderer = "text"; leave it out'
-        played = [dataset, *evaluation.tables.values()] if source == "" else [sources_of(dataset)[source]]
-        if any(table.chat is not None for table in played):
-            chat = "dataset.chat" if source == "" else field.replace("environment", "dataset.chat")
-            return f"{chat} has no effect with an environment, whose messages {field}.renderer writes; leave it out"
-        evaluated = (one.sampled_as(rollout).own_end for one in evaluation.each.values())
-        if ends := rollout.sampling.own_end or next(filter(None, evaluated), ""):
-            return f"sampling.{ends} would end turns that {field}.renderer can't read; leave it out"
+        for name, table in (sources_of(dataset) | evaluation.tables).items():
+            if table.chat is not None and source in ("", name):
+                chat = f"{dataset_field(dataset, evaluation, name)}.chat"
+                return f"{chat} has no effect with an environment, whose messages {field}.renderer writes; leave it out"
+        samplings = {"rollout": rollout.sampling}
+        samplings |= {evaluation.field_of(name): one.sampled_as(rollout) for name, one in evaluation.each.items()}
+        for place, ends in ((place, sampling.own_end) for place, sampling in samplings.items() if sampling.own_end):
+            return f"{place}.sampling.{ends} would end turns that {field}.renderer can't read; leave it out"
         longest = rollout.sampling.max_new_tokens
         name, most = environment.seen_bound
         if most > environment.max_tokens:

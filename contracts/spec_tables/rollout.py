@@ -129,6 +129,10 @@ class EvaluationSpec(HeldOutSpec, frozen=True, kw_only=True):
         """Name of a set → its data set, of those that have one of their own."""
         return {one.name: one.dataset for one in self.sets or ()}
 
+    def field_of(self, name: str) -> str:
+        """Where the spec says how a set of `each` is evaluated."""
+        return f"evaluation.sets[{[*self.tables].index(name)}]" if name in self.tables else "evaluation"
+
     @property
     def num_batches(self) -> int:
         """Batches of one evaluation, of all sets."""

@@ -19,6 +19,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import (
     ChatSpec,
     MixtureDataset,
+    dataset_field,
     no_chat_template,
     sources_of,
 )
@@ -159,7 +160,10 @@ class PromptSource:
         """The prompt, as the model reads it, or the conversation that the answer ends."""
         chat = self._chat_of(example)
         messages = example.messages or (("user", example.question),)
-        return render_chat(self._tokenizer, messages, chat, answer=answer) if chat else example.question
+        if not chat:
+            return example.question
+        field = f"{dataset_field(self._spec.dataset, self._spec.evaluation, example.source)}.chat"
+        return render_chat(self._tokenizer, messages, chat, answer=answer, field=field)
 
     def _given(self, example: Example, prompt: str) -> list[int]:
         return self._given_ids(
@@ -174,7 +178,7 @@ class PromptSource:
     def _check_length(self, example: Example, num_tokens: int) -> None:
         rollout = self._spec.rollout
         if num_tokens == 0:
-            raise InvalidInput(f"prompt {example.example_id} is empty", field="dataset", cure="remove it")
+            raise InvalidInput(f"prompt {example.example_id} is empty", field=example.field, cure="remove it")
         if num_tokens > rollout.max_prompt_tokens:
             raise InvalidInput(
                 f"prompt {example.example_id} has {num_tokens} tokens, the limit is {rollout.max_prompt_tokens}",
@@ -248,12 +252,17 @@ def prompt_source(
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, str]], chat: ChatSpec, *, answer: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[tuple[str, str]],
+    chat: ChatSpec,
+    *,
+    answer: str = "",
+    field: str = "dataset.chat",
 ) -> str:
     """Writes (role, content) of each message, behind the system turn where there is one, and the assistant's opening,
-    or the assistant's turn with its answer."""
+    or the assistant's turn with its answer. field: that of `chat`, for a refusal."""
     if not tokenizer.chat_template:
-        raise no_chat_template()
+        raise no_chat_template(field)
     system = [("system", chat.system_prompt)] if chat.system_prompt and messages[0][0] != "system" else []
     answered = [("assistant", answer)] if answer else []
     rows = [{"role": role, "content": content} for role, content in (*system, *messages, *answered)]
@@ -263,7 +272,7 @@ def render_chat(
             if not chat_template.reads(tokenizer, name):
                 raise InvalidInput(
                     f"the model's chat template doesn't read `{name}`",
-                    field="dataset.chat.chat_template_kwargs",
+                    field=f"{field}.chat_template_kwargs",
                     cure="leave it out, or take its name from the template",
                 )
         return chat_template.write(tokenizer, rows, opens_turn=not answer, variables=variables)

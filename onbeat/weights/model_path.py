@@ -21,8 +21,11 @@ def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
     return folder_of_model(model_root, model.path, field=FIELD, cure=cure)
 
 
-def check_files(model: ModelSpec, model_root: SpecRoot, *, is_chat: bool) -> None:
-    """Raises InvalidInput for a folder that lacks what loading it would ask for, without loading anything."""
+def check_files(model: ModelSpec, model_root: SpecRoot, *, chat: str) -> None:
+    """Raises InvalidInput for a folder that lacks what loading it would ask for, without loading anything.
+
+    chat: the field of a table that wants a chat template; "" where none does.
+    """
     folder = model_folder(model, model_root)
     check_tokenizer_files(folder)
     if not any(folder.glob("*.safetensors")):
@@ -31,8 +34,8 @@ def check_files(model: ModelSpec, model_root: SpecRoot, *, is_chat: bool) -> Non
     config = folder / "tokenizer_config.json"
     is_large = config.is_file() and config.stat().st_size > MOST_CONFIG_BYTES
     is_in_config = is_large or (config.is_file() and b'"chat_template"' in config.read_bytes())
-    if is_chat and not is_in_config and not any(folder.glob("*chat_template*")):
-        raise no_chat_template()
+    if chat and not is_in_config and not any(folder.glob("*chat_template*")):
+        raise no_chat_template(chat)
 
 
 def check_tokenizer_files(folder: Path) -> None:

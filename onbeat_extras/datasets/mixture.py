@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,9 @@ from contracts.spec_tables.rollout import EvaluationSet
 from onbeat.process.entry_points import load_entry_point
 from onbeat.prompts.examples import TYPES, Example, ExampleSets, Request
 from onbeat_extras.datasets.held_out import disjoint
+
+OF_ONE = re.compile(r"\bevaluation\.num_prompts\b|\bdataset\b")
+"""Keys, in a field or a cure, that a job with one data set has."""
 
 
 def load_mixture(spec: MixtureDataset, request: Request) -> ExampleSets:
@@ -56,10 +60,13 @@ def _loaded(source: MixtureSource | EvaluationSet, field: str, num_evaluation: i
         load = load_entry_point(TYPES, source.dataset.kind, field="dataset.type")
         loaded = load(source.dataset, replace(request, num_evaluation=num_evaluation))
     except InvalidInput as error:
-        place = (error.field or "dataset").replace("dataset", field, 1)
+        places = {"dataset": field, "evaluation.num_prompts": "evaluation.num_prompts"}
         if isinstance(source, EvaluationSet):
-            place = place.replace("evaluation.num_prompts", field.replace("dataset", "num_prompts"))
-        raise InvalidInput(f"source `{source.name}`: {error.problem}", field=place, cure=error.cure) from error
+            places["evaluation.num_prompts"] = field.replace("dataset", "num_prompts")
+        named, cure = (OF_ONE.sub(lambda key: places[key[0]], text or "") for text in (error.field, error.cure))
+        raise InvalidInput(
+            f"source `{source.name}`: {error.problem}", field=named or field, cure=cure or None
+        ) from error
     train, held_out = (
         tuple(
             replace(

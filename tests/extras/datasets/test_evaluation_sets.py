@@ -87,6 +87,48 @@ def test_a_component_that_names_sets_scores_nothing_else() -> None:
         assert scored.reward == reward
 
 
+GAME = {"environment": {"name": "guess", "max_tokens": 4096}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_set", "problem"),
+    [
+        ({"sampling": HOT | {"max_new_tokens": 6}}, {}, ".sampling.max_new_tokens is above rollout.sampling"),
+        ({"group_size": 4096}, {}, ".prompts_per_batch * {}.group_size make 131,072 completions"),
+        ({"group_size": 4096}, {}, "; lower {}.prompts_per_batch"),
+        (
+            {"num_prompts": 2**18, "prompts_per_batch": 1},
+            {},
+            ".num_prompts / {}.prompts_per_batch make 524,300 batches",
+        ),
+        ({"prompts_per_batch": 4096}, {"rollout__max_prompt_tokens": 2**20}, ".prompts_per_batch * rollout.max_prompt"),
+        ({"dataset": {"type": "environment"}}, {}, '.dataset.type = "environment" takes its tasks'),
+        ({"dataset": ROWS["dataset"] | {"chat": {}}}, GAME, ".dataset.chat has no effect with an environment"),
+        ({"sampling": HOT | {"stop": ["."]}}, GAME, ".sampling.stop would end turns"),
+    ],
+)
+def test_a_refusal_names_the_set_that_it_is_about(
+    changes: dict[str, Any], of_set: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidInput) as error:
+        with_sets({"name": "other", "dataset": {"type": "addition"}}, SUMS | changes, **of_set)
+    place = "evaluation.sets[1]"
+    assert (problem if problem.startswith(";") else f"{{}}{problem}").format(place, place) in str(error.value)
+
+
+def test_a_set_alone_may_be_scored_where_the_data_set_gives_what_is_learnt() -> None:
+    learns = {"algorithm": {"loss": "sft", "advantage": "none"}, "rollout__group_size": 1}
+    of_sums = {"reward": {"components": [{"type": "exact", "sources": ["sums"]}]}}
+    evaluation = {"num_prompts": 0, "sets": [SUMS], "best": "sums"}
+    assert job_spec(evaluation=evaluation, **learns, **of_sums).evaluation.best == "sums"
+    with pytest.raises(InvalidInput, match="none that scores what is trained"):
+        job_spec(evaluation=evaluation | {"num_prompts": 8}, **learns, **of_sums)
+    with pytest.raises(InvalidInput, match="none that scores what is trained"):
+        job_spec(evaluation=evaluation, **of_sums)
+    with pytest.raises(InvalidInput, match=r"names `sum`, which is no source of .* and no set of evaluation\.sets"):
+        job_spec(evaluation=evaluation, **learns, reward={"components": [{"type": "exact", "sources": ["sum"]}]})
+
+
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
@@ -122,3 +164,13 @@ def test_a_set_needs_a_name_that_no_source_has_a_scorer_and_prompts_that_are_the
     with pytest.raises(InvalidInput) as error:
         load(folder, with_sets(ROWS | {"dataset": {"type": "jsonl", "train_path": "none.jsonl"}}))
     assert error.value.field == "evaluation.sets[0].dataset.train_path"
+    asked = ROWS | {"dataset": {"type": "jsonl", "train_path": "rows.jsonl", "chat": {}}}
+    with pytest.raises(InvalidInput, match="no chat template") as error:
+        PromptSource(
+            load(folder, with_sets(asked)),
+            tokenizer=AutoTokenizer.from_pretrained(DEMO_MODEL),
+            spec=with_sets(asked),
+            context_tokens=64,
+        )
+    assert error.value.field == "evaluation.sets[0].dataset.chat"
+    assert error.value.cure == "leave evaluation.sets[0].dataset.chat out, and use prompts that are text"

@@ -107,7 +107,7 @@ def test_a_component_scores_the_sources_that_it_names_and_has_no_score_of_others
         (
             [SUMS, TASKS],
             {},
-            r"\[1\]\.dataset = .* name one as dataset\.sources\[1\]\.environment\.name",
+            r"\[1\]\.dataset\.type = .* name one as dataset\.sources\[1\]\.environment\.name",
         ),
         (
             [SUMS, ROWS | {"environment": {"name": "guess", "max_tokens": 4}}],
