@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from contracts.settings import StackSettings
 from onbeat.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
+from tests.memory_disk import folder_in_memory
 
 if TYPE_CHECKING:
     from gateway.services import Services
@@ -61,7 +61,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
     """
     folder = tmp_path_factory.mktemp("redis")
     if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free >= ROOM_BYTES:
-        folder = Path(tempfile.mkdtemp(prefix="onbeat-redis-", dir=MEMORY_DISK))
+        folder = folder_in_memory(MEMORY_DISK)
     server = EmbeddedRedis(folder)
     server.start()
     yield server

@@ -19,7 +19,10 @@ def digest_of(version: int) -> str:
 
 
 def commit(iteration: int, **changes: Any) -> AuditRecord:
-    digests = {"weights_digest": digest_of(iteration), "next_weights_digest": digest_of(iteration + 1)}
+    digests: dict[str, Any] = {
+        "weights_digest": digest_of(iteration),
+        "next_weights_digest": digest_of(iteration + 1),
+    }
     return commit_record(iteration, **(digests | changes))
 
 
