@@ -23,9 +23,14 @@ from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32, unpack_int32
 from contracts.environments.messages import Message, Tool
+from contracts.spec_tables.environment import MAX_TURNS
 from onbeat_extras.environments.agents.refusal import Refusal
 
 SHOWN_CHARS = 80
+MAX_WAITING = MAX_TURNS
+"""Requests of other lines that wait for their turn: no trajectory has more turns."""
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Their bodies together, which stand in the memory of the agent's process."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,8 +87,8 @@ class Conversation:
         self._waiting: deque[Request] = deque()
         """Requests of other lines, in the order in which they came."""
         self._is_opened = False
-        self._undelivered: tuple[bytes, Message] | None = None
-        """Body of the request whose client was gone when it was answered, and the answer."""
+        self._undelivered: list[tuple[bytes, Message]] = []
+        """Body of each request whose client was gone when it was answered, and the answer."""
         self._over = ""
         self._problem = ""
 
@@ -95,21 +100,28 @@ class Conversation:
         """Takes a request; its answer comes by its future. Raises Refusal."""
         with self._guard:
             self._refuse_if_over()
-            if self._undelivered is not None and self._undelivered[0] == request.body:
-                request.answered.set_result(self._undelivered[1])
-                self._undelivered = None
+            if repeated := next((answer for answer in self._undelivered if answer[0] == request.body), None):
+                self._undelivered.remove(repeated)
+                request.answered.set_result(repeated[1])
             elif self._pending is None:
                 if not self._parallel:
-                    self._undelivered = None
+                    self._undelivered.clear()
                 self._take(request)
                 self._refuse_if_over()
             elif self._pending.is_gone and self._pending.body == request.body:
                 self._pending = request
             elif self._parallel and self._is_opened:
-                self._waiting.append(request)
+                self._line_up(request)
             else:
                 self._break("it asks while an earlier request of it waits for its answer")
                 self._refuse_if_over()
+
+    def leave(self, request: Request) -> None:
+        """The request's client waits no more: an answer, which may have come just now, is for the next that asks so."""
+        with self._guard:
+            request.is_gone = True
+            if request.answered.done() and not request.answered.exception():
+                self._undelivered.append((request.body, request.answered.result()))
 
     def wait(self) -> New | Ended | Broken:
         """Waits for the agent's next request, or its end; the deadline is that of the environment's call."""
@@ -130,10 +142,9 @@ class Conversation:
             else:
                 raise AssertionError("a request by tokens is answered by tokens")
             self._is_opened = True
+            request.answered.set_result(message)
             if request.is_gone:
-                self._undelivered = request.body, message
-            else:
-                request.answered.set_result(message)
+                self._undelivered.append((request.body, message))
             while self._waiting and self._pending is None and not self._over:
                 following = self._waiting.popleft()
                 if not following.is_gone:
@@ -144,7 +155,7 @@ class Conversation:
     def end(self, ended: Ended) -> None:
         """Called by the agent's thread, last."""
         with self._guard:
-            waits = self._pending is not None or self._undelivered is not None or bool(self._waiting)
+            waits = self._pending is not None or bool(self._undelivered or self._waiting)
             if waits and ended.error is None:
                 self._break("its function ended while a request of it waited for its answer")
             self._over = self._over or "the agent's function has ended"
@@ -168,6 +179,18 @@ class Conversation:
             self._break(problem)
         else:
             self._events.put(New(new, begins_anew))
+
+    def _line_up(self, request: Request) -> None:
+        """Keeps a request until its turn. Raises Refusal where too many wait."""
+        waiting = [earlier for earlier in self._waiting if not earlier.is_gone]
+        num_bytes = len(request.body) + sum(len(earlier.body) for earlier in waiting)
+        if len(waiting) >= MAX_WAITING or num_bytes > MAX_WAITING_BYTES:
+            raise Refusal(
+                f"at most {MAX_WAITING} requests of an agent, of {MAX_WAITING_BYTES} bytes, wait for their turn",
+                status=429,
+                code="too_many_requests",
+            )
+        self._waiting = deque([*waiting, request])
 
     def _refuse_all(self) -> None:
         for request in (*([] if self._pending is None else [self._pending]), *self._waiting):

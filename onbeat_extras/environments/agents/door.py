@@ -124,7 +124,7 @@ class Door:
         read, made_of = ENDPOINTS[path]
         request, given = read(await _body(receive), guest.sampling)
         guest.conversation.ask(request)
-        message = await _answer_of(request, receive)
+        message = await _answer_of(request, guest.conversation, receive)
         guest.num_answers += 1
         answer = made_of(message, given, turn=guest.num_answers - 1)
         if given.get("stream"):
@@ -156,13 +156,13 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
-async def _answer_of(request: Request, receive: Receive) -> Message:
-    """Waits for the model's message, and tells the request where its client is gone before."""
+async def _answer_of(request: Request, conversation: Conversation, receive: Receive) -> Message:
+    """Waits for the model's message, and tells the conversation where its client is gone, even as it comes."""
     gone = asyncio.ensure_future(receive())
     answered = asyncio.wrap_future(request.answered)
     await asyncio.wait({gone, answered}, return_when=asyncio.FIRST_COMPLETED)
-    if not answered.done():
-        request.is_gone = True
+    if gone.done():
+        conversation.leave(request)
         raise ConnectionResetError
     gone.cancel()
     return answered.result()

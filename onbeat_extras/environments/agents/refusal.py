@@ -11,6 +11,7 @@ class Refusal(Exception):
     unsupported          a field or a value that the policy's sampling has no place for; param names it
     invalid              a body that is none of the endpoint's; param names the field
     body_too_large       a body beyond the limit
+    too_many_requests    more requests of an agent, or larger ones, than may wait for their turn
     invalid_api_key      a key that no session has
     session_ended        the session is over: the trajectory has its turns, or the agent has returned
     rewritten_history    the request isn't what was told before, and something new

@@ -18,6 +18,7 @@ from contracts.encoding.wire import encode
 from contracts.environments.messages import Message, Sampled, Tool, ToolCall
 from contracts.environments.service import Failure, NewSession, Played, Result, Step, Task, Turned, reply_digest
 from contracts.sampling import SamplingParams
+from onbeat_extras.environments.agents import conversation as of_agents
 from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended, New, Request
 from onbeat_extras.environments.agents.refusal import Refusal
 from reward_service.playing.pool import EnvironmentPool
@@ -221,12 +222,37 @@ def test_a_line_whose_client_is_gone_loses_its_place_and_has_its_answer_when_it_
     gone, waiting, again = request("b"), request("c"), request("a")
     for one in (gone, waiting):
         lines.ask(one)
-    gone.is_gone = True
-    lines._pending.is_gone = True  # type: ignore[union-attr]
+    for one in (gone, lines._pending):
+        lines.leave(one)  # type: ignore[arg-type]
     lines.answer(said("one"))
     assert lines.wait() == New((Message(role="user", content="c"),), begins_anew=True)
     lines.ask(again)
     assert again.answered.result(0).content == "one"
+
+
+def test_each_line_whose_client_is_gone_has_its_own_answer(lines: Conversation) -> None:
+    for text, answer in (("b", "one"), ("c", "two")):
+        lines.ask(request(text))
+        lines.leave(lines._pending)  # type: ignore[arg-type]
+        lines.answer(said(answer))
+        lines.wait()
+    for text, answer in (("b", "two"), ("a", "one")):
+        lines.ask(again := request(text))
+        assert again.answered.result(0).content == answer
+
+
+@pytest.mark.parametrize("limit", ["MAX_WAITING", "MAX_WAITING_BYTES"])
+def test_lines_beyond_the_limits_are_refused_until_one_has_left(
+    lines: Conversation, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    waiting = request("b")
+    monkeypatch.setattr(of_agents, limit, 1 if limit == "MAX_WAITING" else len(waiting.body) * 3 // 2)
+    lines.ask(waiting)
+    with pytest.raises(Refusal, match=r"requests of an agent, of \d+ bytes, wait for their turn") as refused:
+        lines.ask(request("c"))
+    assert (refused.value.status, refused.value.code) == (429, "too_many_requests")
+    lines.leave(waiting)
+    lines.ask(request("c"))
 
 
 def test_a_line_with_other_tools_ends_them_all(lines: Conversation) -> None:

@@ -8,6 +8,7 @@ from contracts.environments.messages import Message
 from contracts.sampling import SamplingParams
 from onbeat_extras.environments.agents.chat import check_sampling
 from onbeat_extras.environments.agents.conversation import Broken, Conversation, Ended, New, Request
+from onbeat_extras.environments.agents.door import _answer_of
 from onbeat_extras.environments.agents.refusal import Refusal
 
 
@@ -49,7 +50,7 @@ def test_a_request_beside_one_that_waits_breaks_the_conversation() -> None:
 
 def test_a_request_takes_the_place_of_an_equal_one_whose_client_is_gone() -> None:
     conversation, first = asked(user("a"))
-    first.is_gone = True
+    conversation.leave(first)
     second = request(user("a"))
     conversation.ask(second)
     conversation.answer(assistant("b"))
@@ -58,7 +59,7 @@ def test_a_request_takes_the_place_of_an_equal_one_whose_client_is_gone() -> Non
 
 def test_an_answer_that_met_no_client_is_told_to_the_one_that_asks_the_same_again() -> None:
     conversation, first = asked(user("a"))
-    first.is_gone = True
+    conversation.leave(first)
     conversation.answer(assistant("b"))
     again = request(user("a"))
     conversation.ask(again)
@@ -68,9 +69,22 @@ def test_an_answer_that_met_no_client_is_told_to_the_one_that_asks_the_same_agai
         conversation.ask(third)
 
 
+async def test_an_answer_that_comes_as_its_client_hangs_up_is_for_its_next_try() -> None:
+    async def hung_up() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    conversation, first = asked(user("a"))
+    conversation.answer(assistant("b"))
+    with pytest.raises(ConnectionResetError):
+        await _answer_of(first, conversation, hung_up)
+    again = request(user("a"))
+    conversation.ask(again)
+    assert again.answered.result(0) == assistant("b")
+
+
 def test_a_function_that_returns_without_the_answer_it_asked_for_has_no_trajectory() -> None:
     conversation, first = asked(user("a"))
-    first.is_gone = True
+    conversation.leave(first)
     conversation.end(Ended(returned=1.0))
     event = conversation.wait()
     assert isinstance(event, Broken)
