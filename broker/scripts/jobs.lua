@@ -80,8 +80,9 @@ return { 'resumed' }
 --   as_seen: {ended_s, num_records} of a removal that goes by
 --   what its caller has read of the job, or none
 --   -> {removed} | {refused, state} | {held, ms left} | {changed} | {unknown}
--- All keys of the job go: a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left
--- of a job without a state. What becomes of its files is noted in the same step: no death in between forgets them.
+-- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a walk through
+-- the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left of a job
+-- without a state. What becomes of its files is noted in the same step: no death in between forgets them.
 local state, ended_s, spec_bytes = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes'))
 if state and not ENDED[state] then return { 'refused', state } end
 -- A trainer may be writing its last checkpoint.
