@@ -25,7 +25,7 @@ from contracts.environments.messages import EnvironmentNumbers, Message, Message
 from contracts.errors import ContractViolation
 from contracts.rewards import StatedReason
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.environment import EnvironmentParams, EnvironmentSpec
+from contracts.spec_tables.environment import EnvironmentSpec, Params
 
 MAX_SESSIONS_OF_A_CALL = 2**14
 
@@ -151,7 +151,7 @@ class EnvironmentTable(Record, frozen=True, kw_only=True):
     """An environment as a spec names it."""
 
     name: Line
-    params: EnvironmentParams = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     source: Text = ""
     """Text of the file that defines the class `name`; "" where it is an entry point."""
 

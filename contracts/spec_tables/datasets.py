@@ -11,14 +11,10 @@ from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, 
 from contracts.errors import InvalidInput
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.environment import EnvironmentSpec
+from contracts.spec_tables.environment import EnvironmentSpec, Params
 
 if TYPE_CHECKING:
     from contracts.spec_tables.rollout import EvaluationSpec, RolloutSpec
-
-TaskNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-TaskRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
-TaskParams = Annotated[dict[Line, TaskNumber | TaskRatio | bool | Text], Meta(max_length=64)]
 
 
 class ChatSpec(Record, frozen=True, kw_only=True):
@@ -26,7 +22,7 @@ class ChatSpec(Record, frozen=True, kw_only=True):
 
     system_prompt: Text = ""
     """"" leaves the system turn out (the template may have a default of its own)."""
-    chat_template_kwargs: TaskParams | UnsetType = UNSET
+    chat_template_kwargs: Params | UnsetType = UNSET
     """Variables of the model's chat template, as `enable_thinking`; one that the template doesn't read is refused."""
 
 
@@ -97,7 +93,7 @@ class ReasoningGymDataset(DrawnTable, tag="reasoning_gym", frozen=True, kw_only=
     has_completions: ClassVar[bool] = False
     task: Line
     """Name in reasoning-gym, e.g. "chain_sum"."""
-    params: TaskParams = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     """Parameters of the task's generator."""
     num_train_prompts: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Size of the training pool; iterations walk through shuffled passes of it."""
@@ -193,7 +189,7 @@ class PluginDataset(DrawnTable, tag="plugin", frozen=True, kw_only=True):
 
     entry_point: Line
     """Name of the function in group `onbeat.datasets`."""
-    params: TaskParams = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     """Parameters that the function gets."""
     chat: ChatSpec | None = None
     """Renders the question by the chat template; without it the question text is the prompt."""

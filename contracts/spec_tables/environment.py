@@ -21,9 +21,9 @@ VERSIONS_END = "; "
 """What stands between the versions of several."""
 KEY_OF_TABLE = re.compile(rf"(?<![\w.]){ENVIRONMENT}\.(?=\w)")
 RendererKind = Literal["chat", "text"]
-EnvironmentNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-EnvironmentRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
-EnvironmentParams = Annotated[dict[Line, EnvironmentNumber | EnvironmentRatio | bool | Text], Meta(max_length=64)]
+ParamNumber = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+ParamRatio = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Params = Annotated[dict[Line, ParamNumber | ParamRatio | bool | Text], Meta(max_length=64)]
 
 
 class EnvironmentSpec(Record, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class EnvironmentSpec(Record, frozen=True, kw_only=True):
     point."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
-    params: EnvironmentParams = field(default_factory=dict)
+    params: Params = field(default_factory=dict)
     """Parameters that it gets."""
     max_turns: Annotated[int, Meta(ge=1, le=MAX_TURNS)] = 8
     """Turns of the model; the trajectory ends with the last one, whatever the environment says to it."""
