@@ -56,7 +56,7 @@ class Changes:
         if self._loop is not None:  # else the test awaits nothing yet
             self._loop.call_soon_threadsafe(self._changed.set)
 
-    async def until(self, reached: Callable[[], bool], *, deadline_s: float = 20.0) -> None:
+    async def until(self, reached: Callable[[], bool], *, deadline_s: float = 120.0) -> None:
         """Returns once `reached()` is true; it is asked after every change."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.timeout(deadline_s):

@@ -22,7 +22,7 @@ from onbeat.stack.redis import find_server_binary
 from tests.until import until
 
 NAME = "onbeat"
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 SERVER = """\
 bind {host}
 {listening}
@@ -47,7 +47,7 @@ sentinel sentinel-pass {own_password}
 sentinel monitor {name} {primary_host} {primary_port} 2
 sentinel auth-user {name} {operator}
 sentinel auth-pass {name} {password}
-sentinel down-after-milliseconds {name} 1000
+sentinel down-after-milliseconds {name} 2000
 sentinel failover-timeout {name} 3000
 """
 

@@ -38,9 +38,14 @@ from tests.played import needs
 AWAY_S = 60.0 if IS_LONG else 0.0
 """How long a service stays away after the job's status has said so."""
 REWARD = "reward_service"
-JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}", "lease_s": 1.0}
-QUICK: dict[str, Any] = {"reward__request_timeout_s": 3.0, "rollout__max_attempts": 1}
-"""A hang is noticed soon, not so soon that a loaded machine counts as one: a single attempt of a batch ends the job."""
+JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
+QUICK: dict[str, Any] = {
+    "reward__request_timeout_s": 8.0,
+    "rollout__max_attempts": 1,
+    "timeouts__generator_lease_s": 60.0,
+}
+"""A hang is noticed soon, not so soon that a loaded machine counts as one: a single attempt of a batch ends the job. A
+lease that a generator was too slow to renew would be one."""
 PLAIN = short_job(**QUICK)
 KINDS = {
     "plain": PLAIN,
@@ -54,7 +59,7 @@ KINDS = {
             "renderer": "text",
             "max_turns": 3,
             "max_tokens": 32,
-            "request_timeout_s": 3.0,
+            "request_timeout_s": 8.0,
             "max_attempts": 1,
         },
         reward__components=[{"type": "length", "target_chars": 4, "max_chars": 64}],

@@ -29,7 +29,6 @@ def final(stack: EmbeddedStack, client: GatewayClient, job_id: str) -> JobStatus
     return client.job(job_id)
 
 
-@pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs PR_SET_PDEATHSIG")
 def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_stack_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -37,7 +36,12 @@ def test_a_batch_that_kills_its_generators_is_dead_after_its_attempts_and_the_st
     monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
     plan = StackPlan(run_root=tmp_path / "runs", model_root=REPOSITORY, threads=1)
     modules = {**MODULES, "generator": "poisoned_generator"}
-    few = {"iterations": 2, "evaluation__num_prompts": 0, "rollout__max_attempts": 2}
+    few = {
+        "iterations": 2,
+        "evaluation__num_prompts": 0,
+        "rollout__max_attempts": 2,
+        "timeouts__generator_lease_s": 4.0,
+    }
     poisoned = short_job(seed=POISON_SEED, rollout__on_failed_batch="abandon", **few)
     stack = EmbeddedStack(plan, modules=modules, restarts=IMPATIENT)
     with stack, GatewayClient(stack.gateway_url, stack.api_key) as client:

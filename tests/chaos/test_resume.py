@@ -12,6 +12,7 @@ from contracts.jobs import JobState, ResumeRequest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
+from tests.integration.fence_parts import end_leases
 from tests.pipeline import Pipeline, wait_for_exit
 
 FAILED = 2
@@ -55,16 +56,17 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     pipeline: Pipeline, oracle: str
 ) -> None:
     pipeline.children["producer-steady"].stop(grace_s=10.0)
-    # A copy of what the dead one has claimed would be no attempt.
-    alone = {"rollout__max_attempts": 1, "rollout__hedge": False}
+    # A copy of what the dead one has claimed would be no attempt; no lease runs out, however slow the machine is.
+    alone = {"rollout__max_attempts": 1, "rollout__hedge": False, "timeouts__generator_lease_s": 60.0}
     job_id = cancelled_in_iteration_2(pipeline, spec(**alone, evaluation__num_prompts=0))
     pipeline.jobs.resume(job_id)
     generator = pipeline.start("producer-second", crash_at="producer.after_scoring:1")
     trainer = pipeline.start(f"consumer-{job_id}-dies", job_id)
-    assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
+    assert wait_for_exit(generator) == -signal.SIGKILL, generator.tail()
+    end_leases(pipeline.broker, pipeline.broker.job_keys(job_id), iteration=2)
     # It finds what the dead one had claimed, for the only time.
     pipeline.start("producer-third")
-    assert wait_for_exit(trainer, 60.0) == FAILED, trainer.tail()
+    assert wait_for_exit(trainer) == FAILED, trainer.tail()
     assert b"is dead after 1 attempts" in pipeline.jobs.fields(job_id)["reason"]
     pipeline.jobs.resume(job_id)
     pipeline.train_to_the_end(job_id)
@@ -83,10 +85,10 @@ def cancelled_in_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:
     trainer = pipeline.start(f"consumer-{job_id}", job_id)
     third = 2 * spec.rollout.batches_per_iteration + 3
     generator = pipeline.start("producer-first", crash_at=f"producer.after_scoring:{third}")
-    assert wait_for_exit(generator, 60.0) == -signal.SIGKILL, generator.tail()
+    assert wait_for_exit(generator) == -signal.SIGKILL, generator.tail()
     until(committed(pipeline, job_id, 2), "iteration 1 to be committed")
     pipeline.jobs.request_cancel(job_id)
-    assert wait_for_exit(trainer, 60.0) == 0
+    assert wait_for_exit(trainer) == 0
     assert pipeline.jobs.state(job_id) is JobState.CANCELLED
     assert checkpoints(pipeline, job_id) == ["i000001"]
     return job_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from msgspec import UNSET
@@ -21,6 +22,12 @@ from tests.pipeline import Pipeline, until_ready, wait_for_exit
 
 FAILED = 2
 """Exit code of a trainer whose job failed."""
+FEW: dict[str, Any] = {
+    "rollout__max_attempts": 2,
+    "timeouts__generator_lease_s": 60.0,
+    "evaluation__num_prompts": 0,
+}
+"""None of its attempts is lost to a lease, however slow the machine is."""
 
 
 class MoodyPipeline(Pipeline):
@@ -84,7 +91,7 @@ def test_an_item_that_always_fails_ends_the_job_or_only_its_batch(
     pipeline: MoodyPipeline, rewards: MoodyRewards, policy: str
 ) -> None:
     rewards.unscorable = FirstPrompt()
-    spec = short_job(rollout__max_attempts=2, rollout__on_failed_batch=policy, evaluation__num_prompts=0)
+    spec = short_job(**FEW, rollout__on_failed_batch=policy)
     job_id, _ = pipeline.jobs.create(spec)
     with running(pipeline, f"consumer-{job_id}", job_id) as trainer:
         exit_code = wait_for_exit(trainer, DEADLINE_S)
@@ -108,7 +115,7 @@ def test_an_item_that_always_fails_ends_the_job_or_only_its_batch(
 def test_a_poison_completion_ends_its_job_until_a_resume_states_a_score_and_the_chain_says_from_when(
     pipeline: MoodyPipeline, rewards: MoodyRewards
 ) -> None:
-    spec = short_job(rollout__max_attempts=2, reward__max_attempts=1, evaluation__num_prompts=0)
+    spec = short_job(**FEW, reward__max_attempts=1)
     job_id, _ = pipeline.jobs.create(spec)
     rewards.reason = "timeout"
     with running(pipeline, f"consumer-{job_id}", job_id) as trainer:

@@ -105,7 +105,7 @@ def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
             waiting.poke()
             time.sleep(0.1)
         slurm.send_signal(signal.SIGTERM)
-        assert slurm.wait(120.0) == 143, logs_of(folder)
+        assert slurm.wait(240.0) == 143, logs_of(folder)
         assert (folder / "requeued").read_text() == "4242\n"
         job_id = (folder / "shared" / "job").read_text().strip()
         (folder / "said").unlink()
@@ -116,7 +116,7 @@ def goes_on(folder: Path, spec: str, *nodes: str, **more: str) -> str:
         return said
     finally:
         slurm.terminate()
-        slurm.wait(60.0)
+        slurm.wait(240.0)
 
 
 def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_job_that_is_requeued_goes_on_to_its_end(tmp_path: Path) -> None:
 def test_a_gateway_whose_port_is_taken_ends_the_job_with_a_word(tmp_path: Path) -> None:
     port = laid(tmp_path, SPEC)
     with socket.create_server(("0.0.0.0", port + GATEWAY)):
-        assert start(tmp_path, port, "127.0.0.1").wait(60.0) == 1, logs_of(tmp_path)
+        assert start(tmp_path, port, "127.0.0.1").wait(240.0) == 1, logs_of(tmp_path)
     log = tmp_path / "shared" / "logs" / "gateway.log"
     assert f"gateway: ended before the job began; {log} says why" in (tmp_path / "said").read_text()
     assert "Address already in use" in log.read_text()

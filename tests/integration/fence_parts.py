@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from broker.connection.client import Broker
 from broker.fence import WindowEntry
-from broker.keys import JobKeys, item_fields
+from broker.keys import STAGE_BAND, JobKeys, item_fields
 from broker.ledger import LastClaim
 from contracts.encoding.wire import decode, encode
 from contracts.errors import BrokerUnavailable
@@ -43,6 +43,15 @@ def set_claim_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: 
 def let_expire(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0) -> None:
     """As if its generator had not renewed this lease for very long."""
     broker.redis.zadd(keys.slot_of(iteration).work, {item_fields(0, batch_id, 0).member: 1}, xx=True)
+
+
+def end_leases(broker: Broker, keys: JobKeys, *, iteration: int = 0) -> None:
+    """As if no holder of anything of the iteration had renewed its lease for very long."""
+    work = keys.slot_of(iteration).work
+    ends: Any = broker.redis.zrange(work, 0, -1, withscores=True)
+    for member, score in ends:
+        if (ends_ms := score % STAGE_BAND) >= 1:
+            broker.redis.zadd(work, {member: score - ends_ms + 1})
 
 
 def lose_prompts(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0) -> None:

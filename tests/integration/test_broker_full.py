@@ -121,7 +121,7 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
 
 def test_a_server_that_cannot_save_is_unavailable_and_then_serves_again(broker: Broker, job: Job) -> None:
     """MISCONF: the disk takes no snapshot, and the server refuses writes until it does."""
-    impatient = connect_again(broker, patience_s=0.3)
+    impatient = connect_again(broker, patience_s=1.0)
     folder = broker.redis.config_get("dir")["dir"]
     (Path(folder) / "dump.rdb" / "is-a-folder").mkdir(parents=True)
     broker.redis.config_set("save", "3600 1")
@@ -137,7 +137,7 @@ def test_a_server_that_cannot_save_is_unavailable_and_then_serves_again(broker: 
 
 
 def test_a_server_that_runs_a_long_script_is_unavailable_and_then_serves_again(broker: Broker, job: Job) -> None:
-    impatient = connect_again(broker, patience_s=0.3)
+    impatient = connect_again(broker, patience_s=1.0)
     broker.redis.config_set("busy-reply-threshold", 10)
     long = threading.Thread(target=run_until_killed, args=(connect_again(broker, patience_s=60.0),))
     long.start()

@@ -110,17 +110,19 @@ def test_calls_that_a_hanging_server_reads_once_it_goes_on_leave_no_lease_that_i
     server: EmbeddedRedis,
 ) -> None:
     job = job_on(connect(StackSettings(redis_url=server.url)))
-    impatient = connect(StackSettings(redis_url=server.url), patience_s=0.2)
-    side = GeneratorSide(impatient, job.job_id, NAME)
+    impatient = connect(StackSettings(redis_url=server.url))
+    side, patience_s = GeneratorSide(impatient, job.job_id, NAME), impatient.patience.patience_s
     side.wait_for_prompts(0.001)
     assert server.child.pid is not None
     os.kill(server.child.pid, signal.SIGSTOP)
+    impatient.patience.patience_s = 0.2
     try:
         for _ in range(3):
             with pytest.raises(BrokerUnavailable):
                 side.claim(LEASE_S)
     finally:
         os.kill(server.child.pid, signal.SIGCONT)
+    impatient.patience.patience_s = patience_s
     first = claimed(GeneratorSide(job.broker, job.job_id, "another"))
     held = claimed(side)
     assert (held.attempt, num_leased(job, NAME)) == (1, 1)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -36,10 +35,9 @@ from onbeat.client import AsyncConsumer, AsyncStage, Consumer, Producer, PromptC
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.replay.files import RecordedFiles
 from tests.builders import job_spec
+from tests.integration.fence_parts import end_leases
 from tests.own_trainer import generating
 
-LEASE_S = 0.6
-"""A lease of a worker that is killed."""
 LENGTHS = {
     "type": "external",
     "name": "lengths",
@@ -324,24 +322,24 @@ with Producer(job_id) if kind == "producer" else Stage(job_id, "lengths") as wor
 
 
 def kill_while_it_holds(kind: str, job_id: str, own: StackSettings) -> None:
-    """A process takes work, keeps its lease for as long as one lasts, and is killed."""
+    """A process takes work, and is killed."""
     command = [sys.executable, "-c", HOLDS, kind, job_id]
     environment = {**os.environ, "ONBEAT_REDIS_URL": own.redis_url, "ONBEAT_RUN_ROOT": own.run_root}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "holds\n"
-            time.sleep(LEASE_S)
         finally:
             process.kill()
 
 
 def test_what_a_killed_producer_and_a_killed_stage_held_goes_to_others(own: StackSettings, broker: Broker) -> None:
-    stages = [LENGTHS | {"lease_s": LEASE_S}]
-    job_id = created(broker, stages=stages, timeouts__generator_lease_s=LEASE_S, evaluation__num_prompts=0)
+    job_id = created(broker, stages=[LENGTHS], evaluation__num_prompts=0)
+    keys = broker.job_keys(job_id)
     with Consumer(job_id, settings=own) as consumer, Producer(job_id, settings=own) as producer:
         consumer.begin(model_of(consumer))
         kill_while_it_holds("producer", job_id, own)
+        end_leases(broker, keys)
         claims = [producer.claim(), producer.claim()]
         for claim in claims:
             assert claim is not None
@@ -350,6 +348,7 @@ def test_what_a_killed_producer_and_a_killed_stage_held_goes_to_others(own: Stac
             assert producer.publish(claim, samples, scores, weights_digest=digest)
         assert sorted(claim.claim.attempt for claim in claims if claim) == [1, 2]
         kill_while_it_holds("stage", job_id, own)
+        end_leases(broker, keys)
         with Stage(job_id, "lengths", settings=own) as stage:
             items = []
             while len(items) < 4:

@@ -80,7 +80,7 @@ def test_a_stalled_disk_is_waited_for_and_then_an_error() -> None:
         assert disk.waits == 3
         disk.syncs_at = float("inf")
         with pytest.raises(BrokerUnavailable, match="on disk"):
-            connect(settings, patience_s=0.2).persisted()
+            connect(settings, patience_s=1.0).persisted()
         disk.shutdown()
 
 

@@ -63,7 +63,8 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_a_hostile_session_costs_itself_and_the_others_go_on_as_they_were() -> None:
     async with asked() as ask:
         for number, (act, reason) in enumerate(COSTS.items()):
-            await ask.open("nasty", *(new(one) for one in range(4)), limit_s=1.0)
+            limit_s = 2.0 if reason == "timeout" else 60.0
+            await ask.open("nasty", *(new(one) for one in range(4)), limit_s=limit_s)
             first = await ask.step(0, {0: "a", 1: "b", 2: "c", 3: "3"})
             assert {reason_of(one) for one in first.values()} == {"turned"}, act
             found = await ask.step(1, {0: "d", 1: "1", 2: act, 3: "3"})
@@ -76,7 +77,7 @@ async def test_a_hostile_session_costs_itself_and_the_others_go_on_as_they_were(
 
 async def test_what_is_lost_with_a_process_is_typed_where_it_cannot_be_played_again() -> None:
     async with asked() as ask:
-        await ask.open("honest_clock", new(0), new(1), limit_s=1.0)
+        await ask.open("honest_clock", new(0), new(1), limit_s=60.0)
         assert reason_of((await ask.step(0, {0: "a"}))[0]) == "turned"
         assert reason_of((await ask.step(0, {1: "die"}))[1]) == "crashed"
         found = (await ask.step(1, {0: "b"}))[0]

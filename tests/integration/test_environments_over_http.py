@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from contracts.errors import EnvironmentUnavailable, InvalidInput
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments.client import EnvironmentClient
 from onbeat.process.child_process import descendants, living
+from onbeat.stack.ports import free_port
 from tests.played import KEY, PLUGIN, new, played, reason_of, reply_of, request, said, text_of
 from tests.until import until
 
@@ -33,8 +33,7 @@ class Service:
     """A process of its own, that can be killed and started again on its port."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -55,7 +54,7 @@ class Service:
     def end(self, number: int = signal.SIGKILL) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(30.0)
+        return self.process.wait(120.0)
 
     def _is_ready(self) -> bool:
         try:
@@ -174,7 +173,7 @@ def test_a_service_that_was_killed_in_a_step_has_lost_its_sessions_and_they_go_o
             with pytest.raises(EnvironmentUnavailable):
                 await client.step(steps(1, "c", last))
             assert service.process is not None
-            assert service.process.wait(30.0) == -signal.SIGKILL
+            assert service.process.wait(120.0) == -signal.SIGKILL
             service.start()
             assert [reason_of(one) for one in await client.step(steps(1, "c", "d"))] == ["lost", "lost"]
             again = [new(number, history=[played("ab"[number], one)]) for number, one in enumerate(first)]

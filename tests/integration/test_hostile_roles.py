@@ -38,7 +38,7 @@ SEEDS = range(40 if os.environ.get("CHAOS_LONG") else 3)
 ITERATIONS, BATCHES = 3, 2
 BURST = 25
 """Commands between two steps."""
-ANSWER_S = 5.0
+ANSWER_S = 20.0
 ATTACKERS = (GENERATOR, STAGE, TRAINER, GATEWAY)
 
 

@@ -40,6 +40,7 @@ from contracts.rewards import (
 )
 from contracts.settings import StackSettings
 from onbeat.process.waiting import Waiting
+from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from reward_service.scoring import lane as scorer_lane
 from reward_service.scoring.pool import ScorerPool
@@ -49,6 +50,8 @@ KEY = "reward-key"
 SETTINGS = StackSettings(reward_key=KEY)
 BEARER = {"Authorization": f"Bearer {KEY}"}
 MSGPACK = {"Content-Type": "application/msgpack"}
+ITEM_S = 2.0
+"""For an item where one hangs; a loaded machine scores another in less."""
 PLUGIN_SOURCE = '''
 import os, signal, subprocess, sys
 
@@ -137,7 +140,7 @@ def items_of(*completions: str, reference: str = "") -> tuple[RewardItem, ...]:
 
 
 def post(client: httpx.Client, *components: RewardComponent, items: tuple[RewardItem, ...]) -> RewardResponse:
-    request = RewardRequest(components=components, items=items, item_timeout_s=1.0)
+    request = RewardRequest(components=components, items=items, item_timeout_s=ITEM_S)
     response = client.post("/v1/score", content=encode(request), headers=MSGPACK)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/msgpack"
@@ -155,13 +158,13 @@ def metric(client: httpx.Client, name: str) -> float:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Returns when the process has ended; fails after 20 s."""
+    """Returns when the process has ended; fails after a minute."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        assert select.select([handle], [], [], 20.0)[0], f"process {pid} is still there"
+        assert select.select([handle], [], [], 60.0)[0], f"process {pid} is still there"
     finally:
         os.close(handle)
 
@@ -191,14 +194,14 @@ def with_argument(argument: str) -> list[int]:
 def test_hanging_and_dying_scorers_cost_only_their_own_items(plugins: Path, num_lanes: int) -> None:
     with open_pool(num_lanes) as pool:
         completions = ("a", "hang", "bb", "die", "ccc", "exit", "raise", "dddd")
-        work = submit(pool, (PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=1.0)
+        work = submit(pool, (PluginReward(entry_point="hostile"),), items_of(*completions), item_timeout_s=ITEM_S)
         results = work.result()
         assert pool.is_alive
     assert reasons(results) == ["scored", "timeout", "scored", "crashed", "scored", "crashed", "raised", "scored"]
     assert [result.reward for result in results if isinstance(result, Scored)] == [1.0, 2.0, 3.0, 4.0]
     lost = {index: result for index, result in enumerate(results) if isinstance(result, Unscorable)}
     assert {result.component for result in lost.values()} == {"plugin"}
-    assert "1 s" in lost[1].detail
+    assert "2 s" in lost[1].detail
     assert "SIGKILL" in lost[3].detail
     assert "exit code 3" in lost[5].detail
 
@@ -247,7 +250,7 @@ def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugi
 
     share = PluginReward(entry_point="share", file="share.py", source=SHARES)
     rubric, asked = (PluginReward(entry_point="hostile", weight=0.0), share), (1, 2, 3, 5)
-    options = {"asked": asked, "group_size": 2, "item_timeout_s": 1.0}
+    options = {"asked": asked, "group_size": 2, "item_timeout_s": ITEM_S}
     with open_pool(num_lanes) as pool:
         results = submit(pool, rubric, items(""), **options).result()
         assert reasons(results) == ["crashed", "scored", "scored", "scored"], "who dies, dies alone"
@@ -255,7 +258,7 @@ def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugi
         hung = submit(pool, rubric, items("hang"), **options).result()
         assert reasons(hung) == ["crashed", "timeout", "timeout", "timeout"]
         assert {one.component for one in hung[1:]} == {"plugin_2"}
-        assert "scoring 6 items in one call took more than 1 s" in hung[1].detail
+        assert "scoring 6 items in one call took more than 2 s" in hung[1].detail
         stated = (replace(share, on_unscorable=-3.0), LengthReward(target_chars=2, max_chars=9))
         settled = submit(pool, stated, items("hang"), **options, settles=True).result()
         assert [one.breakdown["plugin"] for one in settled] == [-3.0] * 4
@@ -264,7 +267,7 @@ def test_a_function_that_names_completions_is_called_once_for_whole_groups(plugi
 
 def test_plugin_that_dies_at_import_fails_its_request_and_not_the_next(plugins: Path) -> None:
     with open_pool() as pool:
-        broken = submit(pool, (PluginReward(entry_point="dies_at_import"),), items_of("a", "b"), item_timeout_s=1.0)
+        broken = submit(pool, (PluginReward(entry_point="dies_at_import"),), items_of("a", "b"), item_timeout_s=20.0)
         assert reasons(broken.result()) == ["crashed", "crashed"]
         sound = submit(pool, (FormatReward(pattern="a"),), items_of("a"), item_timeout_s=10.0)
         assert reasons(sound.result()) == ["scored"]
@@ -284,7 +287,7 @@ def test_unknown_plugin_is_told_without_losing_a_process(plugins: Path) -> None:
     restarts: list[int] = []
     pool = ScorerPool(num_lanes=1, on_restart=lambda: restarts.append(1))
     try:
-        work = submit(pool, (PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=1.0)
+        work = submit(pool, (PluginReward(entry_point="absent"),), items_of("a", "b"), item_timeout_s=20.0)
         assert reasons(work.result()) == ["unknown_entry_point", "unknown_entry_point"]
         assert "hostile" in str(work.result()[0])
     finally:
@@ -401,7 +404,9 @@ def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_ag
     with open_pool() as pool:
 
         def ask(settles: bool, completion: str) -> Scored | Unscorable:
-            work = submit(pool, components, items_of(completion), item_timeout_s=1.0, job_id="job-1", settles=settles)
+            work = submit(
+                pool, components, items_of(completion), item_timeout_s=ITEM_S, job_id="job-1", settles=settles
+            )
             return work.result()[0]
 
         assert reasons((ask(False, hanging),)) == ["timeout"]
@@ -563,8 +568,7 @@ class Service:
     """`python -m reward_service` as its own process."""
 
     def __init__(self, plugin_folder: Path, **variables: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ONBEAT_")}
         self.environment = environment | {
             "ONBEAT_PORT": str(self.port),
@@ -620,7 +624,7 @@ def test_the_service_forgets_the_secrets_of_others_that_it_was_started_with(plug
 def test_service_ends_cleanly_on_a_signal(service: Service, number: signal.Signals) -> None:
     scorers = service.scorer_pids()
     service.process.send_signal(number)
-    _, errors = service.process.communicate(timeout=30)
+    _, errors = service.process.communicate(timeout=120)
     assert service.process.returncode == 0
     assert "Traceback" not in errors
     for pid in scorers:
@@ -649,7 +653,7 @@ def test_killed_service_leaves_no_process_even_if_a_scorer_holds_the_interpreter
 
 def test_port_in_use_is_one_line_and_exit_code_2(service: Service) -> None:
     second = subprocess.run(
-        [sys.executable, "-m", "reward_service"], env=service.environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "reward_service"], env=service.environment, capture_output=True, text=True, timeout=300
     )
     assert second.returncode == 2
     assert second.stderr.count("\n") == 1
@@ -667,7 +671,7 @@ def test_bad_setting_is_one_line_that_names_it(variable: str, value: str) -> Non
         env={**os.environ, "ONBEAT_REWARD_KEY": KEY, variable: value},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1

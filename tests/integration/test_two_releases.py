@@ -33,7 +33,7 @@ from tests.integration.test_two_releases import run_release
 
 run_release(*sys.argv[1:])
 """
-WITHIN_S = 60.0
+WITHIN_S = 300.0
 
 
 @pytest.fixture
@@ -106,6 +106,6 @@ def test_each_release_calls_its_own_library_and_the_older_one_can_be_deleted(ser
     # The other way round: who is left without a library hears of it in one line.
     operator.redis.function_delete(library_name())
     with pytest.raises(BrokerUnavailable, match="was not given the functions of this version"):
-        connect(StackSettings(redis_url=server.url_of(TRAINER)), patience_s=0.2).check()
+        connect(StackSettings(redis_url=server.url_of(TRAINER)), patience_s=1.0).check()
     server.load_scripts()
     job.trainer.renew()

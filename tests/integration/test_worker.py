@@ -129,7 +129,7 @@ def test_a_submitted_job_gets_a_trainer_a_killed_one_is_replaced_and_sigterm_end
         assert second > first
         pid = holder.pid
         process.terminate()
-        assert process.wait(timeout=90) == 0
+        assert process.wait(timeout=300) == 0
         assert not is_running(pid)
     assert holder.pid == 0, "the lease is given back"
     assert jobs.state(job_id) is JobState.RUNNING, "the job goes on in another trainer"
@@ -405,7 +405,7 @@ def test_a_consumer_that_cannot_write_its_roots_refuses_to_start(
     settings = msgspec.structs.replace(own_settings, **{root: str(tmp_path / "file" / "runs")})
     log_path = tmp_path / "worker.log"
     with worker(settings, log_path) as process:
-        assert process.wait(timeout=90) != 0
+        assert process.wait(timeout=300) != 0
     assert "is ready for jobs" not in log_path.read_text()
     assert f"ONBEAT_{root.upper()}: {tmp_path / 'file' / 'runs'} cannot be written" in log_path.read_text()
 
@@ -536,7 +536,7 @@ def test_sigterm_ends_a_consumer_and_its_trainer_without_redis(
         os.kill(server.child.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         try:
             process.terminate()
-            assert process.wait(timeout=90) == 0
+            assert process.wait(timeout=300) == 0
             assert not trainer_pid or not is_running(trainer_pid)
         finally:
             if how == "hung":

@@ -304,7 +304,7 @@ async def test_a_client_that_hangs_up_and_asks_the_same_again_has_its_answer(ask
 
 async def test_a_faulty_agent_costs_itself(ask: Asked) -> None:
     for act, reason in COSTS.items():
-        limit_s = 1.0 if act == "hang" else 30.0
+        limit_s = 2.0 if act == "hang" else 30.0
         await opened(ask, "faulty", session(1, act=act), session(2, act="ask_for_ever"), limit_s=limit_s)
         first, second = await stepped(ask, 0, {1: said("hi"), 2: said("hi")})
         assert (reason_of(first), reason_of(second)) == (reason, "turned"), act
@@ -312,7 +312,8 @@ async def test_a_faulty_agent_costs_itself(ask: Asked) -> None:
         assert text_of(third) == "more"
     starts = {"nothing": "invalid_reply", "hang_first": "timeout"}
     for act, reason in starts.items():
-        (result,) = await opened(ask, "faulty", session(1, act=act), limit_s=1.0)
+        limit_s = 1.0 if reason == "timeout" else 30.0
+        (result,) = await opened(ask, "faulty", session(1, act=act), limit_s=limit_s)
         assert reason_of(result) == reason
 
 

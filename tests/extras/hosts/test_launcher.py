@@ -125,7 +125,7 @@ def test_a_host_that_does_not_reach_the_leader_is_named_and_joins_once_it_does(
     until(lambda: "b" in reason().partition("refused: ")[2], "the host to be refused")
     assert reason() == "waits for 2 hosts, 1 are there (offered: a; refused: b: it cannot reach the first host)"
     reached.set()
-    entering.join(30.0)
+    entering.join(300.0)
     assert reason() == "waits for 2 hosts, 2 are there (offered: a, b; refused: none)"
     (membership,) = entered
     assert isinstance(membership, Membership)
@@ -135,7 +135,7 @@ def test_a_host_that_does_not_reach_the_leader_is_named_and_joins_once_it_does(
 def test_hosts_that_are_too_few_are_named_with_those_that_were_refused_and_the_job_fails_with_that_line(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = {"least": 2, "most": 3, "wait_s": 1.0}
+    hosts = {"least": 2, "most": 3, "wait_s": 4.0}
     spec = job_spec(trainer__hosts=hosts, weights={"transport": "redis"}, timeouts__max_trainer_starts=1)
     job_id, _ = pipeline.jobs.create(spec)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -153,13 +153,13 @@ def test_hosts_that_are_too_few_are_named_with_those_that_were_refused_and_the_j
         return told == ["other_torch", "other_cpu"]
 
     until(are_refused, "a group that forms")
-    running.join(60.0)
+    running.join(300.0)
     assert codes == [TrainerExit.FAILED]
     assert pipeline.jobs.state(job_id) is JobState.FAILED
     reason = re.sub("a-[0-9a-f]{8}", "a", pipeline.jobs.fields(job_id)["reason"].decode())
     assert reason.startswith("1 groups of hosts ended without committing a new iteration (timeouts.max_trainer_starts)")
     refused = "b: it has another torch, c: it has another kind of CPU, whose bits may differ"
-    assert reason.endswith(f"1 of 2 hosts within 1 s (trainer.hosts.wait_s); offered: a; refused: {refused}")
+    assert reason.endswith(f"1 of 2 hosts within 4 s (trainer.hosts.wait_s); offered: a; refused: {refused}")
 
 
 class Deaf(HostsSide):

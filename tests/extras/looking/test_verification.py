@@ -118,5 +118,5 @@ def test_verifications_run_beside_each_other_on_a_real_server(services: Services
     folder_of(services, job_id)
     key = {"Authorization": f"Bearer {rig.KEY}"}
     with rig.serving(services) as url, httpx.Client(base_url=url, headers=key) as http, ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda _: http.post(f"/v1/jobs/{job_id}/verify", timeout=60), range(2)))
+        answers = list(pool.map(lambda _: http.post(f"/v1/jobs/{job_id}/verify", timeout=300), range(2)))
     assert [answer.status_code for answer in answers] == [200, 200]

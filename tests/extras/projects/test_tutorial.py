@@ -9,14 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"```(console|python)\n(.*?)```", re.DOTALL)
 FEW = {"python train.py 100": "python train.py 2", "python train.py": "python train.py 1"}
 
 
-@pytest.mark.timeout(400)
 def test_what_the_tutorial_says_ends_with_a_model_of_ones_own_data_and_reward(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "start.md").read_text().partition("## Your own data and reward\n")[2].partition("\n## ")[0]
     project = tmp_path / "my-project"

@@ -76,7 +76,6 @@ def run_small_demo(run_dir: Path, *flags: str) -> dict[str, Any]:
     return json.loads(line)
 
 
-@pytest.mark.timeout(240)
 def test_a_short_demo_succeeds_is_verified_and_leaves_no_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
     summary = run_small_demo(run_dir, "--iterations", "3", "--generators", "1", "--seed", "5")
@@ -133,7 +132,6 @@ def assert_exported_model_answers_as_the_policy(folder: RunFolder, summary: dict
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes through /proc")
-@pytest.mark.timeout(240)
 def test_a_demo_that_is_interrupted_in_the_middle_stops_every_process(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
     demo = start_demo(run_dir, ("--iterations", "100000", "--generators", "2"))

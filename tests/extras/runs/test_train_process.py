@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import onbeat
 from contracts.encoding.digests import content_digest
 from contracts.jobs import JobState
@@ -23,7 +21,7 @@ from tests.builders import tiny_model_folder
 from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 300.0
+DEADLINE_S = 600.0
 SMALL = 'iterations=2, rollout={"batches_per_iteration": 2}, evaluation={"num_prompts": 16, "prompts_per_batch": 16}'
 
 
@@ -44,7 +42,6 @@ def nothing_is_left(run_dir: Path) -> bool:
     return not child_process.marked("ONBEAT_RUN_ROOT", str(run_dir)) and not (run_dir / "redis").exists()
 
 
-@pytest.mark.timeout(300)
 def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(import onbeat\n.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
     assert "iterations=50)" in block
@@ -62,7 +59,6 @@ def test_the_lines_of_the_readme_train_and_export_a_verified_model(tmp_path: Pat
     assert digest_of([tmp_path / "my-model" / "model.safetensors"]) == run.result().weights_digest
 
 
-@pytest.mark.timeout(300)
 def test_the_cells_of_the_notebook_train_a_verified_model(tmp_path: Path) -> None:
     cells = json.loads((REPOSITORY / "examples" / "notebook.ipynb").read_bytes())["cells"]
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
@@ -80,7 +76,6 @@ def test_the_cells_of_the_notebook_train_a_verified_model(tmp_path: Path) -> Non
     assert nothing_is_left(run_dir)
 
 
-@pytest.mark.timeout(300)
 def test_a_program_that_is_interrupted_leaves_a_cancelled_job_with_its_rewards_digest_and_no_process(
     tmp_path: Path,
 ) -> None:
@@ -156,7 +151,6 @@ for given in (OF_CLASS, OF_TOOLS):
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_class_and_tools_of_a_program_are_played_in_their_cage_and_their_digest_is_in_the_chain(
     tmp_path: Path,
 ) -> None:

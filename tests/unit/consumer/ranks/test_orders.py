@@ -20,7 +20,7 @@ from contracts.errors import Unavailable
 from onbeat.weights.files.stored_tensors import StoredTensors
 
 SEAT = Seat(sealed=7, key="ab" * 32, environment={})
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,8 +45,9 @@ def test_control_characters_of_a_log_do_not_reach_the_terminal(
 
 
 def test_a_log_that_repeats_a_line_for_ever_is_cut_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_relay, "time", SimpleNamespace(monotonic=lambda: 0.0))
     log = tmp_path / "trainer.log"
     relayed(log, b"again\n" * (LINES_A_SECOND + 25) + b"x" * (3 * LINE_BYTES))
     lines = capsys.readouterr().err.splitlines()

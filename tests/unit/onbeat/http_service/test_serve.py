@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from onbeat.stack.ports import free_port
 
-LONG_S = 60.0
+LONG_S = 300.0
 SERVICE = """
 import asyncio, sys
 from contracts.errors import Unavailable

@@ -27,7 +27,7 @@ def stranger(folder: Path, package: str) -> Path:
 def start(module: str, path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(path)}
     command = [sys.executable, "-P", "-m", module]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("module", ENTRIES)
@@ -48,7 +48,7 @@ def test_a_folder_of_our_name_in_the_working_directory_is_not_taken_for_ours(tmp
     command = (sys.executable, "-m", "gateway")
     child = ChildProcess("gateway", command=command, environment=environment, log_path=tmp_path / "log", cwd=tmp_path)
     child.start()
-    assert child.wait(120.0)
+    assert child.wait(300.0)
     assert child.exit_code == 2
     assert "ONBEAT_API_KEY" in child.tail(), "it is our gateway, which misses its key"
 
@@ -78,7 +78,7 @@ def site(tmp_path: Path) -> Path:
 def check_of(*path: Path) -> subprocess.CompletedProcess[str]:
     program = f"import sys; sys.path[:0] = {[str(one) for one in path]}; import onbeat.process.own_packages"
     command = [sys.executable, "-I", "-S", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_an_installation_alone_passes_and_so_does_one_that_its_owner_has_patched(site: Path) -> None:
