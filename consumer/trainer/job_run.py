@@ -179,7 +179,7 @@ def _begin(jobs: JobStore, job_id: str, side: TrainerSide) -> None:
 def _clear(held: HeldJob | None) -> None:
     """Removes the versions of a job that has ended; a resume writes its first one again."""
     if held is not None:
-        held.weights.remove_all()
+        held.weights.store.remove_all()
 
 
 def _saved(held: HeldJob) -> str:

@@ -52,7 +52,7 @@ def start(held: HeldJob) -> Succession:
     held.ranks.begin(checkpoint or fork)
     # The lease comes before the files, here and below: a trainer that was fenced off removes none of its successor's.
     side.renew()
-    held.weights.clear_scratch()
+    held.weights.store.clear_scratch()
     # A delta stands on the version before it.
     for stored in checkpoint.older if checkpoint else ():
         held.window.add(held.publish_stored(stored))

@@ -240,7 +240,7 @@ class Succession:
             side.rewind(record)
             self._append(record)
             # The versions of the future that the rewind took back.
-            job.weights.remove_after(first)
+            job.weights.store.remove_after(first)
         # The fence opens no iteration whose version has no manifest.
         for manifest in window.manifests:
             side.publish_weights(manifest, oldest_kept=window.oldest_version(first))

@@ -152,10 +152,12 @@ class ChunkStore:
         """Nothing: each of their chunks is written over before it is announced again."""
 
     def clear_scratch(self) -> None:
-        """Nothing: there are no folders."""
+        """Clears that of the bases alone: chunks have no folders."""
+        self.bases.clear_scratch()
 
     def remove_all(self) -> None:
         self._chunks.drop_chunks_before(sys.maxsize)
+        self.bases.remove_all()
 
 
 class ChunkedVersion:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from contracts.errors import OnbeatError, WeightsRejected
-from contracts.run_folder import RunFolder
 from contracts.versions import STORED_NAMES, WeightFile, WeightManifest, WeightStep, WeightTransport
 
 HEADER_ALIGNMENT = 8
@@ -65,12 +64,6 @@ class PlannedVersion:
             files=files,
             base=base,
         )
-
-
-def planned(folder: RunFolder, layout: Layout, *, policy_version: int) -> PlannedVersion:
-    """The version in the folder that its number names."""
-    directory = folder.relative(folder.weights_of(policy_version))
-    return PlannedVersion(policy_version=policy_version, layout=layout, directory=directory)
 
 
 class FilePlan:

@@ -14,7 +14,7 @@ A publication that ends without `finish` takes everything back, and no generator
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from contracts.errors import ContractViolation, WeightsRejected
+from contracts.errors import ContractViolation
 from contracts.versions import WeightManifest
 from onbeat.process.waiting import Waiting
 from onbeat.weights.hashing import HashingThreads
-from onbeat.weights.layout import Layout, TensorLayout, check_names
-from onbeat.weights.stores import KeptVersions
+from onbeat.weights.layout import Layout, TensorLayout
+from onbeat.weights.stores import VersionStore
 
 PASSING_BYTES = 64 * 1024**2
 """Bytes of tensors, living for the publication alone, that wait to be hashed and written; one tensor may be larger."""
@@ -69,8 +69,11 @@ class StoredVersion:
     """Digest of `tensors`: of weights it is weights_digest."""
 
 
-class WeightPublisher(KeptVersions, Protocol):
+class WeightPublisher(Protocol):
     """One trainer's versions. tests/unit/onbeat/weights/test_weight_store.py runs over every implementation."""
+
+    store: VersionStore
+    """Where they are, and what removes them but for `remove_before`."""
 
     def begin(self, layout: Layout, *, policy_version: int, is_again: bool = False) -> Publication:
         """Takes a version's tensors from now on; finished, it makes it loadable by its manifest, complete or not at
@@ -87,6 +90,9 @@ class WeightPublisher(KeptVersions, Protocol):
         Raises as `begin` and `Publication.finish` do, and WeightsRejected where the tensors are not the version.
         """
         ...
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        """Removes older versions, as the store does, but for those that kept ones stand on."""
 
 
 class Publication:
@@ -200,22 +206,3 @@ class Publication:
 
     def _wait(self, what: str) -> Waiting:
         return Waiting(what, deadline_s=self._wait_s, cure="is the storage of the weights there, and has it room?")
-
-
-def publish_all(publisher: WeightPublisher, stored: StoredVersion, layout: Layout) -> WeightManifest:
-    """Publishes a version tensor by tensor as it is stored, without a second copy in memory.
-
-    layout: of the stored tensors. Raises as `WeightPublisher.publish_stored` does.
-    """
-    check_names(stored.policy_version, expected=layout, found=stored.tensors)
-    with publisher.begin(layout, policy_version=stored.policy_version) as publication:
-        for name, one in layout.items():
-            publication.make_room(one.num_bytes)
-            publication.add(name, stored.tensors[name])
-        manifest = publication.finish()
-    if manifest.weights_digest != stored.tensors_digest:
-        raise WeightsRejected(
-            f"what is stored of version {stored.policy_version} has digest {manifest.weights_digest}, it was published "
-            f"with {stored.tensors_digest}"
-        )
-    return manifest

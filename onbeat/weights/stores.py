@@ -136,26 +136,7 @@ class VersionWriter(Protocol):
         """Takes back what was written and is not in place; the writer may begin again."""
 
 
-class KeptVersions(Protocol):
-    """What becomes of a job's versions after their publication."""
-
-    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        """Removes older versions, but for those that kept ones stand on.
-
-        in_use: directories of versions that generators are loading, as manifests name them; they stay.
-        """
-
-    def remove_after(self, policy_version: int) -> None:
-        """Removes the versions of a future that a rewind took back, unless they are written over unread."""
-
-    def clear_scratch(self) -> None:
-        """Removes what killed publishers left, before anything is written."""
-
-    def remove_all(self) -> None:
-        """Removes everything that the end of the job would leave where no reader looks for it."""
-
-
-class VersionStore(KeptVersions, Protocol):
+class VersionStore(Protocol):
     """The trainer's side of a store: one job's versions. Errors are those of a WeightPublisher."""
 
     folder: RunFolder
@@ -167,6 +148,21 @@ class VersionStore(KeptVersions, Protocol):
     """Where adapters' bases go: here, if it can keep a whole model as long as the job runs."""
 
     def begin(self, plan: PlannedVersion) -> VersionWriter: ...
+
+    def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
+        """Removes older versions.
+
+        in_use: directories that stay, as manifests name them: of versions that generators are loading, say.
+        """
+
+    def remove_after(self, policy_version: int) -> None:
+        """Removes the versions of a future that a rewind took back, unless they are written over unread."""
+
+    def clear_scratch(self) -> None:
+        """Removes what killed publishers left, of bases too, before anything is written."""
+
+    def remove_all(self) -> None:
+        """Removes everything that the end of the job would leave where no reader looks for it, the bases too."""
 
 
 class TensorFile:

@@ -104,7 +104,7 @@ def make_publisher(
     publisher: WeightPublisher = WholePublisher(store, announce=announce)
     if has_deltas(spec.weights):
         publisher = DeltaPublisher(spec.weights, store, announce=announce)
-    return publisher if adapters is None else AdapterPublisher(publisher, adapters, store.bases)
+    return publisher if adapters is None else AdapterPublisher(publisher, adapters)
 
 
 def make_stores(root: Path, chunks: ChunksOf | None = None, settings: StackSettings = NO_ACCOUNTS) -> Stores:

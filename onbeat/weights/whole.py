@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
+from contracts.errors import WeightsRejected
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
 from onbeat.weights.arrival import Arrival, EngineTensors
 from onbeat.weights.files.tensor_folder import are_same
 from onbeat.weights.hashing import bytes_of
-from onbeat.weights.layout import Layout, PlannedVersion, planned, split_into_shards
-from onbeat.weights.publication import Publication, StoredVersion, VersionSink, publish_all
+from onbeat.weights.layout import Layout, PlannedVersion, check_names, split_into_shards
+from onbeat.weights.publication import Publication, StoredVersion, VersionSink
 from onbeat.weights.stores import TensorFile, VersionFiles, VersionStore, VersionWriter, announced_file, version_files
 
 SHARD_BYTES = 256 * 1024**2
@@ -100,7 +101,7 @@ class WholePublisher:
 
     def __init__(self, store: VersionStore, *, announce: Announce, shard_bytes: int = SHARD_BYTES) -> None:
         """announce: is told of each shard before the version is whole."""
-        self._store = store
+        self.store = store
         self._announce = announce
         self._shard_bytes = shard_bytes
 
@@ -109,27 +110,31 @@ class WholePublisher:
 
         Raises InvalidInput for one that is too large for the store.
         """
-        plan = planned(self._store.folder, layout, policy_version=policy_version)
-        return Publication(layout, self._sink(plan, is_again=is_again), wait_s=self._store.wait_s)
+        folder = self.store.folder
+        directory = folder.relative(folder.weights_of(policy_version))
+        plan = PlannedVersion(policy_version=policy_version, layout=layout, directory=directory)
+        return Publication(layout, self._sink(plan, is_again=is_again), wait_s=self.store.wait_s)
 
     def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
-        """Publishes what is stored as any version."""
-        return publish_all(self, stored, layout)
+        """Publishes what is stored as any version, tensor by tensor, without a second copy in memory."""
+        check_names(stored.policy_version, expected=layout, found=stored.tensors)
+        with self.begin(layout, policy_version=stored.policy_version) as publication:
+            for name, one in layout.items():
+                publication.make_room(one.num_bytes)
+                publication.add(name, stored.tensors[name])
+            manifest = publication.finish()
+        if manifest.weights_digest != stored.tensors_digest:
+            raise WeightsRejected(
+                f"what is stored of version {stored.policy_version} has digest {manifest.weights_digest}, it was "
+                f"published with {stored.tensors_digest}"
+            )
+        return manifest
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
-        self._store.remove_before(policy_version, in_use=in_use)
-
-    def remove_after(self, policy_version: int) -> None:
-        self._store.remove_after(policy_version)
-
-    def clear_scratch(self) -> None:
-        self._store.clear_scratch()
-
-    def remove_all(self) -> None:
-        self._store.remove_all()
+        self.store.remove_before(policy_version, in_use=in_use)
 
     def _sink(self, plan: PlannedVersion, *, is_again: bool) -> VersionSink:
-        writer = self._store.begin(plan)
+        writer = self.store.begin(plan)
         return WholeSink(plan, writer, announce=self._announce, shard_bytes=self._shard_bytes)
 
 

@@ -127,7 +127,7 @@ class Consumer:
             return
         tenure.renew()
         self._tenure.recorder.begin(self.version)
-        self._versions.publisher.clear_scratch()
+        self._versions.publisher.store.clear_scratch()
         made = self._versions.publish(weights, self.version)
         known = self._succession.versions.get(self.version, made.weights_digest)
         if self.version and known != made.weights_digest:
@@ -157,7 +157,7 @@ class Consumer:
         self._tenure.check()
         self._tenure.side.confirm(self.spec.last_iteration)
         self._tenure.end(JobState.SUCCEEDED)
-        self._versions.publisher.remove_all()
+        self._versions.publisher.store.remove_all()
 
     def dataset(self) -> RowsDataset:
         """Returns a torch IterableDataset; each pass over it is the open iteration. It imports torch."""

@@ -50,7 +50,7 @@ def test_an_engine_samples_with_the_log_probs_of_the_trainer(
     if published == "adapter":
         source = policy.adapter_source(policy.publish_base)
         assert source is not None
-        publisher = AdapterPublisher(publisher, source, FolderStore(folder, wait_s=60.0))
+        publisher = AdapterPublisher(publisher, source)
     manifest = publish(publisher, policy.weights(), policy_version=3)
     assert (manifest.adapter is None) == (published == "merged")
     engine = TransformersEngine(engine_setup(tmp_path, deterministic=True))

@@ -39,7 +39,7 @@ class StandIn:
     def __init__(self, *, runs: Callable[[], None], saves: Callable[[], None] = lambda: None) -> None:
         self.run, self.save = runs, saves
         self.closed = self.cleared = False
-        self.ranks = self.weights = self
+        self.ranks = self.weights = self.store = self
 
     def close(self) -> None:
         self.closed = True

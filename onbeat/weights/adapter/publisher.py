@@ -18,7 +18,6 @@ from contracts.versions import AdapterVersion, WeightManifest, WeightStep
 from onbeat.weights.adapter.matrices import AdapterSource, matrices_of
 from onbeat.weights.layout import Layout, PlannedVersion, layout_of, published_dtype
 from onbeat.weights.publication import Publication, StoredVersion, WeightPublisher
-from onbeat.weights.stores import VersionStore
 from onbeat.weights.whole import WholeSink
 
 BASE_NAME = "base"
@@ -27,11 +26,11 @@ BASE_NAME = "base"
 class AdapterPublisher:
     """A WeightPublisher; another one carries the matrices."""
 
-    def __init__(self, carrier: WeightPublisher, source: AdapterSource, bases: VersionStore) -> None:
-        """bases: that of the carrier's store."""
+    def __init__(self, carrier: WeightPublisher, source: AdapterSource) -> None:
         self._carrier = carrier
+        self.store = carrier.store
         self._source = source
-        self._bases = bases
+        self._bases = bases = carrier.store.bases
         self._directory = bases.folder.relative(bases.folder.weights / BASE_NAME)
         self._base: WeightStep | None = None
         """None until this trainer has seen that it is there, whole."""
@@ -61,19 +60,6 @@ class AdapterPublisher:
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._carrier.remove_before(policy_version, in_use=in_use)
-
-    def remove_after(self, policy_version: int) -> None:
-        self._carrier.remove_after(policy_version)
-
-    def clear_scratch(self) -> None:
-        """Clears the base's, too, which may be in another store."""
-        self._carrier.clear_scratch()
-        self._bases.clear_scratch()
-
-    def remove_all(self) -> None:
-        """Removes the base, too."""
-        self._carrier.remove_all()
-        self._bases.remove_all()
 
     def _publish_base(self, layout: Layout) -> WeightStep:
         """Compares what is there already, and writes it again if it is damaged."""

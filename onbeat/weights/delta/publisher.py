@@ -62,7 +62,7 @@ class DeltaPublisher(WholePublisher):
 
         is_again: a whole version takes the delta's place; receivers look for one before they follow the chain.
         """
-        layout, writer = plan.layout, self._store.begin(plan)
+        layout, writer = plan.layout, self.store.begin(plan)
         if is_again:
             return BaseSink(plan, writer, base={}, announce=self._announce, published=self._mended)
         base, self._base = self._base or {}, None

@@ -106,7 +106,7 @@ class Adapters:
         self._matrices: dict[str, Tensor] = {}
         source = AdapterSource(scaling=self.SCALING, matrices=lambda: self._matrices, base=given_by(lambda: self._base))
         store = FolderStore(self.folder, wait_s=60.0)
-        self._publisher = AdapterPublisher(WholePublisher(store, announce=lambda shard: None), source, store)
+        self._publisher = AdapterPublisher(WholePublisher(store, announce=lambda shard: None), source)
 
     def publish(self, version: int) -> WeightManifest:
         draw = torch.Generator().manual_seed(version)

@@ -125,9 +125,9 @@ def test_a_version_leaves_nothing_in_a_folder_and_at_the_end_nothing_in_the_stor
     assert (manifest.transport, manifest.directory) == ("object", "job/weights/v000003")
     store.receiver().load(manifest)
     assert not store.folder.run_root.exists()
-    store.publisher.remove_all()
+    store.publisher.store.remove_all()
     assert [path for path in store.objects.rglob("*") if path.is_file()] == []
-    store.publisher.remove_all()
+    store.publisher.store.remove_all()
 
 
 def test_a_shard_is_announced_once_it_is_there_and_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_versions_stay_at_the_end_of_a_job_that_records_with_its_versions(store:
     store.spec = job_spec(weights=ObjectWeights(), recording={"max_version_bytes": most_bytes})
     store.publisher = store.another_publisher()
     manifest = store.publish(3)
-    store.publisher.remove_all()
+    store.publisher.store.remove_all()
     assert store.blobs() == {digest_in(file.name) for file in manifest.files if most_bytes}
 
 
@@ -258,10 +258,10 @@ def test_what_a_killed_trainer_left_goes_once_it_is_old_and_what_is_listed_stays
     left = killed.send(memoryview(b"a shard of a version that never was whole"), again=False)
     manifest = store.publish(1)
     successor = store.another_publisher()
-    successor.clear_scratch()
+    successor.store.clear_scratch()
     assert left in store.blobs()
     monkeypatch.setattr(versions_module, "ABANDONED_S", -60.0)
-    store.another_publisher().clear_scratch()
+    store.another_publisher().store.clear_scratch()
     assert store.blobs() == {digest_in(file.name) for file in manifest.files}
     store.receiver().load(manifest)
 
@@ -322,7 +322,7 @@ def test_a_job_ends_also_where_the_store_keeps_its_versions(
     store.settings = settings
     publisher = store.another_publisher()
     proxy.refuse = lambda method, path: 503
-    publisher.remove_all()
+    publisher.store.remove_all()
     assert "the versions of job job stay in the object store" in caplog.text
 
 

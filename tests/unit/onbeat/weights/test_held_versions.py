@@ -215,7 +215,7 @@ def test_a_version_of_a_number_that_was_taken_back_is_not_used_for_its_successor
     engine.publish(1)
     engine.receive()
     engine.publisher = engine.another_publisher()
-    engine.publisher.remove_after(0)
+    engine.publisher.store.remove_after(0)
     again = engine.publish(1, version(1, seed=8))
     assert engine.versions.load(again) == again.weights_digest == tensors_digest(engine.targets)
     assert engine.has(version(1, seed=8))

@@ -264,7 +264,7 @@ def test_nothing_is_left_outside_the_run_folder(tmp_path: Path) -> None:
         manifest = store.publish(3)
         assert manifest.directory == "job/weights/v000003"
         store.receiver().load(manifest)
-        store.publisher.remove_all()
+        store.publisher.store.remove_all()
         assert store.versions_left() == []
 
 
@@ -353,7 +353,7 @@ def test_what_killed_writers_and_removals_left_goes_before_the_next_version(stor
         return
     for name in (".v000001.0123456789ab", ".v000004.0123456789ab", ".v000001.0123456789ab.ba9876543210"):
         (store.folder.weights / name).mkdir(parents=True)
-    store.publisher.clear_scratch()
+    store.publisher.store.clear_scratch()
     store.publish(2)
     assert [path.name for path in store.folder.weights.iterdir()] == ["v000002"]
 
@@ -362,7 +362,7 @@ def test_versions_of_a_future_that_was_rewound_go(store: Store) -> None:
     for number in range(4):
         store.publish(number)
     another = store.another_publisher()
-    another.remove_after(1)
+    another.store.remove_after(1)
     if not isinstance(store.spec.weights, RedisWeights):
         assert store.versions_left() == [0, 1]
     publish(another, version(7), policy_version=1)
@@ -374,7 +374,7 @@ def test_versions_of_a_future_that_was_rewound_go(store: Store) -> None:
 def test_in_a_weight_root_the_rest_of_other_jobs_ends_is_collected(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs", "job", weight_root=tmp_path / "memory")
     (tmp_path / "memory" / "job-that-ended" / ".weights.0123456789ab" / "v000009").mkdir(parents=True)
-    WholePublisher(FolderStore(folder, wait_s=1.0), announce=lambda shard: None).clear_scratch()
+    WholePublisher(FolderStore(folder, wait_s=1.0), announce=lambda shard: None).store.clear_scratch()
     assert list((tmp_path / "memory" / "job-that-ended").iterdir()) == []
 
 

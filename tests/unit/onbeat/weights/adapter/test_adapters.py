@@ -242,7 +242,7 @@ def test_nothing_is_left_outside_the_run_folder(tmp_path: Path, weights: Weights
     store.publisher = store.another_publisher()
     store.publish(1)
     assert store.base_file().is_relative_to(tmp_path / "memory")
-    store.publisher.remove_all()
+    store.publisher.store.remove_all()
     assert list((tmp_path / "memory").rglob("*.safetensors")) == []
     assert store.chunks.data == {}
 
