@@ -72,10 +72,6 @@ class Services:
                 raise
         return folder
 
-    def metrics_folder(self, job_id: str) -> RunFolder:
-        """The run folder with its metrics alone, for a scrape. Raises Unavailable."""
-        return self.run_folder(job_id, below="metrics.jsonl")
-
     @property
     def jobs(self) -> JobStore:
         return JobStore(self.broker)

@@ -118,7 +118,7 @@ def latest_checkpoint(
     needs, is skipped with a logged reason: the run replays the iterations since the one before. older_than: version →
     the older ones that its window needs. Raises InvalidInput for one of another release: it isn't replaced unasked.
     """
-    for folder in reversed(checkpoint_folders(checkpoints)):
+    for _, folder in reversed(numbered(checkpoints, CHECKPOINT)):
         try:
             checkpoint = read_checkpoint(folder)
             _check_older(checkpoint, needed=older_than(checkpoint.state.policy_version), versions=versions)
@@ -143,8 +143,7 @@ def set_aside_after(checkpoints: Path, iteration: int) -> None:
     iteration: -1 takes all. Later checkpoints can't be read, or follow from no record of the chain: a rewind took their
     future back, or Redis is older than they are. There they push out no fresh one, and nothing is lost.
     """
-    later = [folder for folder in checkpoint_folders(checkpoints) if _iteration_of(folder) > iteration]
-    put_folders_aside(later)
+    put_folders_aside(folder for after, folder in numbered(checkpoints, CHECKPOINT) if after > iteration)
     remove_scratch(checkpoints)
 
 
@@ -156,11 +155,10 @@ def keep_newest_and_best(
     scores: policy version → score; of equal ones the oldest is the best. A version is evaluated after its checkpoint is
     written, so a checkpoint is judged when newer ones push it out.
     """
-    folders = checkpoint_folders(checkpoints)
-    scored = [folder for folder in folders if _iteration_of(folder) + 1 in scores]
-    best = max(scored, key=lambda folder: scores[_iteration_of(folder) + 1], default=None)
-    older = [folder for folder in folders[:-count] if _iteration_of(folder) + 1 not in needed]
-    remove_folders([folder for folder in older if folder != best])
+    folders = {iteration + 1: folder for iteration, folder in numbered(checkpoints, CHECKPOINT)}
+    best = max((version for version in folders if version in scores), key=lambda version: scores[version], default=None)
+    kept = {*sorted(folders)[-count:], best, *needed}
+    remove_folders(folder for version, folder in folders.items() if version not in kept)
 
 
 def file_of_rank(name: str, rank: int, num_ranks: int) -> str:
@@ -169,31 +167,19 @@ def file_of_rank(name: str, rank: int, num_ranks: int) -> str:
     return name if num_ranks == 1 else f"{stem}-{rank + 1:05d}-of-{num_ranks:05d}.{suffix}"
 
 
-def checkpoint_folders(checkpoints: Path) -> list[Path]:
-    """The folders that are named as checkpoints, oldest first, not verified."""
-    return [path for _, path in numbered(checkpoints, CHECKPOINT)]
-
-
-def _iteration_of(folder: Path) -> int:
-    return int(folder.name[1:])
-
-
-def _check_window(older: Iterable[OlderVersion], needed: Iterable[int], versions: Mapping[int, str]) -> None:
-    """Raises WeightsRejected unless `older` has each version that is needed, as the job's audit chain knows it.
+def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Mapping[int, str]) -> None:
+    """Raises WeightsRejected unless it has each older version that is needed, as the job's audit chain knows it, and
+    what `_verify_file` does.
 
     versions: version → digest by the chain.
     """
-    held = {one.policy_version: one.weights_digest for one in older}
+    state = checkpoint.state
+    held = {one.policy_version: one.weights_digest for one in state.older or ()}
     for version in needed:
         if version not in held:
             raise WeightsRejected(f"it lacks version {version}, which batches of its window are sampled with")
         if held[version] != versions.get(version):
             raise WeightsRejected(f"its version {version} is not one of this job")
-
-
-def _check_older(checkpoint: Checkpoint, *, needed: Iterable[int], versions: Mapping[int, str]) -> None:
-    state = checkpoint.state
-    _check_window(state.older or (), needed, versions)
     for one in state.older or ():
         _verify_file(checkpoint.folder / one.file, state.files.get(one.file, ""))
 

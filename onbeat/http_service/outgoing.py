@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -40,21 +40,6 @@ class AnswerRefused(httpx.RemoteProtocolError):
     """The answer is compressed, though it was asked not to be, or has too many bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What one answer may take."""
-
-    max_bytes: int
-    least_s: float
-
-    def for_request(self, request: httpx.Request) -> float:
-        """Seconds for the whole answer: as many as a request gives a single read, or `least_s` if that is more."""
-        if request.extensions.get("onbeat.followed"):
-            return float("inf")
-        read_s = request.extensions.get("timeout", {}).get("read")
-        return float("inf") if read_s is None else max(read_s, self.least_s)
-
-
 def make_client(
     base_url: str = "",
     *,
@@ -69,9 +54,9 @@ def make_client(
     `timeout` is for each whole request, unless the request has one of its own; `least_s` leaves a long answer more than
     a single read has. Raises httpx.InvalidURL or ValueError for an address that is none.
     """
-    bounds = Bounds(max_bytes=max_answer_bytes, least_s=least_s)
+    allow = partial(_Allowance, max_bytes=max_answer_bytes, least_s=least_s)
     options = _options(base_url, timeout=timeout, headers=headers)
-    return httpx.Client(transport=_BoundedTransport(transport or _DirectTransport(), bounds), **options)
+    return httpx.Client(transport=_BoundedTransport(transport or _DirectTransport(), allow), **options)
 
 
 def make_async_client(
@@ -85,9 +70,9 @@ def make_async_client(
     """The same for a process with an event loop."""
     limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=20)
     direct = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
-    bounds = Bounds(max_bytes=max_answer_bytes, least_s=0.0)
+    allow = partial(_Allowance, max_bytes=max_answer_bytes)
     options = _options(base_url, timeout=timeout, headers=headers)
-    return httpx.AsyncClient(transport=_BoundedAsyncTransport(direct, bounds), **options)
+    return httpx.AsyncClient(transport=_BoundedAsyncTransport(direct, allow), **options)
 
 
 def legible(answer: httpx.Response) -> bytes:
@@ -132,11 +117,13 @@ def _options(base_url: str, *, timeout: float | httpx.Timeout, headers: Mapping[
 class _Allowance:
     """The time of one answer from now on, and its bytes, or those of one event."""
 
-    def __init__(self, request: httpx.Request, bounds: Bounds) -> None:
-        self._within_s = bounds.for_request(request)
-        self.ends_s = time.monotonic() + self._within_s
+    def __init__(self, request: httpx.Request, *, max_bytes: int, least_s: float = 0.0) -> None:
+        """The whole answer has as many seconds as the request gives a single read, or `least_s` if that is more."""
         self._is_followed = bool(request.extensions.get("onbeat.followed"))
-        self._most = bounds.max_bytes
+        read_s = None if self._is_followed else request.extensions.get("timeout", {}).get("read")
+        self._within_s = float("inf") if read_s is None else max(read_s, least_s)
+        self.ends_s = time.monotonic() + self._within_s
+        self._most = max_bytes
         self._num_bytes = 0
 
     def add(self, chunk: bytes) -> None:
@@ -157,12 +144,12 @@ def _check_encoding(answer: httpx.Response) -> None:
 
 
 class _BoundedAsyncTransport(httpx.AsyncBaseTransport):
-    def __init__(self, inner: httpx.AsyncBaseTransport, bounds: Bounds) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, allow: Callable[[httpx.Request], _Allowance]) -> None:
         self._inner = inner
-        self._bounds = bounds
+        self._allow = allow
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        allowed = _Allowance(request, self._bounds)
+        allowed = self._allow(request)
         try:
             async with asyncio.timeout(_left(allowed.ends_s)):
                 answer = await self._inner.handle_async_request(request)
@@ -203,12 +190,12 @@ class _AsyncBody(httpx.AsyncByteStream):
 
 
 class _BoundedTransport(httpx.BaseTransport):
-    def __init__(self, inner: httpx.BaseTransport, bounds: Bounds) -> None:
+    def __init__(self, inner: httpx.BaseTransport, allow: Callable[[httpx.Request], _Allowance]) -> None:
         self._inner = inner
-        self._bounds = bounds
+        self._allow = allow
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        allowed = _Allowance(request, self._bounds)
+        allowed = self._allow(request)
         with _in_time(allowed):
             answer = self._inner.handle_request(request)
         body = _Body(answer.stream, allowed)

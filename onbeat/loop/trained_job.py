@@ -119,16 +119,17 @@ class TrainedJob:
         deadline_s = self.spec.timeouts.dependency_s
         self.run_files = run_files(self.settings, self.folder, deadline_s=deadline_s, pause=self.pause)
         self.health = health_watch(self.jobs, self.folder, self.spec)
-        self.generators = GeneratorWatch.of(
-            Presence(self.broker), self.spec, job_id=self.job_id, kind=lambda: self.side.fence().engine
+        self.generators = GeneratorWatch(
+            presence=Presence(self.broker),
+            spec=self.spec,
+            job_id=self.job_id,
+            kind=lambda: self.side.fence().engine,
         )
         self.stages = StageWatch(
             presence=StagePresence(self.broker),
+            spec=self.spec,
             job_id=self.job_id,
-            stages=self.spec.stages,
             with_work=self.side.stages_with_work,
-            deadline_s=self.spec.timeouts.no_stage_worker_s,
-            dependency_s=deadline_s,
         )
 
     def check(self) -> None:

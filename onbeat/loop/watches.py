@@ -22,7 +22,7 @@ from broker.presence import (
 from contracts.events import GeneratorsChanged
 from contracts.run_folder import VERSION, number_of
 from contracts.spec import JobSpec
-from contracts.spec_tables.stages import ExternalStage, StageSpec
+from contracts.spec_tables.stages import ExternalStage
 from onbeat.process.dependency import REWARD_SERVICE
 from onbeat.process.waiting import Waiting
 
@@ -57,13 +57,8 @@ class GeneratorWatch:
     """What a trainer knows of the live generators; it calls `check` while it waits."""
 
     presence: Presence
+    spec: JobSpec
     job_id: str
-    deadline_s: float
-    deterministic: bool
-    """As the job's spec has it; generators that leave such a job alone count as absent (I7)."""
-    services: Sequence[str] = ()
-    """What its batches need, which may be away for dependency_s."""
-    dependency_s: float = math.inf
     kind: Callable[[], str] = lambda: ""
     """Asks which kind of engine samples the job."""
     clock: Callable[[], float] = time.monotonic
@@ -76,19 +71,6 @@ class GeneratorWatch:
     _changes: list[GeneratorsChanged] = field(default_factory=list)
     _told: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
-
-    @classmethod
-    def of(cls, presence: Presence, spec: JobSpec, *, job_id: str, kind: Callable[[], str]) -> GeneratorWatch:
-        """The watch of a job as its spec has it."""
-        return cls(
-            presence=presence,
-            job_id=job_id,
-            deadline_s=spec.timeouts.no_generator_s,
-            deterministic=spec.deterministic,
-            services=(REWARD_SERVICE,),
-            dependency_s=spec.timeouts.dependency_s,
-            kind=kind,
-        )
 
     def loading(self, *, before: int) -> frozenset[str]:
         """Returns the folders of the versions before this one that live generators load, as their manifests name them.
@@ -125,20 +107,22 @@ class GeneratorWatch:
     def check(self) -> frozenset[str]:
         """Returns, every 2 s, the folders of the weights that generators refuse now.
 
-        Raises DeadlineExceeded after deadline_s without a live generator that serves this job, and after dependency_s
-        with a service that none of them reaches.
+        Raises DeadlineExceeded after timeouts.no_generator_s without a live generator that serves this job, where one
+        that leaves a deterministic job alone counts as absent (I7), and after timeouts.dependency_s with a reward
+        service that none of them reaches.
         """
         if self.clock() - self._looked_s < LOOK_EVERY_S:
             return frozenset()
         self._looked_s = self.clock()
         live = self.presence.live()
         self._note(frozenset(one.worker_id for one in live))
-        able = [one for one in live if one.serves(self.job_id, deterministic=self.deterministic)]
+        able = [one for one in live if one.serves(self.job_id, deterministic=self.spec.deterministic)]
         awaited: dict[str, Awaited] = {}
+        timeouts = self.spec.timeouts
         if not able:
-            awaited["generator"] = awaited_generator(live, self.job_id, self.kind), self.deadline_s, CURE
-        if missed := missed_by_all(able, self.services):
-            awaited["service"] = missed, self.dependency_s, CURE_OF_SERVICE
+            awaited["generator"] = awaited_generator(live, self.job_id, self.kind), timeouts.no_generator_s, CURE
+        if missed := missed_by_all(able, (REWARD_SERVICE,)):
+            awaited["service"] = missed, timeouts.dependency_s, CURE_OF_SERVICE
         _wait_for(awaited, self._waiting, self.clock)
         return self._refused(live)
 
@@ -171,13 +155,10 @@ class StageWatch:
     """What a trainer knows of the live stage workers; it calls `check` while it waits."""
 
     presence: StagePresence
+    spec: JobSpec
     job_id: str
-    stages: Sequence[StageSpec]
     with_work: Callable[[int], Sequence[str]]
     """`TrainerSide.stages_with_work`."""
-    deadline_s: float
-    dependency_s: float = math.inf
-    """How long a judge may be away."""
     clock: Callable[[], float] = time.monotonic
     _looked_s: float = -math.inf
     _waiting: dict[tuple[str, str], Waiting] = field(default_factory=dict)
@@ -186,23 +167,24 @@ class StageWatch:
     def check(self, iteration: int) -> None:
         """Looks every 2 s; does nothing in a job without stages.
 
-        Raises DeadlineExceeded naming a stage of the iteration that had work and no live worker for deadline_s, or none
-        that reached its judge for dependency_s.
+        Raises DeadlineExceeded naming a stage of the iteration that had work and no live worker for
+        timeouts.no_stage_worker_s, or none that reached its judge for timeouts.dependency_s.
         """
-        if not self.stages or self.clock() - self._looked_s < LOOK_EVERY_S:
+        timeouts = self.spec.timeouts
+        if not self.spec.stages or self.clock() - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = self.clock()
         with_work = set(self.with_work(iteration))
-        stages = [stage for stage in self.stages if stage.name in with_work]
+        stages = [stage for stage in self.spec.stages if stage.name in with_work]
         unserved, missed = (ask(self.job_id, stages) for ask in (self.presence.unserved, self.presence.missed))
         awaited: dict[tuple[str, str], Awaited] = {}
         for stage in stages:
             if stage.name in unserved:
                 cure = CURE_OF_EXTERNAL if isinstance(stage, ExternalStage) else CURE_OF_STAGE
-                awaited[stage.name, "worker"] = unserved[stage.name], self.deadline_s, cure
+                awaited[stage.name, "worker"] = unserved[stage.name], timeouts.no_stage_worker_s, cure
             if stage.name in missed:
                 what = f"{missed[stage.name]}: stage {stage.name} needs it"
-                awaited[stage.name, "judge"] = what, self.dependency_s, CURE_OF_SERVICE
+                awaited[stage.name, "judge"] = what, timeouts.dependency_s, CURE_OF_SERVICE
         _wait_for(awaited, self._waiting, self.clock)
 
 

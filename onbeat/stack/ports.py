@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import socket
 
-from contracts.errors import InvalidInput, Unavailable
+from contracts.errors import Unavailable
 
 HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 32_000
@@ -33,9 +33,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def require_free(port: int, *, field: str) -> None:
-    """Raises InvalidInput that names the flag."""
-    if not is_free(port):
-        raise InvalidInput(f"port {port} is in use", field=field, cure="choose another, or 0 for any free port")

@@ -48,7 +48,7 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.access import StackFile, inputs_below, write_stack_file
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.stack.plan import REDIS_ROLES, StackPlan, child_environment, settings_of
-from onbeat.stack.ports import HOST, free_port, require_free
+from onbeat.stack.ports import HOST, free_port, is_free
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.stack.supervision import PATIENT, RestartPolicy, Supervised, describe_exit
 
@@ -132,8 +132,8 @@ class EmbeddedStack:
     def start(self, *, deadline_s: float = READY_DEADLINE_S) -> None:
         """Returns when every service is ready; raises an OnbeatError that names the one that is not."""
         self._prepare_folders()
-        if self.plan.gateway_port:
-            require_free(self.plan.gateway_port, field="--port")
+        if (port := self.plan.gateway_port) and not is_free(port):
+            raise InvalidInput(f"port {port} is in use", field="--port", cure="choose another, or 0 for any free port")
         if not self._modules.keys().isdisjoint(REDIS_ROLES):
             self.start_redis()
         settings = self._settings()

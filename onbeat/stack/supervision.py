@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
 
 from contracts.errors import Unavailable
+from onbeat.process.child_process import ChildProcess
 
 log = logging.getLogger(__name__)
 
@@ -35,25 +35,11 @@ class RestartPolicy:
 PATIENT = RestartPolicy()
 
 
-class Startable(Protocol):
-    """What supervision needs of a child process."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def exit_code(self) -> int | None: ...
-
-    def start(self) -> None: ...
-
-    def tail(self) -> str: ...
-
-
 @dataclass(eq=False)
 class Supervised:
     """`tick` is called a few times a second; it never blocks longer than a start does."""
 
-    child: Startable
+    child: ChildProcess
     _: KW_ONLY
     clock: Callable[[], float] = time.monotonic
     start_again: Callable[[], None] | None = None

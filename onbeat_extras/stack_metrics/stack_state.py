@@ -204,7 +204,8 @@ class _Samples(Collector):
 def stack_metrics(services: Services) -> bytes:
     """The stack as the gateway's broker has it, each active job's last iteration, and its stages."""
     run_root, disk = services.settings.run_root_path, services.disk.bytes
-    return stack_state(services.broker, services.jobs, run_root, folder_of=services.metrics_folder, disk=disk)
+    folder_of = partial(services.run_folder, below="metrics.jsonl")
+    return stack_state(services.broker, services.jobs, run_root, folder_of=folder_of, disk=disk)
 
 
 def stack_state(

@@ -18,7 +18,6 @@ from consumer.gradient.optimizer import PolicyOptimizer, learning_rate_at
 from consumer.gradient.saved_state import restore_state, save_state
 from consumer.model.checkpoint import (
     Checkpoint,
-    checkpoint_folders,
     keep_newest_and_best,
     latest_checkpoint,
     read_checkpoint,
@@ -29,7 +28,7 @@ from consumer.model.policy import Policy, load_policy
 from contracts.checkpoints import FORMAT_VERSION
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
-from contracts.run_folder import RunFolder
+from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.spec_tables.root import SpecRoot
 from onbeat.weights.hashing import tensors_digest
 from tests.builders import job_spec, rollout_batch, tiny_model_folder
@@ -107,7 +106,9 @@ def test_four_steps_are_two_steps_a_checkpoint_and_two_more_bit_for_bit(model_ro
 
 def versions_in(checkpoints: Path) -> dict[int, str]:
     """Version → digest, as the audit chain would have them."""
-    states = [decode_json((folder / "state.json").read_bytes(), dict) for folder in checkpoint_folders(checkpoints)]
+    states = [
+        decode_json((folder / "state.json").read_bytes(), dict) for _, folder in numbered(checkpoints, CHECKPOINT)
+    ]
     return {state["policy_version"]: state["weights_digest"] for state in states}
 
 
@@ -235,7 +236,7 @@ def test_what_is_put_aside_again_replaces_nothing(checkpoints: Path, caplog: pyt
     found = {path.parent.name: path.read_text() for path in (checkpoints / "aside").glob("*/state.json")}
     assert found == {"i000004": "first", "i000004.2": "second", "i000004.3": "third"}
     assert "it has 3 folders" in caplog.text
-    assert checkpoint_folders(checkpoints) == []
+    assert numbered(checkpoints, CHECKPOINT) == []
     set_aside_after(checkpoints, 3)
     assert len(caplog.records) == 3, "nothing more was put aside, and nothing is said"
 
@@ -266,7 +267,7 @@ def test_the_best_by_the_score_of_its_version_is_kept_beside_the_newest(
     for iteration in range(5):
         (checkpoints / f"i{iteration:06d}").mkdir(parents=True)
     keep_newest_and_best(checkpoints, 1, scores=scores, needed=(3,))
-    names = [folder.name for folder in checkpoint_folders(checkpoints)]
+    names = [folder.name for _, folder in numbered(checkpoints, CHECKPOINT)]
     assert names == sorted({*kept, "i000002"})  # of version 3
 
 

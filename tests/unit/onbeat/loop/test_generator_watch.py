@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.presence import (
     AWAKE_FOR,
@@ -21,7 +22,7 @@ from broker.presence import (
 )
 from contracts.errors import DeadlineExceeded, FencedOff
 from onbeat.loop.watches import LOADS_FOR_S, LOOK_EVERY_S, MOST_NAMED, TURN_PATIENCE_S, GeneratorWatch
-from onbeat.process.dependency import REWARD_SERVICE
+from tests.builders import job_spec
 
 
 class Board(Presence):
@@ -34,9 +35,13 @@ class Board(Presence):
     def live(self) -> list[GeneratorInfo]:
         return [GeneratorInfo(worker_id=f"g{number}", seen_s=0.0, info=info) for number, info in enumerate(self.infos)]
 
-    def watch(self, *, deterministic: bool = True, deadline_s: float = 60.0, **options: Any) -> GeneratorWatch:
-        fields = {"job_id": "job", "deadline_s": deadline_s, "deterministic": deterministic} | options
-        return GeneratorWatch(presence=self, clock=lambda: self.now_s, **fields)
+    def watch(
+        self, *, deterministic: bool = True, deadline_s: float = 60.0, dependency_s: float = 1e9, **options: Any
+    ) -> GeneratorWatch:
+        spec = job_spec(deterministic=deterministic)
+        timeouts = replace(spec.timeouts, no_generator_s=deadline_s, dependency_s=dependency_s)
+        spec = replace(spec, timeouts=timeouts)
+        return GeneratorWatch(presence=self, spec=spec, job_id="job", clock=lambda: self.now_s, **options)
 
     def looks(self, watch: GeneratorWatch, *seen: list[dict[str, str]]) -> list[frozenset[str]]:
         """What each look of the watch tells, while it sees these generators."""
@@ -153,15 +158,10 @@ AWAY = {MISSES: "reward service for 4.0 s at http://r: no answer: ConnectError"}
 
 def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its_name() -> None:
     board = Board(AWAY, AWAY)
-    watch = board.watch(deadline_s=1000.0, services=[REWARD_SERVICE], dependency_s=2 * LOOK_EVERY_S)
+    watch = board.watch(deadline_s=1000.0, dependency_s=2 * LOOK_EVERY_S)
     board.looks(watch, [AWAY, AWAY], [AWAY, AWAY], [AWAY, {}], [AWAY, AWAY], [AWAY, AWAY])
     with pytest.raises(DeadlineExceeded, match=r"the reward service at http://r: no answer: Conn.*dependency_s"):
         watch.check()
-
-
-def test_a_job_that_does_without_a_service_does_not_wait_for_it() -> None:
-    board = Board(AWAY)
-    board.looks(board.watch(deadline_s=1000.0, dependency_s=1.0), *[[AWAY]] * 4)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

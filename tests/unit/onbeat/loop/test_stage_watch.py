@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from broker.presence import StagePresence
 from contracts.errors import DeadlineExceeded
@@ -48,11 +49,9 @@ class Played:
     def watch(self, spec: JobSpec) -> StageWatch:
         return StageWatch(
             presence=cast(StagePresence, self),
+            spec=replace(spec, timeouts=replace(spec.timeouts, no_stage_worker_s=60.0, dependency_s=300.0)),
             job_id="job",
-            stages=spec.stages,
             with_work=lambda iteration: sorted(self.with_work) if iteration == 3 else [],
-            deadline_s=60.0,
-            dependency_s=300.0,
             clock=lambda: self.now_s,
         )
 

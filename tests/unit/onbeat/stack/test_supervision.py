@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from contracts.errors import Unavailable
 from contracts.jobs import WorkerExit, is_of_work
+from onbeat.process.child_process import ChildProcess
 from onbeat.stack.supervision import FIRST_PAUSE_S, GOOD_LIFE_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervised
 from tests.until import Clock
 
@@ -38,13 +41,13 @@ def die_and_return(supervised: Supervised, child: Child, clock: Clock, exit_code
 
 def test_a_living_process_is_left_alone() -> None:
     child = Child()
-    Supervised(child, clock=Clock()).tick()
+    Supervised(cast(ChildProcess, child), clock=Clock()).tick()
     assert child.num_starts == 0
 
 
 def test_pauses_double_and_a_process_that_keeps_dying_is_an_error_with_its_last_words() -> None:
     child, clock = Child(), Clock()
-    supervised = Supervised(child, clock=clock)
+    supervised = Supervised(cast(ChildProcess, child), clock=clock)
     deaths_s = [die_and_return(supervised, child, clock) for _ in range(MAX_RESTARTS)]
     child.exit_code = 3
     with pytest.raises(Unavailable, match=r"(?s)generator-1: ended with exit code 3 7 times in a row.*last words"):
@@ -56,7 +59,7 @@ def test_pauses_double_and_a_process_that_keeps_dying_is_an_error_with_its_last_
 @pytest.mark.parametrize("exit_code", [-9, WorkerExit.DIED_AT_WORK])
 def test_a_generator_that_dies_of_its_work_is_started_again_for_ever_and_with_pauses(exit_code: int) -> None:
     child, clock = Child(), Clock()
-    supervised = Supervised(child, clock=clock, is_excused=is_of_work)
+    supervised = Supervised(cast(ChildProcess, child), clock=clock, is_excused=is_of_work)
     deaths_s = [die_and_return(supervised, child, clock, exit_code) for _ in range(3 * MAX_RESTARTS)]
     assert deaths_s[:3] == [0.5, 1.0, 2.0]
     assert max(deaths_s) == deaths_s[-1] == LONGEST_PAUSE_S
@@ -69,7 +72,7 @@ def test_a_generator_that_dies_of_its_work_is_started_again_for_ever_and_with_pa
 
 def test_a_long_life_clears_the_slate() -> None:
     child, clock = Child(), Clock()
-    supervised = Supervised(child, clock=clock)
+    supervised = Supervised(cast(ChildProcess, child), clock=clock)
     for _ in range(3 * MAX_RESTARTS):
         clock.now_s += GOOD_LIFE_S
         child.exit_code = 1
