@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tests.e2e.stand_in_gateway import FakeGateway
     from tests.pipeline import Pipeline
 
+TESTS = Path(__file__).parent
+LONG = ("hosts", "model", "extras/runs", "extras/projects", "extras/backup", "extras/replay", "e2e", "chaos", "page")
+"""Folders whose modules wait for processes most of the time. Below, the share of a run in which they begin."""
+LONG_SHARE = 0.8
 MEMORY_DISK = Path("/dev/shm")
 ROOM_BYTES = 2 * 1024**3
 
@@ -40,6 +44,17 @@ else:
     # The same examples in each run: what fails in one fails in the next. The long campaigns look for new ones.
     hypothesis.settings.register_profile("repeatable", derandomize=not os.environ.get("CHAOS_LONG"), deadline=None)
     hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mixes modules that wait with those that compute, so that workers beside each other do both, and none is left
+    with a long one at the end. It needs xdist's --no-loadscope-reorder, which puts long modules of few tests last."""
+    modules = list(dict.fromkeys(item.path for item in items))
+    long = [one for folder in LONG for one in modules if one.is_relative_to(TESTS / folder)]
+    others = [one for one in modules if one not in long]
+    place = {one: LONG_SHARE * number / len(long) for number, one in enumerate(long)}
+    place |= {one: number / len(others) for number, one in enumerate(others)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
