@@ -22,9 +22,8 @@ from collections.abc import Callable
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect_within
 from broker.job_store import JobStore
-from consumer.supervisor.log_relay import LogRelay
 from consumer.supervisor.reconciler import Reconciler, RunRoots
-from consumer.supervisor.trainer_process import TrainerProcess
+from consumer.supervisor.trainer_process import LogRelay, TrainerProcess
 from contracts.errors import OnbeatError, Unavailable
 from contracts.settings import StackSettings, settings_from
 from onbeat.http_service.own_metrics import metrics_of
@@ -35,8 +34,8 @@ LOOK_EVERY_S = 2.0
 LISTEN_S = 10.0
 SWEEP_EVERY_S = 60.0
 """Ended jobs, and what becomes of their keys and files."""
-ENDED_JOBS = "onbeat.ended_jobs"
-"""A group of entry points: `worker` sees to them."""
+ENDED_JOBS, LOG_RELAYS = "onbeat.ended_jobs", "onbeat.log_relays"
+"""Groups of entry points: `worker` sees to ended jobs, `stderr` passes a trainer's log on."""
 REDIS_PATIENCE_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -110,7 +109,8 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     broker = connect_within(settings, patience_s=REDIS_PATIENCE_S)
     broker.check()
     worker_id = settings.process_id()
-    relay = LogRelay(log_format=settings.log_format)
+    make_relay = all_of(LOG_RELAYS, distribution=OURS).get("stderr")
+    relay = make_relay(log_format=settings.log_format) if make_relay else LogRelay()
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
     metrics = metrics_of(settings, lambda kinds: kinds.WorkerMetrics(lambda: trainer.is_running))
     reconciler = Reconciler(

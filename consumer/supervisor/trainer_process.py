@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from consumer.supervisor.log_relay import LogRelay
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
@@ -48,6 +47,16 @@ def trainer_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     port = inherited.get(f"{PREFIX}TRAINER_METRICS_PORT", "0")
     kept = {name: value for name, value in inherited.items() if name != f"{PREFIX}NAME"}
     return with_large_pages(kept | {f"{PREFIX}METRICS_PORT": port})
+
+
+class LogRelay:
+    """What passes a trainer's log on; as it stands here nothing does, since an extra has one."""
+
+    def begin(self, path: Path) -> None:
+        """Follows what is appended to the file from now on; it may not be there yet."""
+
+    def end(self) -> None:
+        """Passes on what the file holds, and leaves it."""
 
 
 class TrainerProcess:

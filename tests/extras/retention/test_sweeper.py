@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from consumer.supervisor.__main__ import ENDED_JOBS
 from contracts.encoding.wire import encode_json
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from gateway.app import ENDED_JOBS as ENDED_JOBS_OF_GATEWAY
 from onbeat.audit.folder import write_audit
-from onbeat_extras.retention.sweeper import LeftFolder
+from onbeat.process.entry_points import OURS, all_of
+from onbeat_extras.retention.forgetting import forget_due
+from onbeat_extras.retention.sweeper import LeftFolder, Sweeper
 from tests.builders import DIGEST, job_spec
 
 DAY_S = 86400.0
@@ -70,3 +74,8 @@ def test_a_folder_that_went_meanwhile_has_nothing_to_be_removed(folder: RunFolde
     left = LeftFolder(folder, StackSettings())
     shutil.rmtree(folder.path)
     assert left.reduce(OVER_S) == []
+
+
+def test_worker_and_gateway_find_what_sees_to_ended_jobs() -> None:
+    assert ENDED_JOBS == ENDED_JOBS_OF_GATEWAY
+    assert all_of(ENDED_JOBS, distribution=OURS) == {"gateway": forget_due, "worker": Sweeper}

@@ -15,6 +15,7 @@ import time
 from io import RawIOBase
 from pathlib import Path
 
+from consumer.supervisor import trainer_process
 from contracts.encoding.json_lines import open_plain
 from onbeat.telemetry.logs import UNSHOWN, iso, shown
 
@@ -26,7 +27,7 @@ LINE_BYTES = 8192
 """The rest of a longer line is left out."""
 
 
-class LogRelay:
+class LogRelay(trainer_process.LogRelay):
     """Follows one file at a time: the worker's main thread begins and ends that, a thread of its own reads."""
 
     def __init__(self, *, log_format: str = "human") -> None:

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from consumer.supervisor import log_relay
-from consumer.supervisor.log_relay import LINE_BYTES, LINES_A_SECOND, LogRelay, as_log_line
+from consumer.supervisor.__main__ import LOG_RELAYS
+from onbeat.process.entry_points import OURS, all_of
 from onbeat.process.waiting import Waiting
+from onbeat_extras.relay import log_relay
+from onbeat_extras.relay.log_relay import LINE_BYTES, LINES_A_SECOND, LogRelay, as_log_line
 
 
 def relayed(path: Path, data: bytes) -> None:
@@ -93,3 +95,7 @@ def test_among_json_lines_what_a_library_wrote_is_an_object_too() -> None:
     own = '{"service": "trainer", "message": "ready"}'
     assert as_log_line(own, "json") == own
     assert json.loads(as_log_line("Segmentation fault \x1b", "json"))["message"] == "Segmentation fault \x1b"
+
+
+def test_a_worker_finds_it() -> None:
+    assert all_of(LOG_RELAYS, distribution=OURS) == {"stderr": LogRelay}

@@ -1,0 +1,1 @@
+"""A trainer's log on its worker's stderr, for who looks there: `docker compose logs`."""
