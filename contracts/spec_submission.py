@@ -8,6 +8,8 @@ Not part of JobSpec: earlier releases took such specs, and their jobs must still
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -31,6 +33,33 @@ def check_submitted(spec: JobSpec) -> None:
                 field="environment.max_context_tokens",
                 cure='leave it out, or take trainer.packing = "shared_prompt"',
             )
+
+
+def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: Collection[str]) -> None:
+    """Raises InvalidInput where there are generators, but none of them would serve the job (I7), or one of them cannot.
+
+    not_reproducible: of each generator the name of its engine where batches that run beside each other change last bits
+    there, "" elsewhere. silent: the same, where the engine doesn't say which tokens truncated sampling keeps.
+    """
+    if spec.deterministic and not_reproducible and "" not in not_reproducible:
+        raise InvalidInput(
+            f"generators sample with {', '.join(sorted(set(not_reproducible)))}: last bits depend on what else runs",
+            field="deterministic",
+            cure="set deterministic = false, or add a generator with transformers, or with vllm and batch_invariant",
+        )
+    if (truncation := spec.rollout.sampling.truncation) and silent and "" not in silent:
+        raise InvalidInput(
+            f"generators sample with {', '.join(sorted(set(silent)))}, which doesn't say which tokens {truncation} "
+            "keeps: log-probs couldn't be compared",
+            field=f"rollout.sampling.{truncation.split()[0]}",
+            cure="leave it out, or add a generator with transformers",
+        )
+    if spec.weights.elsewhere and "openai" in not_reproducible and not spec.deterministic:
+        raise InvalidInput(
+            f"the server of a generator with openai reads files, not {spec.weights.elsewhere}",
+            field="weights.transport",
+            cure='set it to "file" or "delta"',
+        )
 
 
 def fork_problem(theirs: JobSpec, spec: JobSpec) -> str:

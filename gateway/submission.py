@@ -38,7 +38,7 @@ from contracts.rewards import (
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_submission import fork_problem, unusable_fork
+from contracts.spec_submission import check_engines, fork_problem, unusable_fork
 from contracts.spec_tables.datasets import JsonlDataset, dataset_field, environment_field, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
@@ -152,29 +152,10 @@ def check_fork(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> None:
 
 
 def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
-    """Raises InvalidInput where generators live, but none of them would serve the job, or one of them cannot."""
-    engines = {generator.info.get(NOT_REPRODUCIBLE, "") for generator in live}
-    if spec.deterministic and engines and "" not in engines:
-        raise InvalidInput(
-            f"this stack's generators sample with {', '.join(sorted(engines))}: last bits depend on what else runs",
-            field="deterministic",
-            cure="set deterministic = false, or add a generator with ONBEAT_ENGINE=transformers, or one of vLLM with "
-            "ONBEAT_ENGINE_BATCH_INVARIANT=true",
-        )
-    silent = {generator.info.get(NO_KEPT_SETS, "") for generator in live}
-    if (truncation := spec.rollout.sampling.truncation) and silent and "" not in silent:
-        raise InvalidInput(
-            f"this stack's generators sample with {', '.join(sorted(silent))}, which doesn't say which tokens "
-            f"{truncation} keeps: log-probs couldn't be compared",
-            field=f"rollout.sampling.{truncation.split()[0]}",
-            cure="leave it out, or add a generator with ONBEAT_ENGINE=transformers",
-        )
-    if spec.weights.elsewhere and "openai" in engines and not spec.deterministic:
-        raise InvalidInput(
-            f"the server of a generator with ONBEAT_ENGINE=openai reads files, not {spec.weights.elsewhere}",
-            field="weights.transport",
-            cure='set it to "file" or "delta"',
-        )
+    """Raises InvalidInput as `check_engines` does, by what the live generators say of theirs."""
+    said = ([generator.info.get(name, "") for generator in live] for name in (NOT_REPRODUCIBLE, NO_KEPT_SETS))
+    not_reproducible, silent = said
+    check_engines(spec, not_reproducible=not_reproducible, silent=silent)
 
 
 def _field_of(error: InvalidInput) -> str | None:

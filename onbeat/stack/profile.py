@@ -25,6 +25,7 @@ from contracts.encoding.wire import Record, convert
 from contracts.engines import DEFAULT, ENGINES, Engine, engine_options
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
+from contracts.spec_submission import check_engines
 
 KEY_VARIABLE = "api_key_variable"
 """Key of an engine's table that names a variable of the launcher: a server's key doesn't belong into a file."""
@@ -51,9 +52,14 @@ class GeneratorProfile(Record, frozen=True, kw_only=True):
         self._options({"api_key": "the variable's"} if self.key_variable else {})
 
     @property
+    def name(self) -> str:
+        """The engine's."""
+        return str(self.engine.get("type", DEFAULT))
+
+    @property
     def kind(self) -> type[Engine]:
         """Type of the engine's options."""
-        return ENGINES[str(self.engine.get("type", DEFAULT))]
+        return ENGINES[self.name]
 
     @property
     def is_reproducible(self) -> bool:
@@ -112,26 +118,12 @@ class StackProfile(Record, frozen=True, kw_only=True):
         return [kind for kind in self.generators for _ in range(kind.count)]
 
     def check(self, spec: JobSpec) -> None:
-        """Raises InvalidInput for a job that none of the generators would serve (I7), or that one of them cannot."""
-        if spec.deterministic and not any(kind.is_reproducible for kind in self.generators):
-            raise InvalidInput(
-                "the profile's engines sample batches beside each other, so last bits depend on what else runs",
-                field="deterministic",
-                cure="--set deterministic=false, or a profile with transformers, or with vllm and batch_invariant",
-            )
-        if (truncation := spec.rollout.sampling.truncation) and not any(k.kind.says_kept_sets for k in self.generators):
-            raise InvalidInput(
-                f"none of the profile's engines says which tokens {truncation} keeps: log-probs couldn't be compared",
-                field=f"rollout.sampling.{truncation.split()[0]}",
-                cure="leave it out, or take a profile with transformers",
-            )
-        by_server = not spec.deterministic and not all(kind.kind.reads_elsewhere for kind in self.generators)
-        if by_server and spec.weights.elsewhere:
-            raise InvalidInput(
-                f"a server of the profile's openai generators reads files, not {spec.weights.elsewhere}",
-                field="weights.transport",
-                cure='set it to "file" or "delta"',
-            )
+        """Raises InvalidInput for a job that none of the generators would serve, or that one of them cannot."""
+        check_engines(
+            spec,
+            not_reproducible=["" if kind.is_reproducible else kind.name for kind in self.generators],
+            silent=["" if kind.kind.says_kept_sets else kind.name for kind in self.generators],
+        )
 
 
 def load_profile(path: Path) -> StackProfile:

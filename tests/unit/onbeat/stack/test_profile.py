@@ -113,7 +113,7 @@ def test_the_flags_name_a_profile_or_a_number_of_generators(tmp_path: Path) -> N
 
 def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
     vllm = load_profile(next(path for path in STACKS if path.stem == "vllm"))
-    with pytest.raises(InvalidInput, match="--set deterministic=false") as caught:
+    with pytest.raises(InvalidInput, match="set deterministic = false") as caught:
         vllm.check(job_spec())
     assert caught.value.field == "deterministic"
     vllm.check(job_spec(deterministic=False))
@@ -124,7 +124,7 @@ def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
 def test_truncated_sampling_needs_a_generator_that_says_what_it_kept() -> None:
     vllm, mixed = (load_profile(next(path for path in STACKS if path.stem == stem)) for stem in ("vllm", "mixed"))
     spec = job_spec(deterministic=False, rollout__sampling__top_k=5)
-    with pytest.raises(InvalidInput, match="says which tokens top_k = 5 keeps") as caught:
+    with pytest.raises(InvalidInput, match="say which tokens top_k = 5 keeps") as caught:
         vllm.check(spec)
     assert caught.value.field == "rollout.sampling.top_k"
     mixed.check(spec)
