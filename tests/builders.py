@@ -142,6 +142,14 @@ def commit_record(iteration: int, batches: Mapping[str, str] | None = None, **ch
     return AuditRecord(**(fields | changes))
 
 
+def install(folder: Path, name: str, entry_points: str) -> None:
+    """As pip leaves the metadata of a package's version 1.0 in a folder of modules."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
 def flip_a_bit(path: Path) -> None:
     """In the last tensor: the file keeps its size, its header and every name."""
     data = path.read_bytes()

@@ -79,19 +79,15 @@ async def test_a_version_that_is_tried_without_a_claim_is_loaded_once_and_said_t
         _ = model.loaded.verified
 
 
-def test_versions_are_received_for_the_job_whose_version_is_loaded_and_for_no_other(tmp_path: Path) -> None:
+async def test_versions_are_received_for_the_job_whose_version_is_loaded_and_for_no_other(tmp_path: Path) -> None:
     shop = EngineShop(tmp_path)
     model = ServedModel(shop.make, lambda model: spell)
     first, second = (fake_version(tmp_path, "job", number) for number in range(2))
     spec = job_spec(schedule="delayed", max_policy_lag=1, algorithm__correction="none")
     announced: list[list[WeightManifest]] = [[], [fake_version(tmp_path, "other", 1)], [second]]
-
-    async def run() -> list[bool]:
-        before = await model.receive(spec, [second], ())
-        await model.ready_for(spec, first)
-        return [before, *[await model.receive(spec, one, ()) for one in announced]]
-
-    assert asyncio.run(run()) == [False, False, False, True]
+    assert not await model.receive(spec, [second], ())
+    await model.ready_for(spec, first)
+    assert [await model.receive(spec, one, ()) for one in announced] == [False, False, True]
     assert [line for line in shop.log if line.startswith("receive")] == ["receive 1"]
 
 
@@ -164,19 +160,15 @@ def threads_of(spec: JobSpec) -> int | None:
     return 4 if spec.schedule == "colocated" else None
 
 
-def test_a_colocated_job_has_its_own_number_of_threads_and_the_next_job_the_process_s_again(tmp_path: Path) -> None:
+async def test_a_colocated_job_has_its_own_number_of_threads_and_the_next_job_the_process_s_again(
+    tmp_path: Path,
+) -> None:
     shop = EngineShop(tmp_path)
     model = ServedModel(shop.make, lambda _model: spell, threads_for=threads_of)
     colocated, other = job_spec(schedule="colocated"), job_spec()
-
-    async def run() -> list[str]:
-        turns: list[str] = []
-        for spec, job_id in ((other, "a"), (colocated, "b"), (colocated, "b"), (other, "a")):
-            await model.ready_for(spec, fake_version(tmp_path, job_id, 0))
-            turns.append(model.awake_for)
-        return turns
-
-    assert asyncio.run(run()) == ["", "b", "b", ""]
+    for spec, job_id, turn in ((other, "a", ""), (colocated, "b", "b"), (colocated, "b", "b"), (other, "a", "")):
+        await model.ready_for(spec, fake_version(tmp_path, job_id, 0))
+        assert model.awake_for == turn
     assert [event for event in shop.log if "wake" in event] == ["wake with 4 threads", "wake"]
 
 
@@ -202,18 +194,15 @@ async def test_an_engine_that_sleeps_wakes_before_it_loads_and_reads_no_version_
     assert shop.log[1:] == ["wake with 4 threads", "load 0", "sleep", "wake with 4 threads", "load 1"]
 
 
-def test_an_engine_that_hangs_in_its_sleep_ends_at_the_job_s_deadline(tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_in_its_sleep_ends_at_the_job_s_deadline(tmp_path: Path) -> None:
     model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, threads_for=threads_of)
 
     async def for_ever() -> None:
         await asyncio.Event().wait()
 
-    async def run() -> None:
-        loaded = await model.ready_for(
-            job_spec(schedule="colocated", timeouts__generation_s=0.05), fake_version(tmp_path, "job", 0)
-        )
-        loaded.engine.sleep = for_ever  # type: ignore[method-assign]
-        await model.sleep()
-
+    loaded = await model.ready_for(
+        job_spec(schedule="colocated", timeouts__generation_s=0.05), fake_version(tmp_path, "job", 0)
+    )
+    loaded.engine.sleep = for_ever  # type: ignore[method-assign]
     with pytest.raises(EngineUnavailable, match=r"giving memory back is not done after 0\.05 s"):
-        asyncio.run(run())
+        await model.sleep()

@@ -10,17 +10,13 @@ from pathlib import Path
 import pytest
 
 from onbeat.process.entry_points import all_of
+from tests.builders import install
 
 GROUP = "onbeat.tried"
 
 
-def installed(folder: Path, name: str, offers: dict[str, str], *, group: str = GROUP) -> None:
-    """As pip leaves a package's metadata."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    lines = [f"{offered} = {place}" for offered, place in offers.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+def offering(folder: Path, name: str, offers: dict[str, str], *, group: str = GROUP) -> None:
+    install(folder, name, "\n".join([f"[{group}]", *(f"{offered} = {place}" for offered, place in offers.items()), ""]))
 
 
 def test_what_cannot_be_used_is_left_out_by_its_name_and_the_rest_is_there(
@@ -30,10 +26,10 @@ def test_what_cannot_be_used_is_left_out_by_its_name_and_the_rest_is_there(
         (tmp_path / f"{module}_at_import.py").write_text(text)
     (tmp_path / "well.py").write_text("THING = 7")
     places = {name: f"{name}_at_import:THING" for name in ("raises", "exits", "needs")}
-    installed(
+    offering(
         tmp_path, "first", places | {"well": "well:THING", "gone": "removed_folder.module:THING", "both": "well:THING"}
     )
-    installed(tmp_path, "second", {"both": "well:THING"})
+    offering(tmp_path, "second", {"both": "well:THING"})
     monkeypatch.syspath_prepend(str(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert all_of(GROUP) == {"well": 7}
@@ -59,7 +55,7 @@ def test_a_package_s_command_stands_in_the_place_of_none_of_ours_and_is_imported
     (tmp_path / "theirs.py").write_text(
         'import absent_library\n\n\ndef submit():\n    """Theirs."""\n\n\ndef novel():\n    """Novel."""\n'
     )
-    installed(tmp_path, "theirs", {"submit": "theirs:submit", "novel": "theirs:novel"}, group="onbeat.commands")
+    offering(tmp_path, "theirs", {"submit": "theirs:submit", "novel": "theirs:novel"}, group="onbeat.commands")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from onbeat.cli import run; run(['%s', '--json'])"
     shown = shown_by(program.replace(", '--json'", "") % "--help")
     assert "Novel." in shown

@@ -62,11 +62,8 @@ def test_pauses_double_up_to_the_longest_however_many_there_are() -> None:
     assert set(pauses[5:]) == {5.0}
 
 
-def test_a_caller_with_a_loop_of_its_own_may_run_another_apart() -> None:
+async def test_a_caller_with_a_loop_of_its_own_may_run_another_apart() -> None:
     async def inner() -> int:
         return id(asyncio.get_running_loop())
 
-    async def outer() -> bool:
-        return run_apart(inner()) != id(asyncio.get_running_loop())
-
-    assert asyncio.run(outer())
+    assert run_apart(inner()) != id(asyncio.get_running_loop())

@@ -51,16 +51,13 @@ def test_each_line_about_a_batch_has_its_facts_and_one_id(lines: io.StringIO) ->
     assert (committed["job"], committed["iteration"]) == ("job-1", 9)
 
 
-def test_two_batches_that_are_carried_at_once_keep_their_own_facts() -> None:
+async def test_two_batches_that_are_carried_at_once_keep_their_own_facts() -> None:
     async def carry(number: int) -> object:
         with about_batch("job-1", iteration=0, batch_id=f"0/train/{number}", attempt=1):
             await asyncio.sleep(0)
             return current_facts()["batch_id"]
 
-    async def both() -> list[object]:
-        return list(await asyncio.gather(carry(0), carry(1)))
-
-    assert asyncio.run(both()) == ["0/train/0", "0/train/1"]
+    assert await asyncio.gather(carry(0), carry(1)) == ["0/train/0", "0/train/1"]
     assert trace_headers() == {}
 
 

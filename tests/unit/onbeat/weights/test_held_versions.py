@@ -5,19 +5,18 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from contracts.errors import WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest, WeightShard
-from contracts.weights import DeltaWeights, FileWeights, RedisWeights, WeightsSpec
+from contracts.weights import DeltaWeights, FileWeights, WeightsSpec
 from onbeat.weights import held_versions
 from onbeat.weights.arrival import EngineTensors, identity
 from onbeat.weights.delta.codec import DELTA_NAME
@@ -31,43 +30,9 @@ from onbeat.weights.transports import make_publisher, make_stores
 from onbeat.weights.whole import WholePublisher
 from tests.builders import flip_a_bit, job_spec
 from tests.publishing import publish
+from tests.unit.onbeat.weights.test_weight_store import TRANSPORTS, FakeChunks, Tensors, version
 
-TRANSPORTS: dict[str, WeightsSpec] = {
-    "file": FileWeights(),
-    "delta": DeltaWeights(snapshot_every_versions=4),
-    "redis": RedisWeights(),
-}
 WAIT_S = 60.0
-Tensors = dict[str, Tensor]
-
-
-def version(number: int, seed: int = 7) -> Tensors:
-    draw = torch.Generator().manual_seed(seed)
-    tensors: Tensors = {
-        "embedding": torch.randn(300, 70, generator=draw).bfloat16(),
-        "layer.weight": torch.randn(64, 33, generator=draw),
-        "steps": torch.tensor(7 + number),
-    }
-    for _ in range(number):
-        flat = tensors["embedding"].reshape(-1)
-        flat[torch.randperm(flat.numel(), generator=draw)[:200]] *= 1.125
-    return tensors
-
-
-class FakeChunks:
-    """Versions in Redis, in memory."""
-
-    def __init__(self) -> None:
-        self.data: dict[tuple[int, str, int], bytes] = {}
-
-    def put_chunk(self, policy_version: int, name: str, number: int, data: bytes, *, keep_s: float) -> None:
-        self.data[policy_version, name, number] = data
-
-    def drop_chunks_before(self, policy_version: int, kept: Collection[int] = ()) -> None:
-        raise AssertionError("no version is too old here")
-
-    def get(self, policy_version: int, name: str, number: int) -> bytes | None:
-        return self.data.get((policy_version, name, number))
 
 
 class Engine:

@@ -203,10 +203,7 @@ class DeltasAhead:
 def test_deltas_are_applied_while_the_rest_of_their_version_is_compared(tmp_path: Path) -> None:
     ahead = DeltasAhead(tmp_path)
     tensors = version(1)
-    with ahead.publisher.begin(layout_of(tensors), policy_version=1) as publication:
-        for name, tensor in tensors.items():
-            publication.add(name, tensor)
-        manifest = publication.finish()
+    manifest = publish(ahead.publisher, tensors, policy_version=1)
     assert len(manifest.files) == 2
     assert [shard.name for shard in ahead.announced] == [manifest.files[0].name]
     assert ahead.put_in_place() == {"embedding", "layer.bias"}
@@ -219,10 +216,7 @@ def test_deltas_are_applied_while_the_rest_of_their_version_is_compared(tmp_path
 def test_a_delta_that_is_announced_twice_is_applied_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ahead = DeltasAhead(tmp_path)
     tensors = version(1)
-    with ahead.publisher.begin(layout_of(tensors), policy_version=1) as publication:
-        for name, tensor in tensors.items():
-            publication.add(name, tensor)
-        manifest = publication.finish()
+    manifest = publish(ahead.publisher, tensors, policy_version=1)
     # As the announcement of the file that was put in place, which lies elsewhere by now.
     first = ahead.announced[0]
     ahead.receiver.load_ahead(replace(first, path=f"{manifest.directory}/{first.name}"))
@@ -346,10 +340,7 @@ def test_a_version_that_was_read_whole_and_refused_is_not_read_twice(
 def test_a_damaged_delta_that_was_applied_ahead_is_refused_and_never_counts(tmp_path: Path) -> None:
     ahead = DeltasAhead(tmp_path)
     tensors = version(1)
-    with ahead.publisher.begin(layout_of(tensors), policy_version=1) as publication:
-        for name, tensor in tensors.items():
-            publication.add(name, tensor)
-        manifest = publication.finish()
+    manifest = publish(ahead.publisher, tensors, policy_version=1)
     with torch.no_grad():
         ahead.receiver.tensors["layer.weight"][0, 0] += 1.0
     path = tmp_path / manifest.directory / manifest.files[1].name

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from contracts.versions import ITEM_BYTES, STORED_NAMES, TORCH_NAMES, WeightTransport
-from contracts.weights import WeightsSpec
+from contracts.versions import ITEM_BYTES, STORED_NAMES, TORCH_NAMES
 from onbeat.weights.files.store import LocalFile
 from onbeat.weights.hashing import bytes_of
 from onbeat.weights.layout import FilePlan, layout_of
 from onbeat.weights.stores import TensorFile
-from onbeat.weights.transports import STORES
-
-
-def test_each_transport_that_a_spec_can_name_is_in_the_table_and_in_the_manifests() -> None:
-    tags = {spec.__struct_config__.tag for spec in get_args(WeightsSpec)}
-    assert tags == set(STORES) == set(get_args(WeightTransport))
 
 
 @pytest.mark.parametrize("name", ITEM_BYTES)

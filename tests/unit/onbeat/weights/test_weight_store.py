@@ -104,9 +104,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store(TRANSPORTS[request.param], tmp_path)
 
 
-def version(number: int) -> Tensors:
+def version(number: int, seed: int = 7) -> Tensors:
     """Version 0 with one element in a hundred changed, again in each version, as a step in bfloat16 does."""
-    draw = torch.Generator().manual_seed(7)
+    draw = torch.Generator().manual_seed(seed)
     tensors: Tensors = {
         "embedding": torch.randn(300, 70, generator=draw).bfloat16(),
         "layer.weight": torch.randn(64, 33, generator=draw),

@@ -106,37 +106,21 @@ class Carried:
 
 
 def test_a_batch_of_equal_rewards_is_sampled_again_and_published() -> None:
-    async def run() -> Carried:
-        carried = Carried()
-        carried.batch.sample(started_s=0.0)
-        await carried.carrier.carry(carried.batch)
-        return carried
-
-    assert asyncio.run(run()).ends == (2, 1, 0)
+    assert carry().ends == (2, 1, 0)
 
 
 def test_a_batch_that_is_settled_while_it_is_scored_is_not_sampled_again() -> None:
-    async def run() -> Carried:
-        carried = Carried(settled_while_scored=True)
-        carried.batch.sample(started_s=0.0)
-        await carried.carrier.carry(carried.batch)
-        return carried
-
-    assert asyncio.run(run()).ends == (1, 0, 0)
+    assert carry(settled_while_scored=True).ends == (1, 0, 0)
 
 
-def test_a_batch_that_is_settled_in_the_engine_ends_without_an_error_and_frees_it() -> None:
-    async def run() -> Carried:
-        carried = Carried(hangs=True)
-        carried.batch.sample(started_s=0.0)
-        carrying = asyncio.create_task(carried.carrier.carry(carried.batch))
-        while not carried.loaded.asked:
-            await asyncio.sleep(0)
-        carried.batch.settle()
-        await carrying
-        return carried
-
-    carried = asyncio.run(run())
+async def test_a_batch_that_is_settled_in_the_engine_ends_without_an_error_and_frees_it() -> None:
+    carried = Carried(hangs=True)
+    carried.batch.sample(started_s=0.0)
+    carrying = asyncio.create_task(carried.carrier.carry(carried.batch))
+    while not carried.loaded.asked:
+        await asyncio.sleep(0)
+    carried.batch.settle()
+    await carrying
     assert carried.ends == (1, 0, 0)
     assert carried.freed == 1
     assert carried.batch.generation is None

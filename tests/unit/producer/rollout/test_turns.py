@@ -535,26 +535,22 @@ def test_a_renderer_that_would_change_what_stands_ends_the_batch(monkeypatch: py
         play(Echo())
 
 
-def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
-    async def run() -> Echo:
-        service = Echo()
+async def test_a_batch_that_is_dropped_ends_its_sessions() -> None:
+    service = Echo()
 
-        async def never(_: PromptBatch, __: Turn) -> list[list[Completion]]:
-            await asyncio.Event().wait()
-            raise AssertionError
+    async def never(_: PromptBatch, __: Turn) -> list[list[Completion]]:
+        await asyncio.Event().wait()
+        raise AssertionError
 
-        player = TurnPlayer(
-            environments=service, renderers={"": make_renderer(TOKENIZER, "text", "")}, spec=spec(), generate=never
-        )
-        playing = asyncio.ensure_future(player.play(batch()))
-        while len(service.opened) < 4:
-            await asyncio.sleep(0)
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
-        await asyncio.gather(*player.closing)
-        return service
-
-    service = asyncio.run(run())
+    player = TurnPlayer(
+        environments=service, renderers={"": make_renderer(TOKENIZER, "text", "")}, spec=spec(), generate=never
+    )
+    playing = asyncio.ensure_future(player.play(batch()))
+    while len(service.opened) < 4:
+        await asyncio.sleep(0)
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
+    await asyncio.gather(*player.closing)
     assert sorted(service.closed) == sorted(service.open_sessions)
     assert service.steps == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from contracts.settings import StackSettings
 from reward_service.player import registry
 from reward_service.player.player import Playable, load, warm_up
 from reward_service.player.protocol import Loaded
+from tests import builders
 
 MODULE = """
 from onbeat.environments.author import Environment
@@ -41,30 +42,25 @@ PROVISIONS = {
 }
 """
 
+Install = Callable[..., None]
+"""(distribution, its entry points, texts of its modules by their names)"""
+
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Installed]]:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Packages that are installed before all others: one with our name stands in for ours."""
-    Installed.folder = tmp_path
+
+    def install(distribution: str, entry_points: str, **modules: str) -> None:
+        builders.install(tmp_path, distribution, entry_points)
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+
     monkeypatch.syspath_prepend(str(tmp_path))
     registry._provisions.cache_clear()
-    yield Installed
+    yield install
     registry._provisions.cache_clear()
     for name in ("offered_by_ours", "offered_by_others"):
         sys.modules.pop(name, None)
-
-
-class Installed:
-    folder: Path
-
-    @classmethod
-    def of(cls, distribution: str, entry_points: str, **modules: str) -> None:
-        info = cls.folder / f"{distribution}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(entry_points)
-        for name, text in modules.items():
-            (cls.folder / f"{name}.py").write_text(text)
 
 
 OF_OURS = """
@@ -90,8 +86,8 @@ def table(name: str) -> EnvironmentTable:
     return EnvironmentTable(name=name)
 
 
-def test_an_environment_of_ours_has_its_provision_and_the_version_of_its_package(install: type[Installed]) -> None:
-    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+def test_an_environment_of_ours_has_its_provision_and_the_version_of_its_package(install: Install) -> None:
+    install("onbeat", OF_OURS, offered_by_ours=MODULE)
     assert {"lent", "plain", "lacking", "gone"} <= set(registry.names())
     assert registry.provision_of(table("lent")).limits == {"processes": 7}
     assert registry.provision_of(table("plain")).limits == {}
@@ -102,8 +98,8 @@ def test_an_environment_of_ours_has_its_provision_and_the_version_of_its_package
     assert sys.modules["offered_by_ours"].MADE == [b"1"]
 
 
-def test_the_nursery_makes_one_of_ours_unless_that_runs_code_of_others(install: type[Installed]) -> None:
-    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+def test_the_nursery_makes_one_of_ours_unless_that_runs_code_of_others(install: Install) -> None:
+    install("onbeat", OF_OURS, offered_by_ours=MODULE)
     for name in ("lent", "lacking", "gone", "absent"):
         warm_up(encode(table(name)))
     assert sys.modules["offered_by_ours"].MADE == []
@@ -115,10 +111,8 @@ def test_the_nursery_makes_one_of_ours_unless_that_runs_code_of_others(install: 
     ("name", "problem"),
     [("lacking", "No package metadata was found for no-such-package"), ("gone", "No module named 'no_such_folder'")],
 )
-def test_one_of_ours_that_lacks_its_package_or_its_folder_says_so(
-    install: type[Installed], name: str, problem: str
-) -> None:
-    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+def test_one_of_ours_that_lacks_its_package_or_its_folder_says_so(install: Install, name: str, problem: str) -> None:
+    install("onbeat", OF_OURS, offered_by_ours=MODULE)
     loaded = load(table(name))
     assert isinstance(loaded, Loaded)
     assert isinstance(loaded.failure, Failure)
@@ -128,10 +122,10 @@ def test_one_of_ours_that_lacks_its_package_or_its_folder_says_so(
 
 
 def test_a_package_of_others_is_imported_in_no_service_has_no_provision_and_is_told_no_setting(
-    install: type[Installed],
+    install: Install,
 ) -> None:
-    install.of("others", OF_OTHERS, offered_by_others=MODULE)
-    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    install("others", OF_OTHERS, offered_by_others=MODULE)
+    install("onbeat", OF_OURS, offered_by_ours=MODULE)
     registry.operators_parts(StackSettings())
     provision = registry.provision_of(table("taken"))
     assert (provision.limits, provision.from_operator) == ({}, None)
@@ -140,9 +134,9 @@ def test_a_package_of_others_is_imported_in_no_service_has_no_provision_and_is_t
     assert registry.factory_of(table("taken"))[1] == "others 1.0"
 
 
-def test_a_name_that_two_packages_offer_is_refused_and_neither_is_imported(install: type[Installed]) -> None:
-    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
-    install.of("others", OF_OTHERS.replace("taken =", "plain ="), offered_by_others=MODULE)
+def test_a_name_that_two_packages_offer_is_refused_and_neither_is_imported(install: Install) -> None:
+    install("onbeat", OF_OURS, offered_by_ours=MODULE)
+    install("others", OF_OTHERS.replace("taken =", "plain ="), offered_by_others=MODULE)
     with pytest.raises(InvalidInput, match=r"several packages offer `plain`.*onbeat 1\.0, others 1\.0"):
         registry.factory_of(table("plain"))
     assert "offered_by_others" not in sys.modules
@@ -160,9 +154,9 @@ class lent:
 
 
 def test_a_class_of_a_file_is_no_other_environment_of_its_name_and_its_version_is_its_text(
-    install: type[Installed],
+    install: Install,
 ) -> None:
-    install.of("onbeat", OF_OURS, offered_by_ours=MODULE)
+    install("onbeat", OF_OURS, offered_by_ours=MODULE)
     asked = EnvironmentTable(name="lent", source=OF_FILE, params={"part": 3})
     assert not registry.is_ours(asked)
     assert registry.provision_of(asked).limits == {}

@@ -16,19 +16,18 @@ from reward_service.scoring.lane import Lane
 from reward_service.scoring.pool import ScorerPool
 
 
-def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_that_asyncio_can_not_carry_ends_its_request_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(lane: Lane, work: object, places: object) -> None:
         raise StopIteration
 
     monkeypatch.setattr(Lane, "_score", fails)
     pool = ScorerPool(num_lanes=1)
     item = RewardItem(prompt="", completion="c", reference="")
-
-    async def ask() -> None:
-        await asyncio.wrap_future(pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,))))
-
+    asked = pool.submit(RewardRequest(components=(FormatReward(pattern="c"),), items=(item,)))
     with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(asyncio.wait_for(ask(), 60.0))
+        await asyncio.wait_for(asyncio.wrap_future(asked), 60.0)
     pool.close()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from contracts.errors import InvalidInput, WeightsRejected
+from contracts.errors import WeightsRejected
 from contracts.run_folder import RunFolder
 from contracts.versions import WeightManifest
 from contracts.weights import FileWeights, RedisWeights, WeightsSpec
@@ -245,13 +244,6 @@ def test_nothing_is_left_outside_the_run_folder(tmp_path: Path, weights: Weights
     store.publisher.store.remove_all()
     assert list((tmp_path / "memory").rglob("*.safetensors")) == []
     assert store.chunks.data == {}
-
-
-def test_adapters_as_deltas_are_refused() -> None:
-    changes: dict[str, Any] = {"trainer__lora": {"publish": "adapter"}, "weights": {"transport": "delta"}}
-    with pytest.raises(InvalidInput, match=r'trainer\.lora\.publish = "adapter" leaves'):
-        job_spec(**changes)
-    assert job_spec(**changes | {"trainer__lora": {"publish": "merged"}}).trainer.lora is not None
 
 
 def test_adapters_that_are_not_those_of_their_manifest_are_refused_before_they_are_merged(files: Store) -> None:
