@@ -21,6 +21,7 @@ FSDP: dict[str, Any] = {"trainer__sharding": "fsdp", "trainer__world_size": 2}
 KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
 FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
 ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "reinforce++"}
+PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 BY_TURN: dict[str, Any] = {"algorithm__credit": "turn"}
 GIVEN: dict[str, Any] = {
     "algorithm__loss": "sft",
@@ -122,6 +123,15 @@ def refused(**fields: Any) -> str:
         (TAUGHT | RESAMPLES, "the teacher judges every completion"),
         ({"environment": ENVIRONMENT | {"max_tokens": 4}}, "environment.max_tokens = 4 has no room for one turn"),
         ({"dataset": {"type": "environment"}}, "takes its tasks from the environment"),
+        (PLAYED | {"dataset": {"type": "jsonl", "train_path": "a", "chat": {}}}, "dataset.chat has no effect"),
+        ({"environment": ENVIRONMENT | {"renderer": "text", "chat_format": "qwen3"}}, "chat_format has no effect"),
+        ({"evaluation__sampling": {"max_new_tokens": 4, "temperature": 0.0}}, "temperature must be above 0"),
+        ({"evaluation__sampling": {"max_new_tokens": 6}}, "evaluation.sampling.max_new_tokens is above"),
+        ({"evaluation__pass_reward": 0.5}, "pass_reward has no effect with one sample"),
+        (
+            {"evaluation__prompts_per_batch": 4096, "evaluation__group_size": 5},
+            "20,480 completions of an evaluation batch",
+        ),
         ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1, or trainer.hosts"),
         (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),

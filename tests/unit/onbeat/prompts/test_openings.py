@@ -215,20 +215,3 @@ def test_the_chat_template_is_tried_on_an_opening_of_the_job() -> None:
             source(Service(), is_in_mixture=is_in_mixture, **chat)
         assert error.value.cure
         assert f" as {field}.chat_format, " in error.value.cure
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"dataset": {"type": "jsonl", "train_path": "a", "chat": {}}}, "dataset.chat has no effect"),
-        ({"environment": {"chat_format": "qwen3"}}, "environment.chat_format has no effect"),
-    ],
-)
-def test_what_an_environment_would_ignore_is_refused_in_the_spec(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidInput, match=problem):
-        spec(**changes)
-
-
-def test_a_data_set_of_an_environment_needs_one() -> None:
-    with pytest.raises(InvalidInput, match="takes its tasks from the environment"):
-        job_spec(dataset={"type": "environment"})

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from contracts.encoding.wire import decode, encode
-from contracts.errors import BatchFailed, OnbeatError, RewardUnavailable
+from contracts.errors import BatchFailed, RewardUnavailable
 from contracts.rewards import (
     ExactReward,
     NumericReward,
@@ -216,14 +216,6 @@ def test_more_items_than_a_request_holds_are_split_between_groups(group_size: in
     assert service.score(*texts, group_size=group_size) == [float(len(text)) for text in texts]
     assert [len(request.items) for request in service.requests] == sizes
     assert {request.group_size for request in service.requests} == {group_size}
-
-
-def test_one_attempt_means_one_request() -> None:
-    service = Service(time_out)
-    with pytest.raises(OnbeatError):
-        service.score("aa", spec=RewardSpec(components=(ExactReward(),), max_attempts=1))
-    assert len(service.requests) == 1
-    assert service.slept_s == []
 
 
 STATED = RewardSpec(components=(ExactReward(on_unscorable=0.0),), max_attempts=3)
