@@ -590,10 +590,7 @@ def test_a_bfloat16_model_loads_and_samples(folders: Path, tmp_path: Path) -> No
     ("spoil", "problem"),
     [
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "no-such-model"}'),
-            "not a causal language",
-        ),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "no-such-model"}'), "not a causal"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "the tokenizer of .* does not load"),
     ],
 )

@@ -29,7 +29,7 @@ from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from tests.builders import batch_of, job_spec, rollout
-from tests.contract.test_streamed_gradient import relative_error
+from tests.contract.test_streamed_gradient import relative_error, taken_gradients
 from tests.contract.test_streamed_losses import models
 from tests.contract.test_updates import first_update, later_update, responses_of, total
 from tests.loss_equations import Equation, Response, iteration_loss
@@ -224,11 +224,8 @@ def asked_again(lagged: Lagged, *, mu: list[Tensor]) -> list[Response]:
 
 
 def equation_gradient(lagged: Lagged, equation: Equation, *, mu: list[Tensor]) -> dict[str, Tensor]:
-    policy = lagged.pair[0]
     iteration_loss(asked_again(lagged, mu=mu), equation).backward()
-    gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
-    policy.model.zero_grad(set_to_none=True)
-    return gradients
+    return taken_gradients(lagged.pair[0])
 
 
 def updates_of(lagged: Lagged, spec: JobSpec) -> Iterator[tuple[dict[str, Tensor], list]]:
@@ -247,8 +244,7 @@ def updates_of(lagged: Lagged, spec: JobSpec) -> Iterator[tuple[dict[str, Tensor
             stats = later_update(policy, trained, spec, accumulator)
         scaling = iteration_scaling(stats, spec.algorithm)
         accumulator.total(scaling.divisor, baseline=scaling.baseline)
-        gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
-        policy.model.zero_grad(set_to_none=True)
+        gradients = taken_gradients(policy)
         yield gradients, stats
         move(policy, gradients, UPDATE_STEP)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import torch
 
 from consumer.gradient.accumulation import ExactAccumulator
 from consumer.gradient.learner import Learner, mini_batch_of
@@ -16,7 +14,12 @@ from consumer.gradient.statistics import divided_by, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from tests.builders import job_spec
-from tests.contract.test_streamed_gradient import iteration_of, relative_error
+from tests.contract.test_streamed_gradient import (
+    assert_same_bits_in_any_order,
+    iteration_of,
+    relative_error,
+    taken_gradients,
+)
 from tests.contract.test_streamed_losses import models
 from tests.contract.test_updates import CASES, Gradients, responses_of, step_down
 from tests.loss_equations import Equation, advantages, iteration_loss
@@ -47,8 +50,7 @@ def steps_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm
             assert len(again) <= 1
         of_part = [one for one in stats if mini_batch_of(one.batch_id, spec) == part]
         accumulator.total(replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor)
-        steps.append({name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None})
-        policy.model.zero_grad(set_to_none=True)
+        steps.append(taken_gradients(policy))
     return steps
 
 
@@ -69,19 +71,18 @@ def test_each_step_is_the_equation_of_its_part_at_the_moved_weights(tmp_path: Pa
             for moved, old, gain in zip(responses_of(pair, batches), before, gains, strict=True)
         ]
         iteration_loss([one for one in now if one.batch == part], given).backward()
-        expected = {name: p.grad.clone() for name, p in pair[0].trained_parameters().items() if p.grad is not None}
-        pair[0].model.zero_grad(set_to_none=True)
+        expected = taken_gradients(pair[0])
         assert relative_error(gradients, expected) < 1e-8 or not any(one.any() for one in expected.values())
 
 
 def test_arrival_orders_give_the_same_bits_in_every_step(tmp_path: Path) -> None:
     algorithm, batches = CASES["reinforce++_baseline, KL in the reward"][0], iteration_of()
-    expected = steps_of(models(tmp_path, float64=False), batches, algorithm)
-    for seed in range(3):
-        random.Random(seed).shuffle(batches)
+
+    def gradients_of(batches: list[RolloutBatch]) -> Gradients:
         steps = steps_of(models(tmp_path, float64=False), batches, algorithm)
-        for gradients, of_first_order in zip(steps, expected, strict=True):
-            assert all(torch.equal(gradients[name], of_first_order[name]) for name in of_first_order)
+        return {f"{name}, step {number}": of for number, step in enumerate(steps) for name, of in step.items()}
+
+    assert_same_bits_in_any_order(gradients_of, batches, orders=3)
 
 
 def test_parts_are_equal_and_in_the_order_of_the_numbers() -> None:

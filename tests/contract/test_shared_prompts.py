@@ -275,9 +275,3 @@ def test_in_bfloat16_attention_has_the_bits_of_sdpa_and_its_gradient_those_of_fl
         assert gradient.dtype is torch.bfloat16
         # A key's gradient is a sum over its prompt's responses, of which each is rounded to 8 bits.
         torch.testing.assert_close(gradient.float(), exact, rtol=0.01, atol=0.01)
-
-
-def test_positions_of_a_response_go_on_from_its_prompt() -> None:
-    assert LAYOUT.position.tolist() == [0, 1, 2, 3, 2, 0, 1, 2, 3]
-    assert LAYOUT.own_start.tolist() == [0, 0, 2, 2, 4, 5, 5, 5, 8]
-    assert [part.tolist() for part in LAYOUT.prompt_range] == [[0] * 5 + [5] * 4, [2] * 5 + [8] * 4]

@@ -6,7 +6,9 @@ iteration, by plain autograd in float64.
 
 from __future__ import annotations
 
+import random
 import statistics
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,7 @@ def streamed_gradient(
         assert all(parameter.grad is None for parameter in parameters.values())
     scaling = iteration_scaling(stats, spec.algorithm)
     accumulator.total(scaling.divisor, baseline=scaling.baseline)
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    policy.model.zero_grad(set_to_none=True)
+    gradients = taken_gradients(policy)
     assert gradients.keys() == parameters.keys()
     return gradients
 
@@ -130,9 +131,27 @@ def full_batch_gradient(
         k3 = torch.exp(log_ref[row, here] - log_pi[row, here]) - (log_ref[row, here] - log_pi[row, here]) - 1
         objective = objective + (gain - beta * k3).mean()
     (-objective / len(rows)).backward()
-    gradients = {name: p.grad for name, p in policy.trained_parameters().items() if p.grad is not None}
-    policy.model.zero_grad(set_to_none=True)
+    return taken_gradients(policy)
+
+
+def taken_gradients(policy: Policy) -> dict[str, Tensor]:
+    """Those of what is trained, which has none afterwards."""
+    parameters = policy.trained_parameters()
+    gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+    for parameter in parameters.values():
+        parameter.grad = None
     return gradients
+
+
+def assert_same_bits_in_any_order(
+    gradients_of: Callable[[list[RolloutBatch]], dict[str, Tensor]], batches: list[RolloutBatch], *, orders: int
+) -> None:
+    expected = gradients_of(batches)
+    assert any(gradient.abs().max() > 0 for gradient in expected.values())
+    for seed in range(orders):
+        random.Random(seed).shuffle(batches)
+        gradients = gradients_of(batches)
+        assert all(torch.equal(gradients[name], expected[name]) for name in expected)
 
 
 def relative_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

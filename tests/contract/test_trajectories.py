@@ -32,7 +32,7 @@ from tests.contract.test_distillation import TEACHER, taught, with_teacher
 from tests.contract.test_shared_prompts import REFUSED, small_model
 from tests.contract.test_streamed_gradient import iteration_of, relative_error, streamed_gradient
 from tests.contract.test_streamed_losses import CASES, equation_gradient, models
-from tests.contract.test_updates import responses_of, two_updates
+from tests.contract.test_updates import gradient_of_responses, moved_from, responses_of, two_updates
 from tests.loss_equations import Equation
 from tests.trajectories import (
     ENVIRONMENT,
@@ -139,20 +139,17 @@ UPDATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_the_second_update_of_trajectories_is_its_equation_at_the_moved_weights(tmp_path: Path, case: str) -> None:
     algorithm, equation = UPDATES[case]
     pair, batches = models(tmp_path, float64=True), played_iteration()
-    before = [response.logprobs.detach() for response in responses_of(pair, batches)]
+    before = responses_of(pair, batches)
     _, gradients, _ = two_updates(pair, batches, algorithm, environment=ENVIRONMENT)
-    moved = [
-        test_updates.replace(response, old_logprobs=old)
-        for response, old in zip(responses_of(pair, batches), before, strict=True)
-    ]
-    assert relative_error(gradients, test_distillation.gradient_of(pair, moved, equation)) < 1e-8
+    moved = moved_from(before, responses_of(pair, batches))
+    assert relative_error(gradients, gradient_of_responses(pair, moved, equation)) < 1e-8
 
 
 @pytest.mark.parametrize("case", ["alone", "beside cispo and icepop", "beside bnpo, KL and entropy"])
 def test_a_teacher_judges_the_sampled_tokens_alone(tmp_path: Path, case: str) -> None:
     algorithm, equation = test_distillation.CASES[case]
     pair, batches = models(tmp_path, float64=True), [taught(batch) for batch in played_iteration()]
-    expected = test_distillation.gradient_of(pair, with_teacher(responses_of(pair, batches), batches), equation)
+    expected = gradient_of_responses(pair, with_teacher(responses_of(pair, batches), batches), equation)
     first, _, _ = two_updates(pair, batches, algorithm, stages=[TEACHER], environment=ENVIRONMENT)
     assert relative_error(first, expected) < 1e-8
 

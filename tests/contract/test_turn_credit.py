@@ -16,11 +16,10 @@ from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from tests.builders import batch_of, tiny_model_folder
-from tests.contract import test_distillation
 from tests.contract.test_streamed_gradient import iteration_of, relative_error
 from tests.contract.test_streamed_losses import OFF, OFF_EQUATION, equation_gradient, models
 from tests.contract.test_trajectories import LAYOUTS, gradient_of
-from tests.contract.test_updates import responses_of, two_updates
+from tests.contract.test_updates import gradient_of_responses, moved_from, responses_of, two_updates
 from tests.loss_equations import Equation
 from tests.trajectories import ENVIRONMENT, MAX_SAMPLED_TOKENS, as_one_turn, environment_spec, played, played_iteration
 
@@ -59,15 +58,12 @@ def test_the_gradient_is_that_of_the_equation(pair: tuple[Policy, Policy], case:
 
 def test_the_second_update_is_its_equation_at_the_moved_weights(tmp_path: Path) -> None:
     pair, batches = models(tmp_path, float64=True), played_iteration()
-    before = [response.logprobs.detach() for response in responses_of(pair, batches)]
+    before = responses_of(pair, batches)
     narrow = {"clip_low": 0.02, "clip_high": 0.03}
     _, gradients, _ = two_updates(pair, batches, {"loss": "dapo"} | narrow | TURN, environment=ENVIRONMENT)
-    moved = [
-        test_distillation.with_fields(response, old_logprobs=old)
-        for response, old in zip(responses_of(pair, batches), before, strict=True)
-    ]
+    moved = moved_from(before, responses_of(pair, batches))
     equation = {"loss": "dapo", "eps_low": 0.02, "eps_high": 0.03, "of_turns": True}
-    assert relative_error(gradients, test_distillation.gradient_of(pair, moved, equation)) < 1e-8
+    assert relative_error(gradients, gradient_of_responses(pair, moved, equation)) < 1e-8
 
 
 @pytest.mark.parametrize("loss", ["dapo", "cispo"])

@@ -97,19 +97,8 @@ def test_the_audit_finds_a_version_that_its_publisher_has_withdrawn(tmp_path: Pa
     yanked = ' data-yanked="it is broken"' if is_withdrawn else ""
     (index / "index.html").write_text(f'<a href="mine-1.0-py3-none-any.whl"{yanked}>mine-1.0-py3-none-any.whl</a>')
     place = (f"--index-url=file://{index.parent}", "--isolated", f"--target={tmp_path / 'installed'}")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--log",
-        tmp_path / "pip.log",
-        *place,
-        "mine==1.0",
-    ]
-    subprocess.run(pip, check=True, capture_output=True)
+    options = ("-q", "--no-deps", f"--log={tmp_path / 'pip.log'}", *place)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "mine==1.0"], check=True, capture_output=True)
     (recipe,) = re.findall(r"\t(! grep .*yanked.*)", RECIPES)
     audit = subprocess.run(
         ["sh", "-c", recipe.replace("$(VENV)", str(tmp_path))], capture_output=True, text=True, check=False

@@ -23,10 +23,7 @@ def external(**changes: Any) -> Any:
         ({"optimizer": {"learning_rate": 0.5}}, r"optimizer\.learning_rate has no effect"),
         ({"trackers": ["wandb"]}, "trackers have no effect"),
         ({"schedule": "synchronous"}, 'schedule = "synchronous" is not possible'),
-        (
-            {"schedule": "delayed", "max_policy_lag": 1, "algorithm": {}},
-            'schedule = "delayed" is not possible|correction',
-        ),
+        ({"schedule": "delayed", "max_policy_lag": 1, "algorithm": {}}, 'schedule = "delayed" is not|correction'),
     ],
 )
 def test_a_key_that_an_external_trainer_ignores_is_refused_by_its_name(changes: dict[str, Any], problem: str) -> None:

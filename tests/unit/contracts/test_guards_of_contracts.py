@@ -72,6 +72,7 @@ def test_each_token_has_a_kept_set_where_there_are_any(kept: bytes) -> None:
 
 
 def test_what_begins_anew_does_so_behind_the_turn_before() -> None:
+    assert rollout([7, 8], 0.0).completion.lines == ((0, 0, 2),)
     whole = played([[7, 8], [9], [6]], [[4, 4], [5]], anew=[0]).completion
     assert whole.trajectory is not UNSET
     first, second, third = whole.trajectory.turns

@@ -69,10 +69,7 @@ def refused(**fields: Any) -> str:
     [
         ({"trainer__accumulation": "float"}, 'deterministic needs trainer.accumulation = "exact"'),
         (ADAPTERS | {"weights": {"transport": "delta"}}, "leaves deltas nothing to save"),
-        (
-            ADAPTERS | {"weights": {"transport": "object", "snapshot_every_versions": 2}},
-            "leaves deltas nothing to save",
-        ),
+        (ADAPTERS | {"weights": {"transport": "object", "snapshot_every_versions": 2}}, "leaves deltas nothing to"),
         (FORK | {"trainer__external": True}, "fork is not possible with trainer.external = true"),
         (FORK | {"stages": [{"type": "reference"}]}, 'fork is not possible with a stage of type "reference"'),
         ({"rollout__sampling__temperature": 0.0}, "temperature must be above 0"),
@@ -82,10 +79,7 @@ def refused(**fields: Any) -> str:
         ({"rollout__group_size": 1, "algorithm__advantage": "rloo"}, 'set algorithm.advantage = "reinforce++"'),
         (ALONE | {"algorithm__shuffle_rewards": True}, "shuffle_rewards has no effect with rollout.group_size = 1"),
         *(
-            (
-                RESAMPLES | {"algorithm__advantage": name},
-                f'algorithm.advantage = "{name}" equal rewards have an advantage',
-            )
+            (RESAMPLES | {"algorithm__advantage": name}, f'advantage = "{name}" equal rewards have an advantage')
             for name in ("gdpo", "reinforce++", "gae")
         ),
         (RESAMPLES | KL, "the KL makes their rewards differ"),
@@ -108,10 +102,7 @@ def refused(**fields: Any) -> str:
         ),
         (BY_TURN, "has no effect where a completion is one turn"),
         (BY_TURN | {"environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is one turn"),
-        (
-            BY_TURN | RESAMPLES | {"environment": ENVIRONMENT},
-            'with algorithm.credit = "turn" trajectories of equal rewards may have unequal turns',
-        ),
+        (BY_TURN | RESAMPLES | {"environment": ENVIRONMENT}, "trajectories of equal rewards may have unequal turns"),
         *(
             (BY_TURN | {"algorithm__advantage": name}, f'the turns of a group, which advantage = "{name}"')
             for name in ("reinforce++", "reinforce++_baseline")
@@ -128,10 +119,7 @@ def refused(**fields: Any) -> str:
         ({"evaluation__sampling": {"max_new_tokens": 4, "temperature": 0.0}}, "temperature must be above 0"),
         ({"evaluation__sampling": {"max_new_tokens": 6}}, "evaluation.sampling.max_new_tokens is above"),
         ({"evaluation__pass_reward": 0.5}, "pass_reward has no effect with one sample"),
-        (
-            {"evaluation__prompts_per_batch": 4096, "evaluation__group_size": 5},
-            "20,480 completions of an evaluation batch",
-        ),
+        ({"evaluation__prompts_per_batch": 4096, "evaluation__group_size": 5}, "20,480 completions of an evaluation"),
         ({"trainer__sharding": "fsdp"}, "needs trainer.world_size above 1, or trainer.hosts"),
         (FSDP | FLOAT, 'trainer.sharding = "fsdp" needs trainer.accumulation = "exact"'),
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),

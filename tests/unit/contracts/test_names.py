@@ -55,8 +55,8 @@ def test_no_trainer_is_started_for_a_forged_id(tmp_path: Path) -> None:
 
 
 def manifest(**changes: Any) -> WeightManifest:
-    files = (WeightFile(name="weights.safetensors", num_bytes=1),)
-    return builders.manifest(1, **({"files": files} | changes))
+    fields: dict[str, Any] = {"files": (WeightFile(name="weights.safetensors", num_bytes=1),)}
+    return builders.manifest(1, **(fields | changes))
 
 
 def forged(record: Any, old: str, new: str) -> bytes:

@@ -19,6 +19,7 @@ from tests.builders import job_spec
 DELAYED: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 2}
 BOUNDED: dict[str, Any] = {"schedule": "bounded", "max_policy_lag": 2, "deterministic": False}
 GENERATOR = {"old_policy": "generator"}
+TIS = {"correction": "tis"}
 TOML = """
 name = "lagging"
 iterations = 4
@@ -33,39 +34,19 @@ components = [{{ type = "exact" }}]
 {algorithm}
 """
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "a lag of periodic": (
-        {"max_policy_lag": 1},
-        {},
-        'max_policy_lag = 1 has no effect with schedule = "periodic"',
-        'set it to 0, or schedule = "delayed" or "bounded"',
-    ),
-    "a lag of synchronous": (
-        {"schedule": "synchronous", "max_policy_lag": 1},
-        {"correction": "tis"},
-        'max_policy_lag = 1 has no effect with schedule = "synchronous"',
-        "set it to 0",
-    ),
-    "a lag of colocated": (
-        {"schedule": "colocated", "max_policy_lag": 16},
-        {"correction": "none"},
-        'max_policy_lag = 16 has no effect with schedule = "colocated"',
-        "set it to 0",
-    ),
-    "delayed without a lag": (
-        {"schedule": "delayed"},
-        {"correction": "tis"},
-        'schedule = "delayed" with max_policy_lag = 0 is schedule = "periodic"',
-        "set max_policy_lag to 1 or more",
-    ),
+    "a lag of periodic": ({"max_policy_lag": 1}, {}, 'no effect with schedule = "periodic"', '"delayed" or "bounded"'),
+    "a lag of synchronous": ({"schedule": "synchronous", "max_policy_lag": 1}, TIS, '= "synchronous"', "set it to 0"),
+    "a lag of colocated": ({"schedule": "colocated", "max_policy_lag": 16}, {}, '= "colocated"', "set it to 0"),
+    "delayed without a lag": ({"schedule": "delayed"}, TIS, 'is schedule = "periodic"', "max_policy_lag to 1 or more"),
     "bounded without a lag": (
         {"schedule": "bounded", "deterministic": False},
-        {"correction": "tis"},
+        TIS,
         'schedule = "bounded" with max_policy_lag = 0 is schedule = "periodic"',
-        "set max_policy_lag to 1 or more",
+        "max_policy_lag to 1 or more",
     ),
     "a lag of all iterations": (
         {"schedule": "delayed", "max_policy_lag": 4},
-        {"correction": "tis"},
+        TIS,
         "max_policy_lag = 4 is larger than the job: the last of 4 iterations lags 3 at most",
         "lower it, or raise iterations",
     ),
@@ -83,36 +64,21 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "algorithm.correction must be named with max_policy_lag = 2",
         'set it to "none", since under old_policy = "generator" the ratio is against the policy that sampled already',
     ),
-    "a lag that is corrected twice": (
-        DELAYED,
-        GENERATOR | {"correction": "tis"},
-        'algorithm: correction would count the generator twice with old_policy = "generator"',
-        "set one of the two",
-    ),
+    "a lag that is corrected twice": (DELAYED, GENERATOR | TIS, "count the generator twice", "set one of the two"),
     "decoupled PPO without a lag": (
         {},
         {"correction": "decoupled_ppo"},
         'algorithm.correction = "decoupled_ppo" has no effect of its own with max_policy_lag = 0',
         'choose "tis" or "icepop" against the gap between the engines',
     ),
-    "decoupled PPO by its old name": (
-        DELAYED,
-        {"correction": "decoupled"},
-        "algorithm.correction: invalid enum value 'decoupled'",
-        "did you mean decoupled_ppo?",
-    ),
+    "decoupled PPO by its old name": (DELAYED, {"correction": "decoupled"}, "algorithm", "did you mean decoupled_ppo?"),
     "bounded and deterministic": (
         BOUNDED | {"deterministic": True},
-        {"correction": "tis"},
+        TIS,
         'deterministic is not possible with schedule = "bounded"',
         'set deterministic = false, or schedule = "delayed"',
     ),
-    "a schedule that is none": (
-        {"schedule": "delay"},
-        {},
-        "schedule: invalid enum value 'delay'",
-        "did you mean delayed? One of bounded, colocated, delayed, periodic, synchronous",
-    ),
+    "a schedule that is none": ({"schedule": "delay"}, {}, "schedule: invalid", "did you mean delayed? One of"),
 }
 
 
@@ -185,19 +151,9 @@ def test_a_resume_to_no_more_iterations_than_the_lag_is_bad_input_and_no_crash()
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"rollout__batches_per_iteration": 4000},
-            "batches of an iteration that evaluates, the most are 10,000; raise a prompts_per_batch, or lower "
-            "evaluation.num_prompts, or lower max_policy_lag",
-        ),
-        (
-            {"rollout__batches_per_iteration": 1000, "rollout__max_prompt_tokens": 2**15},
-            "* (max_policy_lag + 1), which is 3, make 198,180,864 prompt tokens, the most are 134,217,728",
-        ),
-        (
-            {"rollout__batches_per_iteration": 3000, "rollout__group_size": 64},
-            "rollout.group_size * (max_policy_lag + 1), which is 3, make 1,152,000 completions of an iteration",
-        ),
+        ({"rollout__batches_per_iteration": 4000}, "or lower evaluation.num_prompts, or lower max_policy_lag"),
+        ({"rollout__batches_per_iteration": 1000, "rollout__max_prompt_tokens": 2**15}, "198,180,864 prompt tokens"),
+        ({"rollout__batches_per_iteration": 3000, "rollout__group_size": 64}, "which is 3, make 1,152,000 completions"),
     ],
 )
 def test_what_the_open_iterations_hold_together_has_the_bound_of_one(changes: dict[str, Any], problem: str) -> None:

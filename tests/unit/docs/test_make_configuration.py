@@ -6,7 +6,6 @@ import re
 import tomllib
 
 import msgspec
-import pytest
 
 from contracts.encoding.docstrings import field_docstrings
 from contracts.encoding.wire import convert
@@ -28,22 +27,6 @@ def test_a_docstring_belongs_to_the_field_above_it_and_is_inherited() -> None:
     assert field_docstrings(ExactReward).keys() == {"weight", "on_unscorable", "sources", "ignore_case"}
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "| `iterations` | integer 1…1000000 | required |",
-        '| `kl_estimator` | `"k1"`, `"k2"`, `"k3"` | `"k3"` |',
-        "| `sampling` | table | `{ max_new_tokens = 128 }` |",
-        "| `beta1` | number ≥ 0, < 1 | `0.9` |",
-        "| `ONBEAT_THREADS` | integer 1…4096 | `1` |",
-        "| `count` | integer 1…1024 | `1` |",
-        "| `correction_high` | number 1…1000000 | none |",
-    ],
-)
-def test_a_row_tells_type_range_and_default(row: str) -> None:
-    assert row in configuration_page()
-
-
 def test_each_member_of_a_union_has_its_own_table() -> None:
     page = configuration_page()
     for tag in ("addition", "jsonl", "exact", "plugin"):
@@ -52,12 +35,6 @@ def test_each_member_of_a_union_has_its_own_table() -> None:
     shared, *sections = scorers.split("### `type = ")
     length = next(section for section in sections if section.startswith('"length"'))
     assert all((f"| `{name}` |" in shared) != (f"| `{name}` |" in length) for name in LengthReward.__struct_fields__)
-
-
-def test_a_table_that_stands_twice_in_a_job_is_written_once() -> None:
-    page = configuration_page()
-    assert page.count("| `max_new_tokens` |") == 1
-    assert "## `[evaluation.sampling]`\n\nThe keys of `[rollout.sampling]`." in page
 
 
 def test_every_section_of_a_job_has_a_heading() -> None:

@@ -48,22 +48,10 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"advantage": "rloo", "value_clip": 0.2}, "value_clip has no effect", 'set "gae"'),
         ({"advantage": "gae", "value_clip": 0.2}, "value_clip has no effect with one step", "updates_per_iteration"),
         ({"advantage": "gae", "credit": "turn"}, 'credit = "turn" compares the turns of a group', '"trajectory"'),
-        (
-            {"advantage": "gae", "loss": {"type": "plugin", "entry_point": "mine"}},
-            'advantage = "gae" gives each token',
-            "choose a loss of the family",
-        ),
-        (
-            {"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"},
-            "entropy_coefficient would be divided",
-            "set it to 0",
-        ),
+        ({"advantage": "gae", "loss": {"type": "plugin", "entry_point": "mine"}}, "advantage", "a loss of the family"),
+        ({"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"}, "entropy_coefficient would", "set it to 0"),
         (KL | {"advantage": "reinforce++"}, "kl_placement", 'set kl_placement = "reward"'),
-        (
-            {"entropy_coefficient": 0.1, "advantage": "reinforce++"},
-            "entropy_coefficient would be divided",
-            "set it to 0",
-        ),
+        ({"entropy_coefficient": 0.1, "advantage": "reinforce++"}, "entropy_coefficient would", "set it to 0"),
         ({"advantage": "reinforce++", "old_policy": "generator"}, "old_policy", 'set loss = "cispo"'),
         ({"advantage": "reinforce++", "updates_per_iteration": 2}, "updates_per_iteration", "set it to 1"),
         ({"advantage": "reinforce++", "off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", "leave it out"),
@@ -71,17 +59,9 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"clip_max": 3.0, "loss": "cispo"}, "clip_max has no effect", "leave it out"),
         ({"clip_max": 1.2, "updates_per_iteration": 2}, "clip_max = 1.2 is not above 1 + clip_high", "which is 1.2"),
         ({"use_bias_correction_kl": True}, "use_bias_correction_kl weighs the KL in the loss", "leave it out"),
-        (
-            KL | {"kl_placement": "reward", "use_bias_correction_kl": True},
-            "use_bias_correction_kl weighs the KL in the loss",
-            "leave it out",
-        ),
+        (KL | {"kl_placement": "reward", "use_bias_correction_kl": True}, "use_bias_correction_kl", "leave it out"),
         (KL | {"kl_estimator": "k2", "use_bias_correction_kl": True}, "kl_estimator", 'use "k3" or "k1"'),
-        (
-            {"advantage": "none", "distillation_coefficient": 1.0, "clip_max": 3.0},
-            'clip_max has no effect with advantage = "none", which learns from no reward',
-            "leave it out",
-        ),
+        ({"advantage": "none", "distillation_coefficient": 1, "clip_max": 3}, "clip_max has no effect", "leave it out"),
         ({"correction_level": "sequence"}, "correction_level has no effect without a correction", "choose one"),
         ({"correction_high": 2.0}, "correction_high has no effect without a correction", "choose one"),
         ({"correction_low": 0.5}, "correction_low has no effect without a correction", "choose one"),
@@ -90,11 +70,7 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"correction": "tis", "correction_low": 0.5}, "correction_low has no effect", "leave it out"),
         ({"correction": "tis", "old_policy": "generator"}, "correction would count", "set one of the two"),
         ({"correction": "tis", "loss": "gspo"}, "correction_level", 'set correction_level = "sequence"'),
-        (
-            {"correction": "icepop", "correction_low": 1.0, "correction_high": 1.0},
-            "correction_low and correction_high",
-            "lower correction_low",
-        ),
+        ({"correction": "icepop", "correction_low": 1, "correction_high": 1}, "correction_low", "lower correction_low"),
     ],
 )
 def test_a_combination_without_meaning_is_refused_with_field_and_cure(

@@ -101,10 +101,7 @@ def test_a_job_without_evaluation_ends_with_its_last_training_iteration() -> Non
         (changed(2, trainer_epoch=0), "iteration 2: trainer epoch fell from 1 to 0"),
         (changed(2, kind="guess"), "record 2: unknown kind `guess`"),
         ([commit(0), commit(2), commit(3)], "iteration 2 was committed where iteration 1 was due"),
-        (
-            [commit(0), commit(1), commit(1), commit(2), commit(3)],
-            "iteration 1 was committed where iteration 2 was due",
-        ),
+        ([commit(0), commit(1), commit(1), commit(2), commit(3)], "iteration 1 was committed where iteration 2 was"),
         ([commit(1), commit(0)], "iteration 1 was committed where iteration 0 was due"),
     ],
 )

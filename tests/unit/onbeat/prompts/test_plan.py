@@ -21,7 +21,7 @@ MANIFEST = manifest(0)
 
 
 def plan_of(spec: JobSpec) -> IterationPlan:
-    """Of additions, 8 of which are held out."""
+    """A plan of additions, 8 of which are held out."""
     dataset = load_dataset(AdditionDataset(), num_evaluation=8, seed=0, model_root=SpecRoot(ROOT))
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "configs" / "models" / "two-digit-addition")
     return IterationPlan("job", spec, PromptSource(dataset, tokenizer=tokenizer, spec=spec, context_tokens=64))
