@@ -184,4 +184,4 @@ class Machines(Pipeline):
     def bring(self, job_id: str) -> None:
         """Brings the run folder to this process."""
         folder = RunFolder(self.settings.run_root_path, job_id)
-        run_files(self.settings, folder, deadline_s=30.0).bring(self.jobs.files(job_id))
+        run_files(self.settings, folder, deadline_s=300.0).bring(self.jobs.files(job_id))

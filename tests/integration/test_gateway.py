@@ -152,7 +152,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_a_bad_body_is_refused_by_a_problem_that_names_the_field(
+def test_a_bad_body_is_refused_by_a_problem_that_names_the_field_also_where_it_is_only_checked(
     name: str, ask: Callable[..., httpx.Response], services: Services
 ) -> None:
     body, status, field = BAD_BODIES[name]
@@ -162,6 +162,8 @@ def test_a_bad_body_is_refused_by_a_problem_that_names_the_field(
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert (answer.status_code, problem["status"], problem["field"]) == (status, status, field)
     assert problem["detail"]
+    checked = ask("POST", "/v1/jobs/check", content=body, headers=JSON)
+    assert (checked.status_code, checked.json()) == (status, problem)
     assert services.jobs.job_ids() == before
 
 

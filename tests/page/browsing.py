@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 900}
+PATIENCE_MS = 60_000
 SANDBOX = ["--no-sandbox"]
 """Tests run as root in containers, where Chromium's own sandbox can't start; they load no page but ours."""
 
@@ -25,6 +26,7 @@ def chromium() -> Iterator[Browser]:
     if not CHROMIUM:
         pytest.skip("there is no chromium on PATH: `apt-get install chromium`")
     api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: `pip install playwright`")
+    api.expect.set_options(timeout=PATIENCE_MS)
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SANDBOX)
         yield browser
@@ -48,7 +50,7 @@ def opened(
     """
     said: list[str] = []
     context = browser.new_context(viewport=size, color_scheme=scheme, accept_downloads=True)  # type: ignore[arg-type]
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("console", lambda message: said.append(message.text) if _is_fault(message) else None)

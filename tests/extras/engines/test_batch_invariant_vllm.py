@@ -22,7 +22,7 @@ from tests.extras.engines.played_vllm import PlayedLlm, play_gpu, played_engine
 from tests.fakes import fake_version
 from tests.unit.onbeat.weights.test_weight_store import FakeChunks
 
-INVARIANT = VllmOptions(batch_invariant=True, timeout_s=5.0)
+INVARIANT = VllmOptions(batch_invariant=True, timeout_s=60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_an_engine_whose_bytes_do_not_depend_on_company_passes_its_canary(
 
 @pytest.mark.parametrize(
     ("options", "is_broken"),
-    [(VllmOptions(timeout_s=5.0), False), (INVARIANT, True)],
+    [(VllmOptions(timeout_s=60.0), False), (INVARIANT, True)],
     ids=["ordinary kernels", "kernels that are not what they say"],
 )
 def test_an_engine_whose_bytes_depend_on_company_is_caught_by_its_canary(

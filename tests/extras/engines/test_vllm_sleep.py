@@ -34,7 +34,9 @@ class PlayedLlm:
         self.said.append("wake up")
 
 
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool) -> tuple[VllmEngine, PlayedLlm, Any]:
+def engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool, timeout_s: float = 60.0
+) -> tuple[VllmEngine, PlayedLlm, Any]:
     """The engine, what it drives, and the arguments that vLLM was started with."""
     llm, started = PlayedLlm(), SimpleNamespace()
 
@@ -45,7 +47,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sleep_mode: bool)
     install_vllm(monkeypatch, start)
     tiny_model_folder(tmp_path, "qwen3")
     setup = engine_setup(tmp_path)
-    made = VllmEngine(setup, VllmOptions(sleep_mode=sleep_mode, timeout_s=0.1))
+    made = VllmEngine(setup, VllmOptions(sleep_mode=sleep_mode, timeout_s=timeout_s))
     made._held = VerifiedWeights(policy_version=3, weights_digest=DIGEST)
     return made, llm, started.arguments
 
@@ -77,7 +79,7 @@ async def test_without_sleep_mode_the_engine_keeps_its_memory_and_its_version(
 
 def test_an_engine_core_that_does_not_fall_asleep_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    made, llm, _ = engine(tmp_path, monkeypatch, sleep_mode=True)
+    made, llm, _ = engine(tmp_path, monkeypatch, sleep_mode=True, timeout_s=0.1)
 
     async def for_ever(*, level: int) -> None:
         await asyncio.Event().wait()
