@@ -12,6 +12,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings, engine_from, settings_from
 from contracts.spec import ModelSpec
 from producer.engine.factory import CLASSES, make_engine
+from tests.refusals import refusal_of
 
 HEAD = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True}
 
@@ -74,7 +75,7 @@ def test_engine_settings_survive_the_way_through_the_environment() -> None:
 def test_an_engine_is_not_made_for_a_job_that_it_would_sample_otherwise(
     fields: dict[str, Any], deterministic: bool, problem: str, field: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=problem) as caught:
+    with refusal_of(field, match=problem):
         make_engine(
             ModelSpec(path="any", **fields),
             options=VllmOptions(),
@@ -82,4 +83,3 @@ def test_an_engine_is_not_made_for_a_job_that_it_would_sample_otherwise(
             deterministic=deterministic,
             chunks=lambda job_id: pytest.fail(f"{job_id} is not asked for"),
         )
-    assert caught.value.field == field

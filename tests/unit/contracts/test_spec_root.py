@@ -17,6 +17,7 @@ from gateway.submission import check_paths
 from onbeat.prompts.examples import load_dataset
 from onbeat.weights.model_path import model_folder
 from tests.builders import job_spec, stub_model
+from tests.refusals import refusal_of
 
 LINE = '{"prompt": "1+1=", "reference": "2"}\n'
 
@@ -60,9 +61,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("path", HOSTILE)
 def test_a_path_that_leads_elsewhere_is_refused_by_its_field(stack: StackSettings, path: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with refusal_of("model.path"):
         stack.spec_root.find(path, field="model.path")
-    assert refused.value.field == "model.path"
 
 
 @pytest.mark.parametrize("path", ["data/train.jsonl", "inside/train.jsonl", "data/../data/train.jsonl", "."])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from contracts.encoding.arrays import pack_float32, pack_int32
-from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, Trajectory, Turn
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from producer.detokenizer import FolderDetokenizer
 from tests.builders import DIGEST, VOCABULARY, char_tokenizer, completion
+from tests.refusals import refusal_of
 
 
 @pytest.fixture
@@ -46,6 +46,5 @@ def test_of_several_turns_it_is_the_last_one(tmp_path: Path, settings: StackSett
 
 
 def test_a_missing_folder_names_model_path(settings: StackSettings) -> None:
-    with pytest.raises(InvalidInput, match="no folder") as caught:
+    with refusal_of("model.path", match="no folder"):
         FolderDetokenizer(ModelSpec(path="nowhere"), settings=settings)
-    assert caught.value.field == "model.path"

@@ -16,6 +16,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.source import prompt_source
 from tests.builders import VOCABULARY, char_tokenizer, job_spec
+from tests.refusals import refusal_of
 
 EOS = VOCABULARY["<eos>"]
 TURNS = (
@@ -69,21 +70,18 @@ def test_a_chat_template_writes_the_answer_and_what_it_writes_behind_its_end_is_
 def test_a_template_that_opens_a_turn_in_another_way_than_it_writes_one_is_refused(tmp_path: Path) -> None:
     row = {"prompt": "1+2=", "completion": "3"}
     dataset = {"type": "jsonl", "train_path": "train.jsonl", "chat": {}}
-    with pytest.raises(InvalidInput, match="opens a turn in another way") as refusal:
+    with refusal_of("model.path", match="opens a turn in another way"):
         prompts_of(tmp_path, row, template=TURNS.replace("%}a:{%", "%}b:{%"), dataset=dataset)
-    assert refusal.value.field == "model.path"
 
 
 def test_a_completion_that_is_longer_than_the_limit_is_refused_by_its_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"train\.jsonl:1 has 10 tokens, the limit is 9") as refusal:
+    with refusal_of("rollout.sampling.max_new_tokens", match=r"train\.jsonl:1 has 10 tokens, the limit is 9"):
         prompts_of(tmp_path, {"prompt": "1+2=", "completion": "123456789"})
-    assert refusal.value.field == "rollout.sampling.max_new_tokens"
 
 
 def test_a_row_without_a_completion_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"train\.jsonl:2 has no completion") as refusal:
+    with refusal_of("dataset.train_path", match=r"train\.jsonl:2 has no completion"):
         prompts_of(tmp_path, {"prompt": "1+2=", "completion": "3"}, {"prompt": "1+3=", "reference": "4"})
-    assert refusal.value.field == "dataset.train_path"
 
 
 def test_the_addition_task_gives_its_answers(tmp_path: Path) -> None:
@@ -136,6 +134,5 @@ def test_variables_of_a_chat_template_are_written_and_unknown_ones_refused(tmp_p
     assert text(think=True).endswith("a:")
     assert text(think=False) == text() == "u:1+2=<eos>\na:-"
     for unknown in ("thinks", "tokenize", "messages"):
-        with pytest.raises(InvalidInput, match=f"doesn't read `{unknown}`") as refusal:
+        with refusal_of("dataset.chat.chat_template_kwargs", match=f"doesn't read `{unknown}`"):
             prompts_of(tmp_path, row, template=TURNS, dataset=dataset(**{unknown: True}))
-        assert refusal.value.field == "dataset.chat.chat_template_kwargs"

@@ -19,6 +19,7 @@ from onbeat.rendering.factory import check_renderer, make_renderer
 from onbeat.rendering.template import TemplateRenderer
 from onbeat.rendering.tool_calls import read, write
 from tests.builders import char_tokenizer
+from tests.refusals import refusal_of
 from tests.unit.onbeat.rendering.chat_models import CHATML, COUNTING, FORGETFUL, WITH_TOOLS, chat_tokenizer
 
 TOOL = Tool(name="look_up", description="Looks a word up.")
@@ -201,7 +202,7 @@ def test_a_template_that_rewrites_history_or_never_ends_a_turn_is_found_at_the_s
     template: str, end: str, problem: str
 ) -> None:
     tokenizer, renderer = templated(template, end=end)
-    with pytest.raises(InvalidInput, match=problem) as error:
+    with refusal_of("model.path", match=problem) as error:
         check_renderer(
             renderer,
             tokenizer,
@@ -209,7 +210,6 @@ def test_a_template_that_rewrites_history_or_never_ends_a_turn_is_found_at_the_s
             tools=(),
             end_ids=[tokenizer.convert_tokens_to_ids(end)],
         )
-    assert error.value.field == "model.path"
     assert error.value.cure
 
 
@@ -274,9 +274,8 @@ def test_a_format_whose_parser_or_bridge_raises_costs_a_message_or_a_batch(monke
 @pytest.mark.parametrize("chat_format", ["auto", "custom", "default", "no-such-model", "glm-5"])
 def test_a_format_that_is_none_or_another_family_s_is_refused_by_its_field(chat_format: str) -> None:
     pytest.importorskip("renderers")
-    with pytest.raises(InvalidInput) as error:
+    with refusal_of("environment.chat_format"):
         make_renderer(chat_tokenizer(CHATML), "chat", chat_format)
-    assert error.value.field == "environment.chat_format"
 
 
 def test_text_shows_no_tools_and_says_so() -> None:
@@ -287,6 +286,5 @@ def test_text_shows_no_tools_and_says_so() -> None:
 def test_a_model_without_a_chat_template_is_refused() -> None:
     tokenizer = char_tokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(InvalidInput) as error:
+    with refusal_of("model.path"):
         make_renderer(tokenizer, "chat", "")
-    assert error.value.field == "model.path"

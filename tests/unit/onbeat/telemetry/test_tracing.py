@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from msgspec.structs import replace
 
-from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.telemetry.correlation import trace_export
+from tests.refusals import refusal_of
 
 
 def test_without_an_endpoint_nothing_is_imported() -> None:
@@ -24,6 +23,5 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
 
 
 def test_a_bad_endpoint_is_named() -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with refusal_of("ONBEAT_OTLP_ENDPOINT"):
         trace_export(replace(StackSettings(), otlp_endpoint="collector:4318"))
-    assert refused.value.field == "ONBEAT_OTLP_ENDPOINT"
