@@ -87,14 +87,14 @@ def test_an_item_whose_batch_no_worker_can_read_fails_with_the_reason(redis_serv
     assert "no" in reason
 
 
-def test_a_worker_that_waits_is_woken_by_a_publication_and_misses_none(redis_server: EmbeddedRedis) -> None:
+def test_workers_that_wait_are_woken_by_a_publication_and_miss_none(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, TWO)
     job.open()
-    side = job.stage()
-    assert side.claim("judge") == []
+    side, other = job.stage(), job.stage("s2")
+    assert side.claim("judge") == other.claim("judge") == []
     job.publish()
     side.wait(3600)
-    wait_for_items([(side, ["judge"])], 3600)
+    wait_for_items([(other, ["judge"])], 3600)
     items = side.claim("judge", NUM_ROWS)
     side.wait(3600, ["judge"])
     assert side.claim("after") == []
