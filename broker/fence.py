@@ -11,7 +11,7 @@ from broker.ledger import read_of
 from contracts.encoding.wire import Record, decode
 from contracts.jobs import WindowIteration
 
-LEDGER_FORMAT = b"6"
+LEDGER_FORMAT = b"7"
 """As scripts/prelude.lua writes it; a window of another format was left by an older Onbeat, and is opened anew."""
 
 

@@ -15,7 +15,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:S:{J}:ledger | hash, batch id → BatchRecord | open, claim, publish, fail | all scripts | iteration |
 | onbeat:S:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:S:{J}:work | sorted set, batch or item of a stage → its lease's end | all scripts | both claims | iteration |
-| onbeat:S:{J}:columns | hash, by item claims and columns; batches | all scripts | both claims, trainer | iteration |
+| onbeat:S:{J}:items | hash, by item its last claim and its columns; batches | all scripts | both claims, trainer | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |
@@ -88,7 +88,7 @@ def chunk_field(policy_version: int, name: str, number: int) -> str:
 
 
 class ItemFields(NamedTuple):
-    """Where an item stands in the hash `columns`, and in the sorted set `work`."""
+    """Where an item stands in the hash `items`, and in the sorted set `work`."""
 
     member: str
     """Its name in `work`: STAGE/BATCH_ID/ITEM."""
@@ -105,7 +105,7 @@ def item_fields(stage: int, batch_id: str, item: int) -> ItemFields:
 
 
 def batch_field(batch_id: str) -> str:
-    """The field of a batch itself in the hash `columns`."""
+    """The field of a batch itself in the hash `items`."""
     return f"b/{batch_id}"
 
 
@@ -141,7 +141,7 @@ class SlotKeys(NamedTuple):
     ledger: str
     claims: str
     work: str
-    columns: str
+    items: str
 
 
 class OpenKeys:

@@ -51,7 +51,7 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
         pipe: Any = broker.redis.pipeline(transaction=False)
         pipe.time().hgetall(keys.counters).hmget(keys.progress, [f"waiting:{slot}" for slot in range(spec.num_open)])
         for slot in keys.slots:
-            pipe.memory_usage(slot.columns).hgetall(slot.ledger).zrange(
+            pipe.memory_usage(slot.items).hgetall(slot.ledger).zrange(
                 slot.work, STAGE_BAND, "+inf", byscore=True, offset=0, num=MAX_ITEMS, withscores=True
             )
             for stage in range(1, num_stages + 1):
@@ -131,7 +131,7 @@ def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
         for slot, field in fields:
-            pipe.hget(slot.columns, field)
+            pipe.hget(slot.items, field)
         return [readable(value, LastClaim) for value in pipe.execute()]
 
 

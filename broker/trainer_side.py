@@ -219,12 +219,12 @@ class TrainerSide:
 
     def _beside_columns(self, iteration: int, batch_ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Batch id → payload, of batches that have columns. Raises FenceViolation for one that is gone."""
-        columns, fields = self._keys.slot_of(iteration).columns, [batch_field(one.decode()) for one in batch_ids]
+        key, fields = self._keys.slot_of(iteration).items, [batch_field(one.decode()) for one in batch_ids]
         with self._broker.call():
-            found: Any = self._broker.redis.hmget(columns, fields)
+            found: Any = self._broker.redis.hmget(key, fields)
         gone = [batch_id.decode() for batch_id, payload in zip(batch_ids, found, strict=True) if payload is None]
         if gone:  # a restarted server has lost it, or another trainer has cleared the iteration
-            raise FenceViolation(f"batch {gone[0]} is gone, though it was published", field=columns)
+            raise FenceViolation(f"batch {gone[0]} is gone, though it was published", field=key)
         return dict(zip(batch_ids, found, strict=True))
 
     def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
@@ -241,7 +241,7 @@ class TrainerSide:
         with self._broker.call():
             # The ledger last: where it still holds this batch, the columns are its. A full server takes no transaction.
             pipe: Any = self._broker.redis.pipeline(transaction=False)
-            packed, noted = pipe.hmget(slot.columns, fields).hget(slot.ledger, batch.batch_id).execute()
+            packed, noted = pipe.hmget(slot.items, fields).hget(slot.ledger, batch.batch_id).execute()
         known = batch_record(noted) if noted else None
         if not isinstance(known, Published) or known.digest != batch_digest(batch):
             raise FenceViolation(f"batch {batch.batch_id} is not what the ledger records by now", field="digest")

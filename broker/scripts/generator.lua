@@ -56,7 +56,7 @@ end
 local function lease(slot, id, member, last, was_leased)
   last.worker, last.claim, last.attempt, last.claimed_ms, last.lease_ms = a.generator, new_claim(), last.attempt + 1, now, a.lease_ms
   if last.hedger == a.generator then last.hedger, last.hedge, last.hedged_ms = nil, nil, nil end
-  redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(last))
+  redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(last))
   redis.call('ZADD', slot.work, whole(now + a.lease_ms), member)
   if was_leased then
     redis.call('ZREM', slot.claims, id)
@@ -127,7 +127,7 @@ for _, open in ipairs(asked) do
     if left <= 0 then
       redis.call('ZREM', slot.claims, id)
       last.hedger, last.hedge, last.hedged_ms = a.generator, new_claim(), now
-      redis.call('HSET', slot.columns, 'l/' .. member_of(0, id, 0), cmsgpack.pack(last))
+      redis.call('HSET', slot.items, 'l/' .. member_of(0, id, 0), cmsgpack.pack(last))
       count('hedged')
       return answer('hedged', open, id, batch_of(slot, id), prompts, last.attempt, last.hedge)
     end
@@ -195,7 +195,7 @@ local function stage(slot, published, rollouts)
       wake(number, num_items)
     end
   end
-  redis.call('HSET', slot.columns, 'b/' .. a.batch_id, rollouts)
+  redis.call('HSET', slot.items, 'b/' .. a.batch_id, rollouts)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, rows)
 end
 if is_ended() then return refuse('ended') end

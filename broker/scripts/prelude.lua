@@ -25,7 +25,7 @@
 --                      waiting:S, of a job with stages: rows that lack columns; largest, the bytes of a published batch
 -- and six of each slot. Iteration t lives in slot t % num_slots, and as many iterations as there are slots may be open at once:
 --     prompts   hash     batch id -> PromptBatch, of a batch that is neither published nor dead
---     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `columns`
+--     rollouts  stream   field batch (RolloutBatch), batch_id, digest; without batch where stages made columns: it stays in `items`
 --     ledger    hash     batch id -> a packed map, by its `state`:
 --                          expected    shape, sent_ms, version where one alone may sample it
 --                          published   entry, digest, generator, attempt; version as before; with stages shape,
@@ -36,7 +36,7 @@
 --     work      zset     STAGE/BATCH_ID/ITEM of all that is leased or may be: each item that has its inputs and lacks its columns
 --                        -> stage x 2^42, and on top the ms of its lease's end, or its turn, below 1, where it is free. Stage 0 has
 --                        one item, 0, of each batch: its rollouts. A job's own stages are counted from 1, and items from 0
---     columns   hash     b/BATCH_ID -> RolloutBatch of a job with stages, from its publication on. And of each item, behind these
+--     items     hash     b/BATCH_ID -> RolloutBatch of a job with stages, from its publication on. And of each item, behind these
 --                        letters: l/ packed {worker, attempt, claim (its number), claimed_ms, lease_ms} of its last claim, and of a
 --                          copied batch hedger, hedge (its number), hedged_ms; c/ its packed columns; d/ their digest, where
 --                          another stage reads them; n/ how many of the items are there that its inputs are made by
@@ -151,7 +151,7 @@ local function num_slots()
   return NUM_SLOTS
 end
 
-local SLOT_NAMES = { 'prompts', 'rollouts', 'ledger', 'claims', 'work', 'columns' }
+local SLOT_NAMES = { 'prompts', 'rollouts', 'ledger', 'claims', 'work', 'items' }
 
 -- Counted from 0.
 local function slot_at(index)
@@ -170,7 +170,7 @@ local function slot_of(iteration)
 end
 
 -- A ledger of another format is of an older Onbeat: its iteration is opened anew.
-local LEDGER_FORMAT = 6
+local LEDGER_FORMAT = 7
 
 -- The fence as it stands; a change of it lasts only once it is written.
 local function read_fence()
@@ -339,7 +339,7 @@ local function clear_slot(slot)
   redis.call('DEL', slot.claims)
   redis.call('DEL', slot.work)
   redis.call('UNLINK', slot.prompts)
-  redis.call('UNLINK', slot.columns)
+  redis.call('UNLINK', slot.items)
   redis.call('HDEL', PROGRESS, 'waiting:' .. slot.index)
 end
 
@@ -427,7 +427,7 @@ local function each_of(command, key, words)
   return out
 end
 
--- The names of items in `columns`, behind a letter.
+-- The names of items in `items`, behind a letter.
 local function behind(letter, members)
   local names = {}
   for at, member in ipairs(members) do names[at] = letter .. member end
@@ -436,7 +436,7 @@ end
 
 -- The last claim of an item.
 local function claim_of(slot, member)
-  return unpacked(redis.call('HGET', slot.columns, 'l/' .. member)) or { attempt = 0 }
+  return unpacked(redis.call('HGET', slot.items, 'l/' .. member)) or { attempt = 0 }
 end
 
 local function score_of(stage, ends_ms)
@@ -509,7 +509,7 @@ local function give_back(lease, state, counter, max_attempts, is_released)
   count(string.format(counter, is_released and 'released' or 'failed'))
   if last.attempt >= max_attempts and not is_released then return 'dead', batch, last.attempt end
   local given_back = { worker = '', attempt = is_released and last.attempt - 1 or last.attempt, claimed_ms = last.claimed_ms }
-  redis.call('HSET', slot.columns, 'l/' .. member, cmsgpack.pack(given_back))
+  redis.call('HSET', slot.items, 'l/' .. member, cmsgpack.pack(given_back))
   return is_released and 'released' or 'retried'
 end
 
@@ -532,7 +532,7 @@ end
 local function drop_prompt(slot, id)
   local member = member_of(0, id, 0)
   redis.call('ZREM', slot.work, member)
-  redis.call('HDEL', slot.columns, 'l/' .. member)
+  redis.call('HDEL', slot.items, 'l/' .. member)
   redis.call('HDEL', slot.prompts, id)
   redis.call('ZREM', slot.claims, id)
 end
@@ -649,7 +649,7 @@ end
 -- A published batch that stages have given up: its items and its columns go.
 local function bury_staged(slot, id, batch, stages, reason, attempts)
   local members, fields = {}, { 'b/' .. id }
-  local rollouts = redis.call('HGET', slot.columns, 'b/' .. id)
+  local rollouts = redis.call('HGET', slot.items, 'b/' .. id)
   for number, stage in ipairs(stages) do
     for item = 0, num_rows(batch) / item_rows(stage, batch) - 1 do
       local member = member_of(number, id, item)
@@ -658,7 +658,7 @@ local function bury_staged(slot, id, batch, stages, reason, attempts)
     end
   end
   call_with('ZREM', slot.work, members)
-  call_with('HDEL', slot.columns, fields)
+  call_with('HDEL', slot.items, fields)
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
   note_death(slot, id, batch, reason, attempts, { field = 'rollouts', bytes = rollouts })

@@ -4,7 +4,7 @@
 --   heard: the number of the newest claim of this stage that the worker knows of, 0 before the first;
 --   stage, name: its number, from 1, and its name; held: batch id -> digest, of batches that the worker still has
 --   -> {claimed, packed {claim, found, fields}, n x the value of a field}; claim: its number; found: of {iteration, batch_id, digest, items: of {item, attempt}};
---      fields: of `columns`, each once: batches that the worker lacks, and what other stages made of the items' rows.
+--      fields: of `items`, each once: batches that the worker lacks, and what other stages made of the items' rows.
 --      A large batch is not among them: the worker reads it where it stands, since here it would be copied three times
 --    | {none, ms until a lease ends, or -1, ms from which on to wait for a wake}
 -- The oldest iteration comes first, and in it an expired lease; then what is free. The first item goes out whatever its size.
@@ -23,9 +23,9 @@ local function known_batch(slot, id)
   batches[id] = batches[id] or batch_of(slot, id)
   return batches[id]
 end
--- Answers fields of `columns`, each once.
+-- Answers fields of `items`, each once.
 local function add(slot, names)
-  for at, value in ipairs(each_of('HMGET', slot.columns, names)) do
+  for at, value in ipairs(each_of('HMGET', slot.items, names)) do
     fields[#fields + 1], values[#values + 1] = names[at], value
     bytes_taken = bytes_taken + #value
   end
@@ -34,7 +34,7 @@ local function add_batch(slot, id, batch)
   local field = 'b/' .. id
   if is_known[field] or a.held[id] == batch.digest then return end
   is_known[field] = true
-  local size = redis.call('HSTRLEN', slot.columns, field)
+  local size = redis.call('HSTRLEN', slot.items, field)
   if size > LARGE_BYTES then bytes_taken = bytes_taken + size else add(slot, { field }) end
 end
 local function add_inputs(slot, id, batch, item)
@@ -52,7 +52,7 @@ local function has_room(rows)
   return items_taken == 0 or (rows_taken + rows <= a.max_rows and items_taken < MAX_ITEMS and bytes_taken < MAX_BYTES)
 end
 local function write(slot)
-  call_with('HSET', slot.columns, claimed)
+  call_with('HSET', slot.items, claimed)
   call_with('ZADD', slot.work, leased)
   claimed, leased = {}, {}
 end
@@ -97,7 +97,7 @@ end
 -- The last claim of each item.
 local function claims_of(slot, members)
   local claims = {}
-  for at, text in ipairs(each_of('HMGET', slot.columns, behind('l/', members))) do
+  for at, text in ipairs(each_of('HMGET', slot.items, behind('l/', members))) do
     claims[at] = text and unpacked(text) or { attempt = 0 }
   end
   return claims
@@ -163,7 +163,7 @@ return values
 -- A batch that stages read, where it stands beside its columns: a large one is not copied into a claim.
 local slot = slot_of(a.iteration)
 local batch = batch_of(slot, a.batch_id)
-local rollouts = batch.state == 'published' and batch.digest == a.digest and redis.call('HGET', slot.columns, 'b/' .. a.batch_id)
+local rollouts = batch.state == 'published' and batch.digest == a.digest and redis.call('HGET', slot.items, 'b/' .. a.batch_id)
 if not rollouts then return { 'gone' } end
 return { 'read', rollouts }
 
@@ -182,7 +182,7 @@ local function reads(stage, index)
   end
   return false
 end
--- The digests that stand for the inputs of an item, by their names in `columns`.
+-- The digests that stand for the inputs of an item, by their names in `items`.
 local function input_names(stage, id, item, batch)
   local names = {}
   for _, before in ipairs(stage.after) do
@@ -201,7 +201,7 @@ local function have_inputs(slot, run, batch)
       names[#names + 1], expected[#expected + 1], of[#of + 1] = of_item[number], told[number], at
     end
   end
-  for number, digest in ipairs(each_of('HMGET', slot.columns, names)) do
+  for number, digest in ipairs(each_of('HMGET', slot.items, names)) do
     if digest ~= expected[number] then have[of[number]] = false end
   end
   return have
@@ -234,9 +234,9 @@ local function free_readers(slot, run, batch, items)
       local needed, order, parts = num_inputs(stage, batch), readers(made, stage, batch, items)
       for _, item in ipairs(order) do
         local field = 'n/' .. member_of(number, run.batch_id, item)
-        local there = needed == 1 and 1 or redis.call('HINCRBY', slot.columns, field, parts[item])
+        local there = needed == 1 and 1 or redis.call('HINCRBY', slot.items, field, parts[item])
         if there == needed then
-          if needed > 1 then redis.call('HDEL', slot.columns, field) end
+          if needed > 1 then redis.call('HDEL', slot.items, field) end
           set_free(slot, number, run.batch_id, item, item)
           num_free[number] = (num_free[number] or 0) + 1
         end
@@ -261,8 +261,8 @@ local function write(slot, run, values, batch)
     end
   end
   if #items == 0 then return end
-  call_with('HSET', slot.columns, words)
-  call_with('HDEL', slot.columns, behind('l/', members))
+  call_with('HSET', slot.items, words)
+  call_with('HDEL', slot.items, behind('l/', members))
   call_with('ZREM', slot.work, members)
   free_readers(slot, run, batch, items)
   count('stage_rows:' .. run.stage, #items * item_rows(a.stages[run.stage], batch))
@@ -285,7 +285,7 @@ local function put(run, out)
   local members, there, scores, have, made, taken = {}, {}, {}, {}, {}, {}
   if slot then
     for at, item in ipairs(run.items) do members[at] = member_of(run.stage, run.batch_id, item) end
-    there = each_of('HMGET', slot.columns, behind('c/', members))
+    there = each_of('HMGET', slot.items, behind('c/', members))
     scores = each_of('ZMSCORE', slot.work, members)
     have = have_inputs(slot, run, batch)
   end

@@ -64,7 +64,7 @@ def read(broker: Broker, keys: JobKeys) -> Held:
             pipe.xrange(slot.rollouts)
             pipe.zrange(slot.claims, 0, -1, withscores=True)
             pipe.zrangebyscore(slot.work, 0, f"({STAGE_BAND}", withscores=True)
-            pipe.hgetall(slot.columns)
+            pipe.hgetall(slot.items)
         answers = pipe.execute(raise_on_error=False)
     fence, progress, weights, counters, dead, audit, *of_slots = answers
     return Held(

@@ -34,8 +34,8 @@ def change_fence(
 def set_claim_times(broker: Broker, keys: JobKeys, batch_id: str, *, iteration: int = 0, **times_ms: int) -> None:
     """As if the batch had been claimed, or hedged, at these server times."""
     slot, field = keys.slot_of(iteration), item_fields(0, batch_id, 0).claim
-    held: Any = broker.redis.hget(slot.columns, field)
-    broker.redis.hset(slot.columns, field, encode(replace(decode(held, LastClaim), **times_ms)))
+    held: Any = broker.redis.hget(slot.items, field)
+    broker.redis.hset(slot.items, field, encode(replace(decode(held, LastClaim), **times_ms)))
     if "claimed_ms" in times_ms:
         broker.redis.zadd(slot.claims, {batch_id: times_ms["claimed_ms"]}, xx=True)
 

@@ -132,7 +132,7 @@ class StagedJob:
 
     def left_behind(self) -> set[str]:
         """The keys of stages that hold something."""
-        names = {key for slot in self.keys.slots for key in (slot.work, slot.columns)}
+        names = {key for slot in self.keys.slots for key in (slot.work, slot.items)}
         waiting = self.operator.redis.hgetall(self.keys.progress)
         counts = {name.decode() for name in waiting if name.startswith(b"waiting:")}
         return {name for name in names if self.operator.redis.exists(name)} | counts

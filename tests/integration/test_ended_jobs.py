@@ -51,7 +51,7 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
     assert redis.xlen(slot.rollouts) == 0
     groups: Any = redis.xinfo_groups(slot.rollouts)
     assert [(one["pending"], one["consumers"]) for one in groups] == [(0, 0)]
-    assert redis.exists(slot.prompts, slot.ledger, slot.claims, slot.work, slot.columns) == 0
+    assert redis.exists(slot.prompts, slot.ledger, slot.claims, slot.work, slot.items) == 0
     assert read_fence(job.broker, keys).state == "closed"
 
 

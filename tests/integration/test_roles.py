@@ -174,14 +174,14 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         "remove another's rollouts": ((GENERATOR, STAGE, LOADER), ("XTRIM", keys.slots[0].rollouts, "MAXLEN", 0)),
         "put a column past the scripts": (
             (GATEWAY, TRAINER, LOADER),
-            ("HSET", keys.slots[0].columns, "c/0/0/train/0/0", b"forged"),
+            ("HSET", keys.slots[0].items, "c/0/0/train/0/0", b"forged"),
         ),
         "take a generator's prompt": (
             (GATEWAY, TRAINER, LOADER),
-            ("HSET", keys.slots[0].columns, "l/0/0/train/0/0", b"forged"),
+            ("HSET", keys.slots[0].items, "l/0/0/train/0/0", b"forged"),
         ),
         "hide a stage's work": ((GATEWAY, LOADER), ("ZREM", keys.slots[0].work, "0/0/train/0/0")),
-        "drop the columns": ((GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].columns)),
+        "drop the columns": ((GENERATOR, STAGE, LOADER), ("UNLINK", keys.slots[0].items)),
         "take a stage worker's name off": ((GENERATOR, LOADER), ("HDEL", sealed_name(STAGE_WORKERS, seal), "s")),
         "sign for a stage worker": (
             (GATEWAY, TRAINER, GENERATOR, LOADER),

@@ -78,7 +78,7 @@ def test_an_item_whose_batch_no_worker_can_read_fails_with_the_reason(redis_serv
     job = StagedJob(redis_server, [external("judge", unit="batch", max_attempts=2)])
     job.open(count=2)
     job.publish_all(2)
-    job.operator.redis.hset(job.keys.slots[0].columns, "b/0/train/0", encode({"no": "batch"}))
+    job.operator.redis.hset(job.keys.slots[0].items, "b/0/train/0", encode({"no": "batch"}))
     side = job.stage()
     assert [item.batch_id for item in side.claim("judge", 2 * NUM_ROWS)] == ["0/train/1"]
     assert side.claim("judge") == []
@@ -165,7 +165,7 @@ def test_columns_that_a_stage_user_forged_are_refused_by_the_trainer(redis_serve
     batch = job.publish()
     job.run_stage("judge")
     for forged in (b"\xc1", encode({"judge": []}), encode({"judge": [b"\0" * 4] * NUM_ROWS, "reward": []})):
-        job.operator.redis.hset(job.keys.slots[0].columns, "c/1/0/train/0/0", forged)
+        job.operator.redis.hset(job.keys.slots[0].items, "c/1/0/train/0/0", forged)
         with pytest.raises(ContractViolation):
             job.trainer.columns(batch)
 

@@ -89,7 +89,7 @@ def test_a_batch_crosses_the_append_only_file_once_until_it_is_trained(tmp_path:
 def test_a_batch_that_is_gone_beside_its_columns_ends_its_trainer(job: StagedJob) -> None:
     job.publish()
     job.run_stage("judge")
-    job.operator.redis.hdel(job.keys.slots[0].columns, batch_field("0/train/0"))
+    job.operator.redis.hdel(job.keys.slots[0].items, batch_field("0/train/0"))
     with pytest.raises(FenceViolation, match="0/train/0 is gone"):
         job.arrived()
 
@@ -98,7 +98,7 @@ def test_another_batch_in_its_place_is_refused_by_the_trainer(job: StagedJob) ->
     batch = job.publish()
     job.run_stage("judge")
     other = encode(with_text(batch, "another one"))
-    job.operator.redis.hset(job.keys.slots[0].columns, batch_field(batch.batch_id), other)
+    job.operator.redis.hset(job.keys.slots[0].items, batch_field(batch.batch_id), other)
     with pytest.raises(FenceViolation, match="not what the ledger recorded"):
         job.arrived()
 
@@ -158,12 +158,12 @@ def test_leases_that_ended_are_counted_and_buried_together_and_the_rest_goes_out
     assert [(item.batch_id, item.item) for item in items] == [("0/train/1", row) for row in range(NUM_ROWS)]
     assert list(job.trainer.dead_batches(0)) == ["0/train/0"]
     assert job.operator.redis.zcard(job.keys.slots[0].work) == NUM_ROWS
-    assert not any(key.startswith(b"l/0/0/train/0") for key in job.operator.redis.hkeys(job.keys.slots[0].columns))
+    assert not any(key.startswith(b"l/0/0/train/0") for key in job.operator.redis.hkeys(job.keys.slots[0].items))
 
 
 def test_a_refused_copy_of_a_published_batch_leaves_it_as_it_is(job: StagedJob) -> None:
     batch = publish_large(job)
-    columns, field = job.keys.slots[0].columns, batch_field(batch.batch_id)
+    columns, field = job.keys.slots[0].items, batch_field(batch.batch_id)
     before = job.operator.redis.hget(columns, field)
     side, claim, _ = job.sample("g2")
     late = msgspec.structs.replace(

@@ -104,7 +104,7 @@ class StageReplay:
         """The server holds the items and columns of the model, and nothing else."""
         for index, slot in enumerate(self._keys.slots):
             with self._broker.redis.pipeline(transaction=True) as pipe:
-                pipe.hgetall(slot.columns)
+                pipe.hgetall(slot.items)
                 pipe.zrange(slot.work, 0, -1, withscores=True)
                 pipe.hgetall(slot.ledger)
                 pipe.hgetall(self._keys.progress)
