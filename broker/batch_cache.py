@@ -37,11 +37,11 @@ class BatchCache:
         with self._lock:
             return dict(self._held)
 
-    def keep(self, batch_id: str, held: CachedBatch) -> None:
+    def keep(self, batch_id: str, cached: CachedBatch) -> None:
         with self._lock:
-            self._held[batch_id] = held
+            self._held[batch_id] = cached
             self._held.move_to_end(batch_id)
-            num_bytes = sum(one.num_bytes for one in self._held.values())
+            num_bytes = sum(cached.num_bytes for cached in self._held.values())
             while len(self._held) > CACHED_BATCHES or (num_bytes > CACHED_BYTES and len(self._held) > 1):
                 num_bytes -= self._held.popitem(last=False)[1].num_bytes
 

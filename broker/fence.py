@@ -79,7 +79,7 @@ class FenceState(Record, frozen=True, kw_only=True):
     @property
     def is_sampled(self) -> bool:
         """Whether nothing of the oldest open iteration is left to sample: `synchronous` and `colocated` wait for it."""
-        return all(one.batches_published + one.batches_dead >= one.batches_expected for one in self.window[:1])
+        return all(first.batches_published + first.batches_dead >= first.batches_expected for first in self.window[:1])
 
     def is_held(self, now_s: float) -> bool:
         """Whether a trainer's lease lives. One longer than it was taken for is from before a clock stepped back."""
@@ -101,12 +101,12 @@ def fence_of(rows: Mapping[bytes, bytes], counts: Mapping[bytes, bytes]) -> Fenc
     is_readable = rows.get(b"ledger_format") == LEDGER_FORMAT
     packed = decode(rows[b"window"], list[WindowEntry]) if is_readable else []
     known = decode(rows[b"versions"], list[KnownVersion]) if is_readable else []
-    window = tuple(_open_iteration(one, counts) for one in packed)
+    window = tuple(_open_iteration(opened, counts) for opened in packed)
     return FenceState(
         state="open" if window else "closed" if is_readable else "",
         committed=int(rows.get(b"committed", -1)),
         window=window,
-        versions={one.version: one.digest for one in known},
+        versions={version.version: version.digest for version in known},
         trainer_epoch=int(rows.get(b"epoch", 0)),
         lease_until_s=float(rows.get(b"lease_until", 0)) / 1000,
         lease_s=float(rows.get(b"lease_ms", 0)) / 1000,

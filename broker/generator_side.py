@@ -167,17 +167,17 @@ class GeneratorSide(LeasedSide[Claim]):
         keys = self._job.keys
         block = max(1, int(timeout_s * 1000)) if self._has_news else None
         with self.broker.call(blocks_s=timeout_s):
-            found: Any = self.broker.redis.xread({keys.shards: self._last_shard}, block=block)
+            answer: Any = self.broker.redis.xread({keys.shards: self._last_shard}, block=block)
         versions = tuple(self.announced_weights())
         self._has_news = True
-        newest, shards = versions[-1].policy_version if versions else -1, self._read(found[0][1] if found else [])
-        return WeightNews(versions=versions, shards=tuple(one for one in shards if one.policy_version > newest))
+        newest, shards = versions[-1].policy_version if versions else -1, self._read(answer[0][1] if answer else [])
+        return WeightNews(versions=versions, shards=tuple(shard for shard in shards if shard.policy_version > newest))
 
     def announced_weights(self) -> list[WeightManifest]:
         """The versions that are announced, oldest first."""
         with self.broker.call():
             packed: Any = self.broker.redis.hvals(self._job.keys.weights)
-        return sorted((decode(one, WeightManifest) for one in packed), key=lambda one: one.policy_version)
+        return sorted((decode(value, WeightManifest) for value in packed), key=lambda version: version.policy_version)
 
     def _lease_of(self, claim: Claim) -> Lease:
         batch = claim.prompt_batch

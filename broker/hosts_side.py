@@ -81,9 +81,9 @@ class HostGroup(Record, frozen=True, kw_only=True):
     @property
     def in_words(self) -> str:
         """Which hosts have offered their ranks, and which were refused and why."""
-        hosts = [one.host for one in self.members]
-        out = [one for one in self.refused if one.host not in hosts][-MOST_NAMED:]
-        refused = ", ".join(f"{one.host}: {REFUSALS.get(one.why, one.why)}" for one in out)
+        hosts = [member.host for member in self.members]
+        out = [refusal for refusal in self.refused if refusal.host not in hosts][-MOST_NAMED:]
+        refused = ", ".join(f"{refusal.host}: {REFUSALS.get(refusal.why, refusal.why)}" for refusal in out)
         return f"offered: {', '.join(hosts[:MOST_NAMED]) or 'none'}; refused: {refused or 'none'}"
 
 
@@ -94,7 +94,7 @@ def hosts_waited_for(broker: Broker, job_id: str, *, least: int, now_s: float) -
     if packed is None:
         return f"{least} hosts, and none offers its ranks: start consumers with ONBEAT_NETWORK"
     group = decode(packed, HostGroup)
-    if any(one.until_ms <= 1000 * now_s for one in group.members):
+    if any(member.until_ms <= 1000 * now_s for member in group.members):
         group = replace(group, members=(), sealed=0)  # as the script has it in its next call
     if group.sealed:
         return f"the ranks of {len(group.members)} hosts"

@@ -35,7 +35,7 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
         if not states and not name:
             return job_ids
         wanted = {state.value.encode() for state in states or JobState}
-        found: list[str] = []
+        matching: list[str] = []
         for start in range(0, len(job_ids), JOBS_AT_ONCE):
             some = job_ids[start : start + JOBS_AT_ONCE]
             pipe = redis.pipeline(transaction=False)
@@ -44,8 +44,8 @@ def find_jobs(broker: Broker, *, states: Collection[JobState] = (), name: str = 
             answers = pipe.execute(raise_on_error=False)  # one damaged job is no answer
             for job_id, state, spec in zip(some, answers[::2], answers[1::2], strict=True):
                 if isinstance(state, bytes) and state in wanted and name.casefold() in _name_of(spec).casefold():
-                    found.append(job_id)
-    return found
+                    matching.append(job_id)
+    return matching
 
 
 def _name_of(spec: object) -> str:

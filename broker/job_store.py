@@ -135,7 +135,7 @@ class JobStore:
         with self._broker.call():
             active = list(self._redis.smembers(keys.ACTIVE))
             created_s = self._redis.zmscore(keys.JOBS, active) if active else []
-        in_order = sorted(zip((one or 0.0 for one in created_s), active, strict=True))
+        in_order = sorted(zip((at_s or 0.0 for at_s in created_s), active, strict=True))
         return ids_among(job_id for _, job_id in in_order)
 
     def forks_of(self, job_id: str) -> dict[str, int]:

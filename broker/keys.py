@@ -15,7 +15,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:S:{J}:ledger | hash, batch id → BatchRecord | open, claim, publish, fail | all scripts | iteration |
 | onbeat:S:{J}:claims | sorted set, batch id → its claim in ms | claim, publish, fail | claim, to hedge | iteration |
 | onbeat:S:{J}:work | sorted set, batch or item of a stage → its lease's end | all scripts | both claims | iteration |
-| onbeat:S:{J}:items | hash, by item its last claim and its columns; batches | all scripts | both claims, trainer | iteration |
+| onbeat:S:{J}:items | hash, by item its claim and columns; batches | all scripts | both claims, trainer | iteration |
 | onbeat:{J}:weights | hash, version → WeightManifest | trainer | generators | newest versions |
 | onbeat:{J}:chunks | hash, VERSION/FILE/N → bytes | trainer | generators | newest versions, hours |
 | onbeat:{J}:shards | stream, WeightShard | trainer | generators | newest 100 |

@@ -130,11 +130,11 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
     sizes, of_slots = rest[: 2 * len(KEPT_STREAMS)], rest[2 * len(KEPT_STREAMS) :]
     now_s, fence = _seconds(clock), read_fence(broker, keys)
     slots = [_slot_state(of_slots[at : at + SLOT_ANSWERS], now_s) for at in range(0, len(of_slots), SLOT_ANSWERS)]
-    kept = (
+    states = (
         StreamState(name=name, num_entries=num_entries, num_pending=0, num_waiting=0, memory_bytes=memory_bytes or 0)
         for name, num_entries, memory_bytes in zip(KEPT_STREAMS, sizes[0::2], sizes[1::2], strict=True)
     )
-    in_order = [one.iteration % len(slots) for one in fence.window]
+    in_order = [opened.iteration % len(slots) for opened in fence.window]
     leases = (lease for at in in_order for lease in _leases(broker, keys.slots[at], slots[at].leases, now_s))
     staged = _stages(broker, job_id, spec)
     lease_s = fence.lease_until_s - now_s
@@ -144,7 +144,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         iteration=fence.iteration,
         max_policy_lag=len(keys.slots) - 1,
         trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
-        streams=(_sum([one.prompts for one in slots]), _sum([one.rollouts for one in slots]), *kept),
+        streams=(_sum([slot.prompts for slot in slots]), _sum([slot.rollouts for slot in slots]), *states),
         leases=tuple(islice(leases, MAX_LEASES)),
         generators=seen_generators(broker, now_s),
         **_counted(StreamReport, fence, last_audit, counters),
@@ -184,8 +184,8 @@ class _Slot(NamedTuple):
 def _slot_state(answers: Sequence[Any], now_s: float) -> _Slot:
     ledger, leases, *sizes = answers
     batches: list[Any] = [readable(value, BatchRecord) for value in ledger.values()]  # type: ignore[arg-type]
-    sent_ms = [one.sent_ms for one in batches if isinstance(one, Expected)]
-    entries = [one.entry for one in batches if isinstance(one, Published) and one.entry]
+    sent_ms = [record.sent_ms for record in batches if isinstance(record, Expected)]
+    entries = [record.entry for record in batches if isinstance(record, Published) and record.entry]
     return _Slot(
         prompts=_stream_state("prompts", sizes[:3], sent_ms, now_s),
         rollouts=_stream_state("rollouts", sizes[3:], [int(entry.partition("-")[0]) for entry in entries], now_s),
@@ -211,9 +211,9 @@ def _stream_state(name: str, sizes: Sequence[Any], times_ms: Sequence[int], now_
 
 def _sum(of_slots: Sequence[StreamState]) -> StreamState:
     """The streams of one name over the window."""
-    ages_s = [one.oldest_age_s for one in of_slots if one.oldest_age_s is not None]
+    ages_s = [state.oldest_age_s for state in of_slots if state.oldest_age_s is not None]
     numbers = ("num_entries", "num_pending", "num_waiting", "memory_bytes")
-    sums = {name: sum(getattr(one, name) for one in of_slots) for name in numbers}
+    sums = {name: sum(getattr(state, name) for state in of_slots) for name in numbers}
     return StreamState(name=of_slots[0].name, oldest_age_s=max(ages_s, default=None), **sums)
 
 
@@ -231,7 +231,7 @@ def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: 
     """What keeps all generators from the job's batches; "" where one may be at work on them."""
     if not live:
         return "a generator, and none lives: start one with `onbeat up` or `python -m producer`"
-    able = [one for one in live if one.serves(job_id, deterministic=spec.deterministic)]
+    able = [generator for generator in live if generator.serves(job_id, deterministic=spec.deterministic)]
     if not able:
         return awaited_generator(live, job_id, lambda: fence.engine)
     return missed_by_all(able, (REWARD_SERVICE,))
@@ -272,7 +272,7 @@ def _waits_for(
     stages = StagePresence(broker)
     of_stages = stages.missed(job_id, spec.stages) | stages.unserved(job_id, spec.stages)
     awaited = (_generators_waited_for(job_id, spec, fence, live), *of_stages.values())
-    return next((f"waits for {one}" for one in awaited if one), "")
+    return next((f"waits for {what}" for what in awaited if what), "")
 
 
 def _leases(broker: Broker, slot: SlotKeys, leases: Sequence[tuple[bytes, float]], now_s: float) -> list[PromptLease]:

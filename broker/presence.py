@@ -93,10 +93,10 @@ def awaited_generator(live: Sequence[GeneratorInfo], job_id: str, kind: Callable
     """What a job waits for where none of the live generators serves it. kind: asks which kind of engine samples it."""
     if not live:
         return "a live generator"
-    for one in live:
-        if why := one.reason(job_id):
-            return f"a live generator that can serve the job; {one.worker_id} leaves it alone: {why}"
-    others = {one.info.get(ENGINE, "") for one in live if one.has_other_engine(job_id)}
+    for generator in live:
+        if why := generator.reason(job_id):
+            return f"a live generator that can serve the job; {generator.worker_id} leaves it alone: {why}"
+    others = {generator.info.get(ENGINE, "") for generator in live if generator.has_other_engine(job_id)}
     if not others:
         return "a live generator for a deterministic job"
     return (
@@ -145,9 +145,9 @@ class _Board(Generic[Info]):
     def live(self) -> list[Info]:
         """Those seen within LIVE_S, by id; those not seen for ten times as long are forgotten."""
         now_s = self._broker.now_s()
-        _, *told = self._broker.run("present", kind=self._key)
+        _, *names_and_values = self._broker.run("present", kind=self._key)
         live: list[Info] = []
-        for name, value in zip(told[0::2], told[1::2], strict=True):
+        for name, value in zip(names_and_values[0::2], names_and_values[1::2], strict=True):
             try:
                 info = decode(value, self._kind)
             except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again
@@ -195,10 +195,10 @@ class StagePresence(_Board[StageWorkerInfo]):
         """The stages of which no worker reaches the judge: name → what is missed, as `missed_by_all` has it."""
         judged = [stage for stage in stages if isinstance(stage, LlmJudgeStage)]
         live = self.live() if judged else []
-        found = {
-            stage.name: missed_by_all([one for one in live if one.is_for(job_id, stage)], [JUDGE]) for stage in judged
+        by_stage = {
+            stage.name: missed_by_all([who for who in live if who.is_for(job_id, stage)], [JUDGE]) for stage in judged
         }
-        return {name: missed for name, missed in found.items() if missed}
+        return {name: missed for name, missed in by_stage.items() if missed}
 
     def unserved(self, job_id: str, stages: Sequence[StageSpec]) -> dict[str, str]:
         """What a job waits for: the stages that no live worker serves, in the order of the spec.
@@ -213,21 +213,21 @@ class StagePresence(_Board[StageWorkerInfo]):
 def services_info(services: Iterable[Dependency]) -> dict[str, str]:
     """What a process says in its info of the services that it asks."""
     services = list(services)
-    answered = {one.name: one.answered_s for one in services}
+    answered = {service.name: service.answered_s for service in services}
     return {
-        MISSES: "\n".join(f"{one.name} for {one.away_s:.1f} s {one.why}" for one in services if one.is_away),
+        MISSES: "\n".join(f"{away.name} for {away.away_s:.1f} s {away.why}" for away in services if away.is_away),
         REACHES: "\n".join(f"{name} {ago_s:.1f} s ago" for name, ago_s in answered.items() if ago_s is not None),
     }
 
 
 def compare(services: Iterable[Dependency], own_id: str, live: Sequence[WorkerInfo]) -> None:
     """Tells each of a process' services how the other processes fare with it. live: own_id's last beat among them."""
-    own = next((one for one in live if one.worker_id == own_id), None)
-    others = [one for one in live if one.worker_id != own_id]
+    own = next((worker for worker in live if worker.worker_id == own_id), None)
+    others = [worker for worker in live if worker.worker_id != own_id]
     for service in services:
         missed = _missed(own, service.name) if own else None
-        service.others_miss = any(_missed(one, service.name) for one in others)
-        if own and missed and any(_reached_s(one, service.name) > own.seen_s - missed.for_s + 1.0 for one in others):
+        service.others_miss = any(_missed(peer, service.name) for peer in others)
+        if own and missed and any(_reached_s(peer, service.name) > own.seen_s - missed.for_s + 1.0 for peer in others):
             service.reached_by_others()
 
 
@@ -237,9 +237,9 @@ def missed_by_all(live: Sequence[WorkerInfo], services: Iterable[str]) -> str:
     One that reaches it is enough: the others give their work back.
     """
     for name in services:
-        found = [missed for one in live if (missed := _missed(one, name))]
-        if found and len(found) == len(live):
-            longest = max(found, key=lambda missed: missed.for_s)
+        misses = [missed for worker in live if (missed := _missed(worker, name))]
+        if misses and len(misses) == len(live):
+            longest = max(misses, key=lambda missed: missed.for_s)
             return f"the {name} {longest.why}, for {longest.for_s:.0f} s (as {longest.by} says)"
     return ""
 
@@ -250,21 +250,21 @@ class _Missed(NamedTuple):
     by: str
 
 
-def _missed(one: WorkerInfo, name: str) -> _Missed | None:
-    for line in one.info.get(MISSES, "").splitlines():
-        if found := re.fullmatch(rf"{name} for (\d{{1,12}}\.\d) s (.{{1,1000}})", line):
-            return _Missed(float(found[1]), found[2], one.worker_id)
+def _missed(worker: WorkerInfo, name: str) -> _Missed | None:
+    for line in worker.info.get(MISSES, "").splitlines():
+        if parts := re.fullmatch(rf"{name} for (\d{{1,12}}\.\d) s (.{{1,1000}})", line):
+            return _Missed(float(parts[1]), parts[2], worker.worker_id)
     return None
 
 
-def _reached_s(one: WorkerInfo, name: str) -> float:
+def _reached_s(worker: WorkerInfo, name: str) -> float:
     """When the service answered it last, by the server's clock; far back where it doesn't say so."""
-    for line in one.info.get(REACHES, "").splitlines():
-        if found := re.fullmatch(rf"{name} (\d{{1,12}}\.\d) s ago", line):
-            return one.seen_s - float(found[1])
+    for line in worker.info.get(REACHES, "").splitlines():
+        if parts := re.fullmatch(rf"{name} (\d{{1,12}}\.\d) s ago", line):
+            return worker.seen_s - float(parts[1])
     return float("-inf")
 
 
 def _awaited(job_id: str, stage: StageSpec, live: Sequence[StageWorkerInfo]) -> str:
-    reasons = [f"; {one.worker_id} leaves it alone: {why}" for one in live if (why := one.reason(job_id, stage))]
+    reasons = [f"; {peer.worker_id} leaves it alone: {why}" for peer in live if (why := peer.reason(job_id, stage))]
     return f"a live worker of stage {stage.name}{reasons[0] if reasons else ''}"

@@ -55,8 +55,8 @@ class SpanStream:
             return []
         milliseconds, number = map(int, entries[-1][0].split(b"-"))
         self._broker.write("XTRIM", "spans", "MINID", f"{milliseconds}-{number + 1}", job=self._job_id)
-        found = [span for _, fields in entries for span in self._spans(fields.get(FIELD, b""))]
-        return [span for span in found if is_plausible(span)]
+        spans = [span for _, fields in entries for span in self._spans(fields.get(FIELD, b""))]
+        return [span for span in spans if is_plausible(span)]
 
     def _spans(self, packed: bytes) -> tuple[TimelineSpan, ...]:
         if len(packed) <= MAX_REPORT_BYTES:

@@ -94,10 +94,10 @@ def _items(slot: SlotKeys, ledger: Mapping[bytes, bytes], work: Sequence[tuple[b
     staged = {batch_id: batch.staged_ms for batch_id, batch in batches.items() if batch}
     items = []
     for member, score in work:
-        found = MEMBER.fullmatch(member)
-        if found is None or not math.isfinite(score):
+        parts = MEMBER.fullmatch(member)
+        if parts is None or not math.isfinite(score):
             continue  # generators and stage workers may write there: a report shows what it can
-        stage, batch_id, number = int(found[1]), found[2].decode(), int(found[3])
+        stage, batch_id, number = int(parts[1]), parts[2].decode(), int(parts[3])
         items.append(_Item(stage - 1, batch_id, number, int(score) - stage * STAGE_BAND, staged.get(batch_id, 0), slot))
     return items
 
@@ -109,7 +109,7 @@ def _oldest_age_s(items: Iterable[_Item], now_ms: int) -> float | None:
 
 def _leases(broker: Broker, held: Sequence[_Item], spec: JobSpec, now_ms: int) -> tuple[StageLease, ...]:
     claims = last_claims(
-        broker, [(one.slot, item_fields(one.stage + 1, one.batch_id, one.number).claim) for one in held]
+        broker, [(item.slot, item_fields(item.stage + 1, item.batch_id, item.number).claim) for item in held]
     )
     return tuple(
         StageLease(

@@ -101,7 +101,7 @@ class StageSide(LeasedSide[ClaimedItem]):
                 lease_ms=int(planned.lease_s * 1000),
                 max_attempts=planned.max_attempts,
                 max_rows=max_rows,
-                held={batch_id: one.digest for batch_id, one in held.items()},
+                held={batch_id: cached.digest for batch_id, cached in held.items()},
                 is_idle=is_idle,
             )
             self.empty[stage] = (0, 0.0)
@@ -169,7 +169,7 @@ class StageSide(LeasedSide[ClaimedItem]):
             return []
         payloads: list[bytes] = []
         runs: list[dict[str, Any]] = []
-        for (stage, _), run in itertools.groupby(made, lambda one: (one[0].stage, one[0].digest)):
+        for (stage, _), run in itertools.groupby(made, lambda put: (put[0].stage, put[0].digest)):
             runs.append(self._run_of(*self._find(stage), list(run), payloads))
         _, *outcomes = self._run("put_rows", *payloads, stages=self._job.stages, runs=runs)
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
@@ -195,7 +195,7 @@ class StageSide(LeasedSide[ClaimedItem]):
             "of": first.digest,
             "items": [item.item for item, _ in made],
             "inputs": [item.input_digests for item, _ in made] if planned.after else [],
-            "digests": [content_digest(one) for one in packed] if is_read else [],
+            "digests": [content_digest(values) for values in packed] if is_read else [],
         }
 
     def _lease_of(self, claim: ClaimedItem) -> Lease:
@@ -233,9 +233,9 @@ class StageSide(LeasedSide[ClaimedItem]):
             size = self.plan.stages[before].item_rows(**sizes)
             parts = range(rows.start // size, (rows.stop - 1) // size + 1)
             packed = [values[item_fields(before + 1, found.batch_id, part).columns] for part in parts]
-            digests += [content_digest(one) for one in packed]
+            digests += [content_digest(values) for values in packed]
             first = parts.start * size
-            made = [unpack_values(one) for one in packed]
+            made = [unpack_values(values) for values in packed]
             for name in planned.inputs:
                 if name in made[0]:
                     of_parts = [value for part in made for value in part[name]]
@@ -259,7 +259,7 @@ class StageSide(LeasedSide[ClaimedItem]):
         try:
             number = 1 + self.plan.index(stage)
         except KeyError:
-            names = ", ".join(one.name for one in self.plan.stages) or "none"
+            names = ", ".join(stage.name for stage in self.plan.stages) or "none"
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
         return number, self.plan.stages[number - 1]
 
@@ -269,6 +269,6 @@ def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], ti
     if not waits:
         raise ValueError("there is no job to wait for")
     side = waits[0][0]
-    each = [one for side, stages in waits for name, one in side.empty.items() if stages is None or name in stages]
+    each = [empty for side, stages in waits for name, empty in side.empty.items() if stages is None or name in stages]
     from_ms = min((from_ms for from_ms, _ in each), default=0)
     side.wait_for_wake(from_ms, min([timeout_s, *(due_s for _, due_s in each)]))

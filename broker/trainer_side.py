@@ -198,20 +198,20 @@ class TrainerSide:
         engine, *rows = rows
         if rows and engine and self._engine is None:
             self._engine = engine.decode(errors="replace")
-        given = {
+        claimed = {
             entry.decode(): RolloutEntry(*fields)
             for entry, *fields in zip(rows[0::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
         }
-        entries = {entry: known[entry] if one.payload == b"" else one for entry, one in given.items()}
-        elsewhere = [one.batch_id for one in entries.values() if one.payload is None]
+        entries = {entry: known[entry] if row.payload == b"" else row for entry, row in claimed.items()}
+        elsewhere = [row.batch_id for row in entries.values() if row.payload is None]
         payloads = self._beside_columns(iteration, elsewhere) if elsewhere else {}
         arrived = []
-        for entry, one in entries.items():
-            payload = payloads[one.batch_id] if one.payload is None else one.payload
+        for entry, row in entries.items():
+            payload = payloads[row.batch_id] if row.payload is None else row.payload
             batch = decode(payload, RolloutBatch)
-            if batch_digest(batch) != one.digest.decode():
+            if batch_digest(batch) != row.digest.decode():
                 raise FenceViolation(f"batch {batch.batch_id} is not what the ledger recorded", field="digest")
-            arrived.append(Arrived(batch=batch, digest=one.digest.decode(), num_bytes=len(payload)))
+            arrived.append(Arrived(batch=batch, digest=row.digest.decode(), num_bytes=len(payload)))
             known.pop(entry, None)
             cursor.last_entry = entry
         cursor.awaited_entry = cursor.last_entry
@@ -219,13 +219,13 @@ class TrainerSide:
 
     def _beside_columns(self, iteration: int, batch_ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Batch id → payload, of batches that have columns. Raises FenceViolation for one that is gone."""
-        key, fields = self._keys.slot_of(iteration).items, [batch_field(one.decode()) for one in batch_ids]
+        key, fields = self._keys.slot_of(iteration).items, [batch_field(batch_id.decode()) for batch_id in batch_ids]
         with self._broker.call():
-            found: Any = self._broker.redis.hmget(key, fields)
-        gone = [batch_id.decode() for batch_id, payload in zip(batch_ids, found, strict=True) if payload is None]
+            payloads: Any = self._broker.redis.hmget(key, fields)
+        gone = [batch_id.decode() for batch_id, payload in zip(batch_ids, payloads, strict=True) if payload is None]
         if gone:  # a restarted server has lost it, or another trainer has cleared the iteration
             raise FenceViolation(f"batch {gone[0]} is gone, though it was published", field=key)
-        return dict(zip(batch_ids, found, strict=True))
+        return dict(zip(batch_ids, payloads, strict=True))
 
     def columns(self, batch: RolloutBatch) -> dict[str, tuple[bytes, ...]]:
         """Column → a value for each row, of what the job's stages made of a batch that has arrived.

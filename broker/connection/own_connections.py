@@ -88,11 +88,11 @@ def _answers(connection: Any, commands: Sequence[Command]) -> list[Any]:
 
 def packed(command: Command) -> list[bytes]:
     """A command of the protocol, in pieces: its large arguments are pieces as they are."""
-    if not any(isinstance(one, bytes) and len(one) >= LARGE_BYTES for one in command):
+    if not any(isinstance(word, bytes) and len(word) >= LARGE_BYTES for word in command):
         return [hiredis.pack_command(tuple(command))]  # pyright: ignore[reportArgumentType]
     pieces, small = [], [b"*%d\r\n" % len(command)]
-    for one in command:
-        data = one if isinstance(one, bytes) else str(one).encode()
+    for word in command:
+        data = word if isinstance(word, bytes) else str(word).encode()
         small.append(b"$%d\r\n" % len(data))
         if len(data) >= LARGE_BYTES:
             pieces += [b"".join(small), data]

@@ -79,8 +79,8 @@ def scripts() -> dict[str, str]:
 @functools.cache
 def argument_names(name: str) -> frozenset[str]:
     """What the script is told by name, as its head says."""
-    told = ARGUMENTS.search(scripts()[name])
-    return frozenset(re.findall(r"\w+", told[1])) if told else frozenset()
+    arguments = ARGUMENTS.search(scripts()[name])
+    return frozenset(re.findall(r"\w+", arguments[1])) if arguments else frozenset()
 
 
 def write_texts(folder: Path) -> None:

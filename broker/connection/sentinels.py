@@ -82,7 +82,7 @@ class Primary:
 
     def _look(self, ends_s: float) -> None:
         """Asks until a sentinel knows no older primary than was known before. An older one counts where all know it."""
-        problems, told = [], []
+        problems, answers = [], []
         for _ in range(len(self._sentinels)):
             if time.monotonic() >= ends_s:
                 problems.append("no time was left for the others")
@@ -90,19 +90,19 @@ class Primary:
             host, sentinel = self._sentinels[0]
             # The next look asks another: they learn of a failover one after the other.
             self._sentinels.rotate(-1)
-            found = self._asked(sentinel)
-            if isinstance(found, tuple):
-                told.append(found)
-                if found[0] >= self._epoch:
+            answer = self._asked(sentinel)
+            if isinstance(answer, tuple):
+                answers.append(answer)
+                if answer[0] >= self._epoch:
                     break
             else:
-                problems.append(f"{host} {found}")
+                problems.append(f"{host} {answer}")
         self._looked_s = time.monotonic()
-        self._problem = "" if told else "; ".join(problems)
-        self._num_failed = 0 if told else self._num_failed + 1
+        self._problem = "" if answers else "; ".join(problems)
+        self._num_failed = 0 if answers else self._num_failed + 1
         self._due_s = self._looked_s + (AFTER_FAILURE_S if self._num_failed >= len(self._sentinels) else LOOK_S)
-        if told and (max(told)[0] >= self._epoch or len(told) == len(self._sentinels)):
-            self._epoch, self.place = max(told)
+        if answers and (max(answers)[0] >= self._epoch or len(answers) == len(self._sentinels)):
+            self._epoch, self.place = max(answers)
 
     def _asked(self, sentinel: Redis) -> tuple[int, Place] | str:
         """The failover's number and the place, or why there is none."""

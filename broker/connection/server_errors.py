@@ -45,8 +45,8 @@ CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 def code(error: Exception) -> str:
     """The error's first word, as the server sent it; "" where there is none."""
     status: str | None = getattr(error, "status_code", None)
-    found = CODE.search(str(error))
-    return status or (found[1] if found else "")
+    code = CODE.search(str(error))
+    return status or (code[1] if code else "")
 
 
 def passes(error: Exception) -> bool:
