@@ -168,6 +168,11 @@ class FakeSide:
             settled=tuple(one for one in claims if one in self.over or one.prompt_batch.batch_id in self.settled),
         )
 
+    async def beats(self) -> None:
+        """Returns after three more renewals: what a generator does not do by then, it waits with."""
+        enough = len(self.renewed) + 3
+        await self._changes.until(lambda: len(self.renewed) >= enough)
+
     def publish(self, claim: Claim, batch: RolloutBatch) -> PublishOutcome:
         outcome = self.outcomes.get(batch.batch_id, PublishOutcome.ACCEPTED)
         if outcome is PublishOutcome.ACCEPTED:

@@ -222,8 +222,7 @@ async def test_nothing_is_claimed_beyond_what_the_reward_service_keeps_up_with(s
     stack.rewards.gate.clear()
     async with stack.running():
         await stack.changes.until(lambda: len(stack.rewards.requests) == MAX_FINISHING)
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert len(side.claimed) == MAX_FINISHING
         stack.rewards.gate.set()
         await stack.changes.until(lambda: len(side.published) == MAX_FINISHING + 2)
@@ -239,8 +238,7 @@ async def test_a_generator_whose_batches_find_no_room_samples_those_that_make_ro
         # At the second refusal the generator knows of the first.
         await stack.changes.until(lambda: len(side.refused) > 1)
         side.add(*stack.work("job", 1))
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert len(side.claimed) == 1
         side.is_oldest = {"0/train/1"}
         await stack.changes.until(lambda: len(side.published) == 1)
@@ -262,8 +260,7 @@ async def test_nothing_is_loaded_while_a_batch_is_sampled_that_came_again_under_
         await stack.changes.until(lambda: len(side.published) == 1)
         side.add(*stack.work("job", 0, version=1))
         await stack.changes.until(lambda: len(side.claimed) == 3)
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert side.renewed[-1] == ["0/train/0", "1/train/0"], "the lease of the second copy is kept"
         assert "load 1" not in stack.shop.log
         again.set()
@@ -282,8 +279,7 @@ async def test_a_lease_that_was_lost_with_its_iteration_takes_no_other_of_its_na
         await stack.changes.until(lambda: stack.shop.log.count(GENERATES) == 2)
         side.over.append(side.claimed[0])
         await stack.changes.until(lambda: stack.shop.log.count("drop job 0/train/0") == 1)
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert side.renewed[-1] == ["0/train/0"]
         gate.set()
         await stack.changes.until(lambda: len(side.published) == 1)
@@ -419,8 +415,7 @@ async def test_an_engine_gets_as_many_batches_at_once_as_it_takes(stack: Stack) 
         stack.shop.gates[f"0/train/{number}"] = asyncio.Event()
     async with stack.running():
         await stack.changes.until(lambda: len(side.claimed) == 2)
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert len(side.claimed) == 2, "a batch has 4 completions"
         stack.shop.gates["0/train/1"].set()
         await stack.changes.until(lambda: len(side.claimed) == 3 and len(side.published) == 1)
@@ -440,8 +435,7 @@ async def test_of_two_generators_each_has_its_share_of_an_iteration_at_a_time_an
         stack.shop.gates[f"0/train/{number}"] = asyncio.Event()
     async with stack.running():
         await stack.changes.until(lambda: len(side.claimed) == 2)
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert len(side.claimed) == 2
         stack.shop.gates["0/train/0"].set()
         await stack.changes.until(lambda: len(side.claimed) == 3)
@@ -470,8 +464,7 @@ async def test_weights_are_replaced_once_every_batch_of_the_old_ones_is_sampled(
     stack.shop.gates["0/train/0"] = asyncio.Event()
     async with stack.running():
         await stack.changes.until(lambda: len(side.claimed) == 3)
-        beats = len(side.renewed)
-        await stack.changes.until(lambda: len(side.renewed) >= beats + 3)
+        await side.beats()
         assert "load 1" not in stack.shop.log
         stack.shop.gates["0/train/0"].set()
         await stack.changes.until(lambda: len(side.published) == 3)
