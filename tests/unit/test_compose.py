@@ -169,25 +169,30 @@ def test_cages_share_no_network_with_redis_and_each_process_is_asked_whether_it_
         assert url == (f"{port}/healthz" if port != "0" else {"gateway": "8000/readyz"}.get(name, "8100/readyz"))
 
 
+def started(name: str, folder: Path, secret: str, value: str) -> list[str]:
+    """What a service's start calls its program with, and leaves it of the secret; `folder` stands for its /tmp."""
+    service = COMPOSE["services"][name]
+    shell, script = service["entrypoint"]
+    mounted = ROOT / "deploy" / name
+    text = (mounted / Path(script).relative_to(f"/etc/{name}")).read_text()
+    start, program = folder / "start.sh", folder / name
+    start.write_text(text.replace("/tmp/", f"{folder}/").replace(f"/etc/{name}", str(mounted)))
+    program.write_text(f'#!/bin/sh\necho "$@" "${{{secret}-gone}}"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", secret: value}
+    done = subprocess.run(
+        [shell, start, *service["command"]], env=environment, capture_output=True, check=True, text=True
+    )
+    return done.stdout.split()
+
+
 def test_prometheus_finds_the_key_where_its_start_puts_it(tmp_path: Path) -> None:
-    configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    (scrape,) = configured["scrape_configs"]
+    mounted = ROOT / "deploy/prometheus/prometheus.yml"
+    (scrape,) = yaml.safe_load(mounted.read_text())["scrape_configs"]
     key_file = scrape["authorization"]["credentials_file"]
     assert key_file.startswith("/tmp/"), "nothing else of the container can be written"
-    service = COMPOSE["services"]["prometheus"]
-    shell, script = service["entrypoint"]
-    mounted = ROOT / "deploy/prometheus" / Path(script).relative_to("/etc/prometheus")
-    # The script with a folder of the test for /tmp, and a program named prometheus that says how it was called.
-    here = tmp_path / "start.sh"
-    here.write_text(mounted.read_text().replace("/tmp/", f"{tmp_path}/"))
-    program = tmp_path / "prometheus"
-    program.write_text('#!/bin/sh\necho "$@" "${ONBEAT_METRICS_KEY-gone}"\n')
-    program.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ONBEAT_METRICS_KEY": "metrics-word"}
-    done = subprocess.run(
-        [shell, here, *service["command"]], env=environment, capture_output=True, check=True, text=True
-    )
-    assert done.stdout.split() == ["--config.file=/etc/prometheus/prometheus.yml", *service["command"], "gone"]
+    told = started("prometheus", tmp_path, "ONBEAT_METRICS_KEY", "metrics-word")
+    assert told == [f"--config.file={mounted}", *COMPOSE["services"]["prometheus"]["command"], "gone"]
     written = tmp_path / Path(key_file).name
     assert written.read_text() == "metrics-word"
     assert written.stat().st_mode & 0o777 == 0o600
@@ -195,22 +200,12 @@ def test_prometheus_finds_the_key_where_its_start_puts_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("webhook", ["https://hooks.example/T0/a&b|c", ""])
 def test_alertmanager_sends_to_the_webhook_that_its_start_is_told(tmp_path: Path, webhook: str) -> None:
-    service = COMPOSE["services"]["alertmanager"]
-    shell, script = service["entrypoint"]
-    mounted = ROOT / "deploy/alertmanager"
-    here = tmp_path / "start.sh"
-    text = (mounted / Path(script).name).read_text().replace("/tmp/", f"{tmp_path}/")
-    here.write_text(text.replace("/etc/alertmanager", str(mounted)))
-    program = tmp_path / "alertmanager"
-    program.write_text('#!/bin/sh\necho "$@" "${ALERT_WEBHOOK-gone}"\n')
-    program.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "ALERT_WEBHOOK": webhook}
-    done = subprocess.run([shell, here, "x"], env=environment, capture_output=True, check=True, text=True)
-    assert done.stdout.split() == [f"--config.file={tmp_path}/alertmanager.yml", "x", "gone"]
-    written = yaml.safe_load((tmp_path / "alertmanager.yml").read_text())
-    (hook,) = written["receivers"][0]["webhook_configs"]
+    told = started("alertmanager", tmp_path, "ALERT_WEBHOOK", webhook)
+    written = tmp_path / "alertmanager.yml"
+    assert told == [f"--config.file={written}", *COMPOSE["services"]["alertmanager"]["command"], "gone"]
+    (hook,) = yaml.safe_load(written.read_text())["receivers"][0]["webhook_configs"]
     assert hook["url"] == (webhook or "http://127.0.0.1:9/")
-    assert (tmp_path / "alertmanager.yml").stat().st_mode & 0o777 == 0o600
+    assert written.stat().st_mode & 0o777 == 0o600
     configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     assert configured["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["alertmanager:9093"]
 
