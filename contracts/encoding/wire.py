@@ -85,6 +85,8 @@ KEY_IN_PROBLEM = re.compile(r"object (?P<fault>contains unknown|missing required
 INVALID_CHOICE = re.compile(r"invalid (?:enum )?value '?(?P<value>.*?)'?", re.DOTALL)
 """What it says of a literal, an enum or the `type` of a table that is none of its choices."""
 MOST_NAMES = 12
+DID_YOU_MEAN = "did you mean"
+DEEPEST_TABLE = 4
 NEAR = 0.78
 """By `ONBEAT_`, which all settings have in common, no two of them are near."""
 UNION = msgspec.inspect.UnionType
@@ -208,7 +210,20 @@ def _cure(problem: str, kind: msgspec.inspect.Type, field: str) -> str | None:
     if tag_field := keys.get(found["key"]):
         owners = [f'"{one.tag}"' for one in tables if found["key"] in (key.encode_name for key in one.fields)]
         return f"only with {tag_field} = {' or '.join(owners)}"
-    return one_of(found["key"], list(keys))
+    near, places = one_of(found["key"], list(keys)), _places(kind, found["key"])
+    return f"{DID_YOU_MEAN} {' or '.join(places)}?" if places and not (near or "").startswith(DID_YOU_MEAN) else near
+
+
+def _places(kind: msgspec.inspect.Type, key: str) -> list[str]:
+    """The dotted paths of a key in the outermost tables that have it, such as `optimizer.learning_rate`."""
+    level = [("", one) for one in _members(kind)]
+    for _ in range(DEEPEST_TABLE):
+        tables = [(path, one) for path, one in level if isinstance(one, msgspec.inspect.StructType)]
+        below = [(f"{path}{field.encode_name}", field) for path, table in tables for field in table.fields]
+        if found := [path for path, field in below if field.encode_name == key]:
+            return list(dict.fromkeys(found))
+        level = [(f"{path}.", member) for path, field in below for member in _members(field.type)]
+    return []
 
 
 def one_of(value: str, names: Sequence[str]) -> str | None:
@@ -219,7 +234,7 @@ def one_of(value: str, names: Sequence[str]) -> str | None:
     near = difflib.get_close_matches(value[:100], names, n=1, cutoff=NEAR)  # a text from outside may be long
     if not near:
         return f"one of {', '.join(names)}" if names else None
-    return f"did you mean {near[0]}?" + (f" One of {', '.join(names)}" if len(names) <= MOST_NAMES else "")
+    return f"{DID_YOU_MEAN} {near[0]}?" + (f" One of {', '.join(names)}" if len(names) <= MOST_NAMES else "")
 
 
 def _kinds(kind: msgspec.inspect.Type, field: str) -> Sequence[msgspec.inspect.Type]:

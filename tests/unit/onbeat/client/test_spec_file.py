@@ -66,6 +66,11 @@ def test_a_later_setting_wins() -> None:
     [
         ("model.pth=x", r"^model\.pth: unknown key \(did you mean path\? One of path, dtype, cast_lm_head_to_fp32\)$"),
         ("colour=red", r"^colour: unknown key"),
+        ("learning_rate=1e-3", r"^learning_rate: unknown key \(did you mean optimizer\.learning_rate\?\)$"),
+        (
+            "rollout.top_p=0.9",
+            r"^rollout\.top_p: unknown key \(did you mean rollout\.sampling\.top_p or evaluation\.sampling\.top_p\?\)$",
+        ),
         ("dataset.colour=red", r"^dataset\.colour: unknown key"),
         ("dataset.task=chess", r'^dataset\.task: unknown key \(only with type = "reasoning_gym"\)$'),
         ("reward.components.0.colour=red", r"^reward\.components\.0\.colour: unknown key"),
