@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-account bench-experience fuzz soak model mutants chaos lint bench setup-vllm demo-vllm test-vllm test-gpu
+.PHONY: setup lock audit sbom site page page-pictures demo up test setup-trl test-trl setup-verifiers test-verifiers bench-trl bench-account bench-experience fuzz soak model mutants chaos lint types style imports bench setup-vllm demo-vllm test-vllm test-gpu
 
 setup: $(STAMP)
 
@@ -162,11 +162,19 @@ test-gpu: $(STAMP)
 	OMP_NUM_THREADS=1 TEST_DEVICE=cuda $(BIN)/python -m pytest -n 4 --dist loadfile tests/contract/test_on_cuda.py \
 		tests/contract/test_engines.py tests/e2e/test_same_weights.py tests/e2e/test_colocated.py -k "not vllm and not openai"
 
-lint: $(STAMP) audit sbom site
+# Two at a time: the types take as long as all the rest.
+lint: $(STAMP)
+	$(MAKE) -j 2 types style imports audit sbom site
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+imports: $(STAMP)
 	$(BIN)/lint-imports
-	$(BIN)/pyright
 
 bench: $(STAMP)
 	$(BIN)/onbeat bench broker
