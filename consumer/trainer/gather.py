@@ -23,7 +23,7 @@ from consumer.gradient.learner import Trained
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.iteration import Iteration
 from contracts.rollouts import RolloutBatch
-from onbeat.loop.gathering import WAIT_S, Gathering
+from onbeat.loop.gathering import CLAIMED_AT_ONCE, WAIT_S, Gathering
 from onbeat.process.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,9 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
         if took:
             book(ranks.train(is_sampled=is_sampled))
             passes.progress()
-            continue
+            # A claim that found less than it may take is followed by a wait, not by one that finds nothing.
+            if took == CLAIMED_AT_ONCE or not has_use_for_more():
+                continue
         idle_since_s, wait_s = time.monotonic(), 0.0
         gathering.look()
         if has_use_for_more():
