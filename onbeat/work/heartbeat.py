@@ -3,8 +3,8 @@
     claim ─ hold ─▶ Leases ─ renew, three times a lease ─▶ held │ lost: another worker's │ settled: not needed any more
                        └── end: published, put, or given back
 
-Heartbeat   waits for its next beat or a change; unblocked by either; produces renewed leases and presence. Between two
-            beats it looks after copies: one that came second is dropped within COPY_LOOK_S.
+Heartbeat   waits until leases are due, or for a change; unblocked by either; produces presence, and renewed leases
+            where they are due. Until then it looks after copies: one that came second is dropped within COPY_LOOK_S.
 """
 
 from __future__ import annotations
@@ -128,30 +128,35 @@ class Heartbeat(Generic[C]):
     services: Sequence[Dependency]
     """What the work needs beside the broker."""
     num_live: int = 1
-    """Workers of its kind at the last beat."""
+    """Workers of its kind when leases were last renewed."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where there is something to say, or a lease that ends before the next beat; cleared at each beat."""
+    """Set where there is something to say, or leases are due earlier; cleared at each beat."""
     _due_s: float = 0.0
-    """Monotonic time of the next beat."""
+    """Monotonic time of the next renewal, with which comes a look at the others."""
 
     def held(self) -> None:
-        """Looks at a new claim: its lease may be shorter than those that the next beat was chosen for."""
-        if time.monotonic() + self.leases.pause_s < self._due_s:
+        """Looks at a new claim: its lease may be shorter than those that the next renewal was chosen for."""
+        if (due_s := time.monotonic() + self.leases.pause_s) < self._due_s:
+            self._due_s = due_s
             self.changed.set()
 
     async def run(self) -> None:
         while True:
             self.changed.clear()
             await self.calls(self.board.beat, self.worker_id, self.info())
-            live = await self.calls(self.board.live)
-            self.num_live = max(1, len(live))
-            compare(self.services, self.worker_id, live)
-            self.let_go(await self.calls(self.leases.renew))
+            if time.monotonic() >= self._due_s:
+                await self._renew()
             await self._until_beat()
 
-    async def _until_beat(self) -> None:
-        """Returns when the next beat is due, or something has changed; looks after copies until then."""
+    async def _renew(self) -> None:
+        live = await self.calls(self.board.live)
+        self.num_live = max(1, len(live))
+        compare(self.services, self.worker_id, live)
+        self.let_go(await self.calls(self.leases.renew))
         self._due_s = time.monotonic() + self.leases.pause_s
+
+    async def _until_beat(self) -> None:
+        """Returns when the next renewal is due, or something has changed; looks after copies until then."""
         while (left_s := self._due_s - time.monotonic()) > 0:
             await wait_for(self.changed, min(left_s, COPY_LOOK_S) if self.copies() else left_s)
             if self.changed.is_set():
