@@ -100,7 +100,9 @@ class EventStream:
         if not rows:
             return [], None if is_final else POLL_S
         self.after = rows[-1][0]
-        return [encode_event(event_id, event) for event_id, event in rows], 0.0
+        # There may be more than these, or none any more, which the next look says.
+        pause_s = 0.0 if is_final or len(rows) == MAX_EVENTS else POLL_S
+        return [encode_event(event_id, event) for event_id, event in rows], pause_s
 
 
 class CountedStream(EventSourceResponse):

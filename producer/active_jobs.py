@@ -26,7 +26,7 @@ MODEL_SLICE_S = 10.0
 than the batches."""
 OVERDUE_S = 30.0
 """A job that is left alone is tried before the work of others, once it has waited for so long to be tried at all."""
-FRESH_S = 0.2
+FRESH_S = 0.5
 """What the broker said of the active jobs holds for so long: a generator of short batches would ask at each of them. A
 job that is resumed with another spec has a trainer to start meanwhile, and nothing to claim."""
 ASK_AGAIN_S = 10.0

@@ -61,7 +61,8 @@ def gather(held: HeldJob, iteration: Iteration) -> None:
         if not may_take and (may_take := side.fence().is_sampled) and held.schedule.takes_turns:
             held.generators.wait_for_turn(held.folder.job_id, held.keeper.check)
         took = may_take and has_use_for_more() and gathering.take()
-        is_sampled = is_sampled or (num_training > 1 and side.fence().is_sampled)
+        # What has been claimed says it, unless the ranks could take no more than that.
+        is_sampled = is_sampled or iteration.is_complete or (not has_use_for_more() and side.fence().is_sampled)
         if took:
             book(ranks.train(is_sampled=is_sampled))
             passes.progress()
