@@ -85,7 +85,6 @@ KEY_IN_PROBLEM = re.compile(r"object (?P<fault>contains unknown|missing required
 INVALID_CHOICE = re.compile(r"invalid (?:enum )?value '?(?P<value>.*?)'?", re.DOTALL)
 """What it says of a literal, an enum or the `type` of a table that is none of its choices."""
 MOST_NAMES = 12
-DID_YOU_MEAN = "did you mean"
 DEEPEST_TABLE = 4
 NEAR = 0.78
 """By `ONBEAT_`, which all settings have in common, no two of them are near."""
@@ -210,31 +209,28 @@ def _cure(problem: str, kind: msgspec.inspect.Type, field: str) -> str | None:
     if tag_field := keys.get(found["key"]):
         owners = [f'"{one.tag}"' for one in tables if found["key"] in (key.encode_name for key in one.fields)]
         return f"only with {tag_field} = {' or '.join(owners)}"
-    near, places = one_of(found["key"], list(keys)), _places(kind, found["key"])
-    return f"{DID_YOU_MEAN} {' or '.join(places)}?" if places and not (near or "").startswith(DID_YOU_MEAN) else near
+    return one_of(found["key"], list(keys), elsewhere=_places(kind, found["key"]))
 
 
-def _places(kind: msgspec.inspect.Type, key: str) -> list[str]:
-    """The dotted paths of a key in the outermost tables that have it, such as `optimizer.learning_rate`."""
-    level = [("", one) for one in _members(kind)]
-    for _ in range(DEEPEST_TABLE):
-        tables = [(path, one) for path, one in level if isinstance(one, msgspec.inspect.StructType)]
-        below = [(f"{path}{field.encode_name}", field) for path, table in tables for field in table.fields]
-        if found := [path for path, field in below if field.encode_name == key]:
-            return list(dict.fromkeys(found))
-        level = [(f"{path}.", member) for path, field in below for member in _members(field.type)]
-    return []
+def _places(kind: msgspec.inspect.Type, key: str, table: str = "") -> list[str]:
+    """The dotted paths of a key below a type, such as `optimizer.learning_rate`; it looks into no list."""
+    fields = [field for one in _members(kind) if isinstance(one, msgspec.inspect.StructType) for field in one.fields]
+    if any(field.encode_name == key for field in fields):
+        return [f"{table}{key}"]
+    below = [(field.type, f"{table}{field.encode_name}.") for field in fields if table.count(".") < DEEPEST_TABLE]
+    return list(dict.fromkeys(place for of_field, path in below for place in _places(of_field, key, path)))
 
 
-def one_of(value: str, names: Sequence[str]) -> str | None:
+def one_of(value: str, names: Sequence[str], *, elsewhere: Sequence[str] = ()) -> str | None:
     """Returns `did you mean icepop? One of decoupled_ppo, icepop, …`; None where no name is known.
 
-    Of many names only the near one is said.
+    Of many names only the near one is said. elsewhere: where the value would be right, if it is near to none of them.
     """
     near = difflib.get_close_matches(value[:100], names, n=1, cutoff=NEAR)  # a text from outside may be long
-    if not near:
-        return f"one of {', '.join(names)}" if names else None
-    return f"{DID_YOU_MEAN} {near[0]}?" + (f" One of {', '.join(names)}" if len(names) <= MOST_NAMES else "")
+    if near or elsewhere:
+        others = f" One of {', '.join(names)}" if near and len(names) <= MOST_NAMES else ""
+        return f"did you mean {' or '.join(near or elsewhere)}?{others}"
+    return f"one of {', '.join(names)}" if names else None
 
 
 def _kinds(kind: msgspec.inspect.Type, field: str) -> Sequence[msgspec.inspect.Type]:

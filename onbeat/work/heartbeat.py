@@ -145,15 +145,12 @@ class Heartbeat(Generic[C]):
             self.changed.clear()
             await self.calls(self.board.beat, self.worker_id, self.info())
             if time.monotonic() >= self._due_s:
-                await self._renew()
+                live = await self.calls(self.board.live)
+                self.num_live = max(1, len(live))
+                compare(self.services, self.worker_id, live)
+                self.let_go(await self.calls(self.leases.renew))
+                self._due_s = time.monotonic() + self.leases.pause_s
             await self._until_beat()
-
-    async def _renew(self) -> None:
-        live = await self.calls(self.board.live)
-        self.num_live = max(1, len(live))
-        compare(self.services, self.worker_id, live)
-        self.let_go(await self.calls(self.leases.renew))
-        self._due_s = time.monotonic() + self.leases.pause_s
 
     async def _until_beat(self) -> None:
         """Returns when the next renewal is due, or something has changed; looks after copies until then."""
