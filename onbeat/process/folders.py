@@ -1,24 +1,15 @@
 """Folders and files that only their owner may open: what is in them, weights, prompts and keys, needs no mode of its
-own; and their removal for good, under a hidden name first, so that no reader sees half of one.
-
-job-0123456789ab/  ─▶  .job-0123456789ab.removed/  ─▶  nothing
-
-A removal that was killed is found again by that name. Links are removed, never followed.
-"""
+own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
-
-from contracts.errors import OnbeatError
-from onbeat.process.crash_points import reach
 
 PRIVATE = 0o700
 
@@ -86,39 +77,3 @@ def make_missing(folder: Path) -> None:
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=PRIVATE, exist_ok=True)
     folder.mkdir(exist_ok=True)
-
-
-def hidden_name(path: Path) -> Path:
-    """Where a folder goes that is being removed."""
-    return path.with_name(f".{path.name}.removed")
-
-
-def remove_tree(path: Path) -> bool:
-    """Removes a folder, a file or a link, and what an earlier removal left of it; whether there was anything.
-
-    Raises OnbeatError that names the path where the system refuses: a part of it may be gone then, under its hidden
-    name, and another call goes on with the rest.
-    """
-    hidden, found = hidden_name(path), False
-    try:
-        # Links and a half-removed folder are something, too.
-        while os.path.lexists(path) or os.path.lexists(hidden):
-            found = True
-            _remove(hidden)
-            with contextlib.suppress(FileNotFoundError):  # another consumer was faster
-                path.rename(hidden)
-                reach("consumer.removing_files")
-                _remove(hidden)
-    except (OSError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OnbeatError(f"cannot be removed: {reason}", field=str(path), cure="remove it by hand") from error
-    return found
-
-
-def _remove(path: Path) -> None:
-    """What is not there already. `rmtree` opens each folder as one and no link (Python's own answer to races)."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -15,6 +15,11 @@ What retention still owes the folder of a forgotten job stands in itself:
 files_days are over ─▶ checkpoints, recordings and older versions go; the last version's weights and the files stay
 result_days are over ─▶ the whole folder goes
 
+A folder goes under a hidden name first, so that no reader sees half of one, and a removal that was killed is found by
+it; links are removed, never followed:
+
+job-0123456789ab/  ─▶  .job-0123456789ab.removed/  ─▶  nothing
+
 No folder without an audit chain of its own is touched: a server that lost its data has forgotten every job.
 Each step is safe to repeat, by any number of consumers, and goes on where a killed one stopped.
 """
@@ -26,6 +31,8 @@ import functools
 import logging
 import math
 import os
+import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +53,7 @@ from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
-from onbeat.process.folders import remove_tree, sync
+from onbeat.process.folders import sync
 from onbeat.run_files import RunFiles, run_files
 
 if TYPE_CHECKING:
@@ -307,3 +314,39 @@ def _folders(parent: Path) -> list[Path]:
         return []
     with os.scandir(parent) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def hidden_name(path: Path) -> Path:
+    """Where a folder goes that is being removed."""
+    return path.with_name(f".{path.name}.removed")
+
+
+def remove_tree(path: Path) -> bool:
+    """Removes a folder, a file or a link, and what an earlier removal left of it; whether there was anything.
+
+    Raises OnbeatError that names the path where the system refuses: a part of it may be gone then, under its hidden
+    name, and another call goes on with the rest.
+    """
+    hidden, found = hidden_name(path), False
+    try:
+        # Links and a half-removed folder are something, too.
+        while os.path.lexists(path) or os.path.lexists(hidden):
+            found = True
+            _remove(hidden)
+            with contextlib.suppress(FileNotFoundError):  # another consumer was faster
+                path.rename(hidden)
+                reach("consumer.removing_files")
+                _remove(hidden)
+    except (OSError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OnbeatError(f"cannot be removed: {reason}", field=str(path), cure="remove it by hand") from error
+    return found
+
+
+def _remove(path: Path) -> None:
+    """What is not there already. `rmtree` opens each folder as one and no link (Python's own answer to races)."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -27,11 +27,10 @@ from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.event_stream import EventStream
 from gateway.services import Services
-from onbeat.process.folders import hidden_name, remove_tree
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.telemetry.metrics import WorkerMetrics
 from onbeat_extras.retention import sweeper
-from onbeat_extras.retention.sweeper import Sweeper
+from onbeat_extras.retention.sweeper import Sweeper, hidden_name, remove_tree
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, job_of
 from tests.served import asked
