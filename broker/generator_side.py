@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from broker.connection.client import Broker
-from broker.keys import OpenKeys, batch_shape, chunk_field
+from broker.keys import OpenKeys, batch_shape, chunk_field, wake_stream
 from broker.leases import Lease, LeasedSide
 from broker.spans import report_spans
 from contracts.encoding.wire import Record, decode
@@ -77,8 +77,8 @@ class GeneratorSide(LeasedSide[Claim]):
         deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing."""
         super().__init__(broker, job_id, generator_id)
         self._engine = engine
-        self._waits_from_ms = 0
-        """Since the last claim that found nothing, by the server's clock."""
+        self._waits_since = "0"
+        """The last claim that found nothing, in ms by the server's clock, or the entry of a wake after it."""
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
@@ -112,7 +112,7 @@ class GeneratorSide(LeasedSide[Claim]):
             raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
-            self._waits_from_ms = rest[1]
+            self._waits_since = str(rest[1])
             return None
         attempt, number, payload, packed = rest
         manifest = decode(packed, WeightManifest)
@@ -155,7 +155,10 @@ class GeneratorSide(LeasedSide[Claim]):
             timeout_s, self._hedge_due_s = min(timeout_s, self._hedge_due_s), None
         shards = self._job.keys.shards
         also = {} if self._job.spec.schedule_rule.lags else {shards: self._last_shard}
-        return self._read(self.wait_for_wake(self._waits_from_ms, timeout_s, also).get(shards.encode(), []))
+        news = self.wait_for_wake(self._waits_since, timeout_s, also)
+        for entry, _ in news.get(wake_stream(self._worker_id).encode(), ()):
+            self._waits_since = entry.decode()  # the same of a wake
+        return self._read(news.get(shards.encode(), []))
 
     def _read(self, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[WeightShard]:
         if entries:

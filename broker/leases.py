@@ -81,26 +81,19 @@ class LeasedSide(ABC, Generic[C]):
         """Stage → the number of its newest claim whose answer came: what was given out after it comes again first."""
         self._claiming = threading.Lock()
         """Claims go one after the other: of two at once, one would be taken for the other's that was not heard of."""
-        self._woken = (0, "")
-        """Since when it waited last, and the entry of the wake that ended that wait."""
 
     @abstractmethod
     def _lease_of(self, claim: C) -> Lease: ...
 
-    def wait_for_wake(self, from_ms: int, timeout_s: float, also: Mapping[str, str] | None = None) -> dict[bytes, Any]:
+    def wait_for_wake(self, since: str, timeout_s: float, also: Mapping[str, str] | None = None) -> dict[bytes, Any]:
         """Blocks until there is work for this worker, for timeout_s, or until another stream has entries.
 
-        from_ms: what its claim in vain was answered; without another one a wake ends one wait. also: stream → the entry
-        behind which to read; it is answered.
+        since: the ms that its claim in vain was answered, or the entry of a wake after it. also: stream → the entry
+        behind which to read; what is read is answered.
         """
-        stream, (since_ms, entry) = wake_stream(self._worker_id), self._woken
-        after: Any = {stream: entry if since_ms == from_ms and entry else str(from_ms), **(also or {})}
+        after: Any = {wake_stream(self._worker_id): since, **(also or {})}
         with self.broker.call(blocks_s=timeout_s):
-            answer: Any = self.broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000)))
-        news: dict[bytes, Any] = dict(answer)
-        for entry_id, _ in news.get(stream.encode(), ()):
-            self._woken = from_ms, entry_id.decode()
-        return news
+            return dict(self.broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000))))  # type: ignore[arg-type]
 
     def renew(self, claims: Sequence[C]) -> Renewal[C]:
         """Begins the leases anew; answers those that are no longer this worker's (I5)."""

@@ -271,4 +271,4 @@ def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], ti
     side = waits[0][0]
     each = [empty for side, stages in waits for name, empty in side.empty.items() if stages is None or name in stages]
     from_ms = min((from_ms for from_ms, _ in each), default=0)
-    side.wait_for_wake(from_ms, min([timeout_s, *(due_s for _, due_s in each)]))
+    side.wait_for_wake(str(from_ms), min([timeout_s, *(due_s for _, due_s in each)]))
