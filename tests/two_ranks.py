@@ -11,17 +11,20 @@ import torch.distributed as dist
 
 from onbeat.stack.ports import free_port
 
+IMPORTED = [
+    *("torch.distributed", "consumer.gradient.assembly", "consumer.ranks.rank", "tests.builders"),
+    "transformers.models.qwen3.modeling_qwen3",
+]
+"""What ranks need: they are forked from a process that has it."""
 BeRank = Callable[[int, Path], None]
 """Rank and folder; of a module's top level, so that another process can import it."""
 
 
 def run_two_ranks(be_rank: BeRank, folder: Path, *, deadline_s: float = 300.0) -> None:
     """Returns when both have ended well; fails where one has not, or takes longer."""
-    port = free_port()
-    processes = [
-        multiprocessing.get_context("spawn").Process(target=_start, args=(be_rank, rank, port, folder), daemon=True)
-        for rank in range(2)
-    ]
+    port, context = free_port(), multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    processes = [context.Process(target=_start, args=(be_rank, rank, port, folder), daemon=True) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
