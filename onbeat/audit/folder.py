@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from contracts.answers import AuditVerdict
 from contracts.encoding.json_lines import read_plain
 from contracts.encoding.wire import Record, decode_json, encode_json
-from contracts.errors import Conflict, InvalidInput, NotFound
+from contracts.errors import InvalidInput, NotFound
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -17,15 +15,6 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
 
 FILE_NAME = "audit.json"
-
-
-class AuditTask(Record, frozen=True, kw_only=True):
-    """What a stack knows of a run, for a process that checks its folder."""
-
-    spec: JobSpec
-    is_complete: bool
-    """The job succeeded, so that nothing may be missing at the end."""
-    entries: tuple[AuditEntry, ...]
 
 
 class AuditFile(Record, frozen=True, kw_only=True):
@@ -78,31 +67,12 @@ def read_spec(folder: RunFolder) -> JobSpec:
         raise InvalidInput(f"{folder.spec} is damaged: {error}", field="spec") from error
 
 
-def verdict_of(folder: RunFolder, task: AuditTask) -> AuditVerdict:
-    """Raises Conflict for a job without a record, NotFound where its folder isn't here, ContractViolation for a damaged
-    file."""
-    if not task.entries:
-        raise Conflict("nothing was committed yet, so there is nothing to verify", field="state")
-    if not folder.path.is_dir():
-        raise NotFound(
-            f"its run folder isn't below {folder.run_root} here, so its weights can't be hashed again",
-            field="job_id",
-            cure="verify it where the folder is: `onbeat verify JOB --run-dir DIR`",
-        )
-    return _checked(folder, task.entries, task.spec, complete=task.is_complete, notes=_notes(folder))
-
-
-def _notes(folder: RunFolder) -> tuple[str, ...]:
-    if folder.weight_root == folder.run_root or folder.weights.is_dir():
-        return ()
-    # A weight root in memory, or of another host; and a job that has ended keeps nothing there.
-    return (f"no published versions are below the weight root {folder.weight_root} here, only checkpoints",)
-
-
 def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> AuditVerdict:
     """Checks the chain, and the weights that the folder still holds."""
-    return _checked(folder, entries, read_spec(folder), complete=status.state is JobState.SUCCEEDED)
-
-
-def _checked(folder: RunFolder, entries: Sequence[AuditEntry], spec: JobSpec, **told: Any) -> AuditVerdict:
-    return verify_run(entries, spec, job_id=folder.job_id, digests_on_disk=digests_on_disk(folder), **told)
+    return verify_run(
+        entries,
+        read_spec(folder),
+        complete=status.state is JobState.SUCCEEDED,
+        digests_on_disk=digests_on_disk(folder),
+        job_id=folder.job_id,
+    )

@@ -1,6 +1,6 @@
 """A check of a job's audit chain and weights, in a process of its own: it takes time, and a version's memory.
 
-request ─▶ chain, spec and state from the broker ─▶ `python -m onbeat.audit` ─▶ verdict
+request ─▶ chain, spec and state from the broker ─▶ check_process.py ─▶ verdict
                                                         └─ killed at the deadline, with its client, with the gateway
 """
 
@@ -23,18 +23,17 @@ from contracts.jobs import JobState
 from contracts.settings import PREFIX
 from gateway.services import Services
 from onbeat.audit.chain import AuditEntry
-from onbeat.audit.folder import AuditTask
 from onbeat.http_service.bodies import while_connected
 from onbeat.http_service.problems import Problem
 from onbeat.process.launcher import with_own_packages
+from onbeat_extras.looking import check_process
+from onbeat_extras.looking.check_process import REFUSED, AuditTask
 
-COMMAND = (sys.executable, "-m", "onbeat.audit")
+COMMAND = (sys.executable, "-m", check_process.__name__)
 MAX_AT_ONCE = 2
 """Each may take the memory of a version, and a core."""
 RUNNING: set[object] = set()
 """This process' checks; the event loop's thread alone touches it."""
-REFUSED = 2
-"""Exit code of `python -m onbeat.audit`: stdout holds the problem."""
 
 
 async def verify(request: Request, services: Services, job_id: str) -> AuditVerdict | None:
