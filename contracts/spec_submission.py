@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from contracts.encoding.wire import decode
+from contracts.engines import ENGINES
 from contracts.errors import InvalidInput
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.spec import ForkSpec, JobSpec
@@ -54,9 +55,10 @@ def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: C
             field=f"rollout.sampling.{truncation.split()[0]}",
             cure="leave it out, or add a generator with transformers",
         )
-    if spec.weights.elsewhere and "openai" in not_reproducible and not spec.deterministic:
+    of_files = [name for name in not_reproducible if name in ENGINES and not ENGINES[name].reads_elsewhere]
+    if spec.weights.elsewhere and of_files and not spec.deterministic:
         raise InvalidInput(
-            f"the server of a generator with openai reads files, not {spec.weights.elsewhere}",
+            f"the server of a generator with {of_files[0]} reads files, not {spec.weights.elsewhere}",
             field="weights.transport",
             cure='set it to "file" or "delta"',
         )

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from starlette.concurrency import run_in_threadpool
 
-from contracts.errors import OnbeatError
+from contracts.errors import Unavailable
 from contracts.settings import StackSettings
 from onbeat.http_service.access import Access, AccessRules
-from onbeat.http_service.problems import Problem, answer_with_problems
+from onbeat.http_service.problems import answer_with_problems
 from onbeat.http_service.process_routes import process_routes
 from reward_service import endpoints
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
@@ -77,14 +76,11 @@ async def _close_pools_at_the_end(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _require_ready(request: Request) -> None:
-    """Raises Problem 503 unless both pools work now: a turn of the scorers', once in a while (Readiness)."""
+    """Raises Unavailable unless both pools work now: a turn of the scorers', once in a while (Readiness)."""
     environments: EnvironmentPool = request.app.state.environments
     if not environments.is_alive:
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the environment pool is not alive")
-    try:
-        await self_test(request.app.state.scorers)
-    except OnbeatError as error:
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+        raise Unavailable("the environment pool is not alive")
+    await self_test(request.app.state.scorers)
 
 
 def _exposition(request: Request) -> bytes:

@@ -122,10 +122,7 @@ async def scores(request: Request) -> Response:
     metrics: RewardMetrics = request.app.state.metrics
 
     async def call(asked: RewardRequest) -> RewardResponse:
-        try:
-            response = await score(asked, request.app.state.scorers)
-        except Unavailable as error:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
+        response = await score(asked, request.app.state.scorers)
         metrics.count_results(response.results)
         return response
 

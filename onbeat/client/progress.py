@@ -21,7 +21,6 @@ class JobProgress:
     """By iteration; a replayed one replaces its first metrics."""
     evaluations: dict[int, EvaluationScore] = field(default_factory=dict)
     num_trainer_starts: int = 0
-    dead_batches: list[str] = field(default_factory=list)
 
     def apply(self, event: events.JobEvent) -> None:
         if isinstance(event, events.IterationCommitted):
@@ -30,8 +29,6 @@ class JobProgress:
             self.evaluations[event.score.iteration] = event.score
         elif isinstance(event, events.TrainerStarted):
             self.num_trainer_starts += 1
-        elif isinstance(event, events.BatchDead):
-            self.dead_batches.append(event.batch_id)
 
     @property
     def in_order(self) -> list[events.IterationMetrics]:

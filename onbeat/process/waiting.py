@@ -32,7 +32,7 @@ A = TypeVar("A")
 
 @dataclass
 class Waiting:
-    """Poked by a loop; logs once after `log_after_s`, raises DeadlineExceeded after `deadline_s`.
+    """Poked by a loop; logs once after LOG_AFTER_S, raises DeadlineExceeded after `deadline_s`.
 
     `with Waiting(...) as waiting:` also logs the end of a wait that was logged as long.
     """
@@ -41,7 +41,6 @@ class Waiting:
     _: KW_ONLY
     deadline_s: float
     cure: str | None = None
-    log_after_s: float = LOG_AFTER_S
     clock: Callable[[], float] = time.monotonic
     _logged: bool = False
 
@@ -64,7 +63,7 @@ class Waiting:
         waited_s = self.waited_s
         if waited_s >= self.deadline_s:
             raise DeadlineExceeded(f"waited {waited_s:.0f} s for {self.what}", cure=self.cure)
-        if waited_s >= self.log_after_s and not self._logged:
+        if waited_s >= LOG_AFTER_S and not self._logged:
             self._logged = True
             log.info("waiting for %s, %.0f s so far, giving up after %.0f s", self.what, waited_s, self.deadline_s)
 

@@ -25,7 +25,7 @@ from threading import Condition
 
 from starlette.concurrency import run_in_threadpool
 
-from contracts.errors import OnbeatError, Unavailable
+from contracts.errors import Unavailable
 from contracts.rewards import FormatReward, RewardItem, RewardRequest, RewardResponse, Scored
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
@@ -171,4 +171,4 @@ async def self_test(pool: ScorerPool) -> None:
         waiting = pool.num_waiting_items()
         raise Unavailable(f"no scorer process took an item within {SELF_TEST_TIMEOUT_S:g} s, {waiting} wait") from error
     if response.results != (Scored(reward=1.0, breakdown={"format": 1.0}),):
-        raise OnbeatError(f"the self-test was scored as {response.results[0]}")
+        raise Unavailable(f"the self-test was scored as {response.results[0]}")
