@@ -285,6 +285,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             resamples=self.rollout.max_resamples > 0,
             batch_tokens=self.rollout.prompts_per_batch * self.rollout.group_size * self.max_sampled_tokens,
             max_bytes=self.limits.max_batch_bytes,
+            dtype=self.model.dtype,
         )
         problem = next(problems, "") or names_problem(self.reward.components, self.environments, self.stages)
         if problem:
@@ -343,7 +344,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
     @property
     def stage_plan(self) -> StagePlan:
         """What the stages mean for a training batch."""
-        return stage_plan(self.stages)
+        return stage_plan(self.stages, self.model.dtype)
 
     @property
     def loads_reference(self) -> bool:

@@ -29,6 +29,8 @@ Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
 SHARDINGS = "onbeat.shardings"
 """A group of entry points: what `trainer.sharding` names."""
+TEACHERS = "onbeat.teachers"
+"""Likewise: what makes a policy's `Teacher`, of settings, spec and policy; it raises InvalidInput."""
 
 
 class Sharding(Protocol):
@@ -106,11 +108,14 @@ def _whole_models(settings: StackSettings, spec: JobSpec, device: torch.device) 
 
 
 def job_policy(settings: StackSettings, spec: JobSpec, load: LoadModel) -> Policy:
-    """Loads a job's policy, with its adapters. Raises InvalidInput."""
+    """Loads a job's policy, with its adapters and its teacher's reader. Raises InvalidInput."""
     policy = load_policy(
         spec.model, model_root=settings.spec_root, gradient_checkpointing=spec.trainer.gradient_checkpointing, load=load
     )
     policy = for_job(policy, settings, spec)
+    if spec.algorithm.distillation_beta is not UNSET:
+        teacher_of = load_entry_point(TEACHERS, "stages", field="algorithm.distillation_beta")
+        policy = dataclasses.replace(policy, teacher=teacher_of(settings, spec, policy))
     return policy if spec.trainer.lora is None else policy.with_adapters(spec.trainer.lora, seed=spec.seed)
 
 

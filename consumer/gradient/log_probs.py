@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.losses.terms import ids_of
 from consumer.gradient.micro_batch import MicroBatch
 from consumer.model.inputs import PackedInputs
 from consumer.model.language_head import (
@@ -47,16 +46,17 @@ def response_measures(
     *,
     entropy: bool = False,
     summary: Summary | None = None,
+    known: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Returns `response_logprobs`; [R, S_max] the entropy in nats of the whole distribution at each token; and what
-    `summary` makes of those that were drawn from and of `MicroBatch.teacher_top`. None for what isn't asked for."""
+    `summary` makes of those that were drawn from and of `known` [N, …]: left out, the last hidden states. None for what
+    isn't asked for."""
     if isinstance(micro_batch.inputs, PackedInputs):
         share_prompts(model)
     if has_plain_head(model):
         states, logits_of = _predicting_states(model, micro_batch), functools.partial(project, model)
     else:
         states, logits_of = _predicting_logits(model, micro_batch), upcast
-    teacher_top = micro_batch.teacher_top
     logprobs, entropies, summaries = chosen_values(
         logits_of,
         states,
@@ -68,7 +68,7 @@ def response_measures(
         temperature=temperature,
         entropy=entropy,
         summary=summary,
-        known=None if teacher_top is None else teacher_top[micro_batch.loss_mask].to(model.device),
+        known=None if known is None else known.to(model.device),
     )
     return (
         _in_rows(logprobs, micro_batch),
@@ -98,8 +98,6 @@ def check_fits(micro_batch: MicroBatch, policy: Policy, *, batch_id: str) -> Non
             field="token_ids",
         )
     more = [] if micro_batch.kept is None else [micro_batch.kept.ids]
-    if micro_batch.teacher_top is not None:
-        more.append(ids_of(micro_batch.teacher_top[micro_batch.loss_mask]))
     used = np.concatenate([ids.numpy().reshape(-1) for ids in (inputs.input_ids, micro_batch.response_ids, *more)])
     if used.min() < 0 or used.max() >= policy.vocabulary_size:
         raise ContractViolation(

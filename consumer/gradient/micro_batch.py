@@ -13,7 +13,7 @@ two out (I9). So no loss, no log-prob, no length and no column can see an observ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ from consumer.model.shared_prompt.layout import Prefill
 from contracts.encoding.arrays import ITEM_BYTES
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.sampling import SamplingParams
-from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, TEACHER_TOP
 from onbeat.sampled_values import Contexts
 
 Packing = Literal["shared_prompt", "as_sampled", "padded"]
@@ -55,16 +54,17 @@ class MicroBatch:
     log-probs."""
     estimates: Estimates | None = None
     """What a critic makes of it, whose advantages are those above; None without one."""
-    reference_logprobs: Tensor | None = None
-    """float32 [R, S_max] of the stage that makes the column; None where the trainer has the reference, or no KL."""
-    teacher_logprobs: Tensor | None = None
-    """float32 [R, S_max]; None without distillation."""
-    teacher_top: Tensor | None = None
-    """float32 [R, S_max, 2 k + 1] as `TEACHER_TOP` says; None without a divergence of distributions."""
+    columns: Mapping[str, Sequence[bytes]]
+    """Column → [R] what stages made of the rows."""
     kept: KeptSets | None = None
     """The kept sets of the sampled tokens, row by row; None without truncated sampling."""
     contexts: Contexts | None = None
     """What stands before each sampled token, row by row; None where no logit depends on it."""
+
+    def column(self, name: str) -> Tensor | None:
+        """Returns float32 [R, S_max] of a column with a number a token; None where no stage makes it."""
+        values = [np.frombuffer(value, dtype="<f4") for value in self.columns.get(name, ())]
+        return _right_padded(values, np.float32) if values else None
 
 
 def batch_rewards(batch: RolloutBatch) -> NDArray[np.float64]:
@@ -155,9 +155,7 @@ def make_micro_batch(
         advantages=torch.from_numpy(advantages.reshape(-1)[chosen])
         if advantages.ndim == 2
         else _token_advantages(advantages.reshape(batch.num_completions, -1)[chosen], completions),
-        reference_logprobs=_token_column(batch, REFERENCE_LOGPROBS, chosen, lengths),
-        teacher_logprobs=_token_column(batch, TEACHER_LOGPROBS, chosen, lengths),
-        teacher_top=_token_column(batch, TEACHER_TOP, chosen, lengths),
+        columns={name: [values[row] for row in chosen] for name, values in (batch.columns or {}).items()},
         kept=_kept_sets(completions, sampled),
         contexts=_contexts(sampling, end_ids, prompts, completions) if sampling and sampling.processing else None,
     )
@@ -166,18 +164,6 @@ def make_micro_batch(
 def _prefill(batch: RolloutBatch) -> Prefill:
     lengths = {len(group.prompt_token_ids) // ITEM_BYTES for group in batch.groups}
     return Prefill(width=max(lengths), is_padded=len(lengths) > 1)
-
-
-def _token_column(batch: RolloutBatch, name: str, rows: Sequence[int], lengths: NDArray[np.int64]) -> Tensor | None:
-    """Returns float32 [R, S_max] of a stage's column, or [R, S_max, width]; None where no stage makes it.
-
-    lengths: the sampled tokens of each row.
-    """
-    if batch.columns is UNSET or name not in batch.columns:
-        return None
-    values = [np.frombuffer(batch.columns[name][row], dtype="<f4") for row in rows]
-    wide = [of_row.reshape(length, -1) for of_row, length in zip(values, lengths, strict=True)]
-    return _right_padded(wide, np.float32).squeeze(2)
 
 
 def _kept_sets(completions: Sequence[Completion], sampled: Sequence[NDArray[np.int32]]) -> KeptSets | None:
@@ -263,7 +249,7 @@ def _token_advantages(advantages: NDArray[np.float64], completions: Sequence[Com
 
 
 def _right_padded(rows: Sequence[NDArray], dtype: type[np.int64] | type[np.float32] | type[np.float64]) -> Tensor:
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), dtype=dtype)
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=dtype)
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values
     return torch.from_numpy(padded)

@@ -31,7 +31,6 @@ from consumer.gradient.losses.objective import (
     micro_batch_loss,
     token_divergences,
 )
-from consumer.gradient.losses.terms import divergence_from
 from consumer.gradient.micro_batch import (
     MicroBatch,
     batch_rewards,
@@ -47,7 +46,7 @@ from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
-from contracts.spec_tables.stages import REFERENCE_LOGPROBS, read_columns
+from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, read_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +119,9 @@ def train_micro_batch(
     that is not finite.
     """
     _check_columns(batch, spec)
+    if spec.algorithm.distillation_beta is not UNSET:
+        assert policy.teacher is not None, "make_learner gives it to each policy"
+        policy.teacher.check(batch)
     # They are measured as sampled: a negative control reports what its policy earned.
     measured = BatchStats.of(batch, batch_rewards(batch))
     prepared = _prepare(batch, spec)
@@ -170,8 +172,8 @@ def measured_logprobs(batch: RolloutBatch, kept: KeptBatch | None) -> tuple[byte
 
 def _check_columns(batch: RolloutBatch, spec: JobSpec) -> None:
     """Raises ContractViolation where a column is missing that the loss reads: without it a term would be left out."""
-    columns = {} if batch.columns is UNSET else batch.columns
-    for name, (is_read, _) in read_columns(spec.algorithm).items():
+    columns = batch.columns or {}
+    for name, (is_read, _) in read_columns(spec.algorithm, spec.stages).items():
         if is_read and name not in columns and not (name == REFERENCE_LOGPROBS and spec.loads_reference):
             raise ContractViolation(f"batch {batch.batch_id} came without the column {name}", field="columns")
 
@@ -359,19 +361,18 @@ def _token_logprobs(
 ) -> TokenLogprobs:
     """Passes once through each model that the loss needs."""
     algorithm, temperature = spec.algorithm, spec.rollout.sampling.temperature
-    reference_logprobs = None
+    reference_logprobs = micro_batch.column(REFERENCE_LOGPROBS)
     if reference is not None:
         with torch.no_grad(), policy.without_adapters():
             reference_logprobs = response_logprobs(reference, micro_batch, temperature)
-    elif micro_batch.reference_logprobs is not None:
-        reference_logprobs = micro_batch.reference_logprobs.to(policy.model.device)
-    beta = algorithm.distillation_beta
+    teacher = policy.teacher
     logprobs, entropy, divergence = response_measures(
         policy.model,
         micro_batch,
         temperature,
         entropy=algorithm.entropy_coefficient > 0.0 or spec.trainer.measure_entropy,
-        summary=None if beta is UNSET else functools.partial(divergence_from, beta=beta),
+        summary=None if teacher is None else teacher.divergence,
+        known=None if teacher is None else teacher.known(micro_batch.columns),
     )
     if entropy is not None and algorithm.entropy_coefficient == 0.0:
         entropy = entropy.detach()
@@ -379,7 +380,7 @@ def _token_logprobs(
         policy=logprobs,
         generator=micro_batch.generator_logprobs.to(logprobs.device),
         reference=reference_logprobs,
-        teacher=None if micro_batch.teacher_logprobs is None else micro_batch.teacher_logprobs.to(logprobs.device),
+        teacher=micro_batch.column(TEACHER_LOGPROBS),
         divergence=divergence,
         entropy=entropy,
         values=None if policy.critic is None else response_values(policy.critic, micro_batch),

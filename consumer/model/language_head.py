@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,12 +25,31 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
+from contracts.rollouts import RolloutBatch
 from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
 
-Summary = Callable[[Tensor, Tensor | None], Tensor]
+Drawn = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+"""(a head, its states [n, h]) → the log-probs [n, V] by which tokens would be drawn, sampled as the policy's were."""
+Summary = Callable[[Tensor, Tensor, Drawn], Tensor]
 """(log-probs [n, V] that tokens were drawn by, what is known of each [n, …]) → numbers of each [n, …]."""
 CHUNK_LOGITS = 1 << 25
 """Logits that exist at a time: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
+
+
+class Teacher(Protocol):
+    """What reads a teacher's distributions off the columns of batches, for `algorithm.distillation_beta`."""
+
+    def check(self, batch: RolloutBatch) -> None:
+        """Raises ContractViolation for columns that tell no distributions, or those of another model."""
+        ...
+
+    def known(self, columns: Mapping[str, Sequence[bytes]]) -> Tensor:
+        """Returns what is known of each sampled token of some rows [N, …]."""
+        ...
+
+    def divergence(self, distribution: Tensor, known: Tensor, drawn: Drawn) -> Tensor:
+        """A `Summary`: [n] in nats, with the gradient of the log-probs."""
+        ...
 
 
 def base_causal_lm(model: Any) -> PreTrainedModel:
@@ -171,7 +190,8 @@ def chosen_values(
     known: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs [N] of `chosen` int64 [N] under logits_of(states [N, h]) / temperature, and the entropies in nats: [N]
-    where `entropy` asks for them, else [0]; and [N, …] what `summary` makes of the distributions and `known`, else [0].
+    where `entropy` asks for them, else [0]; and [N, …] what `summary` makes of the distributions and of `known`, which
+    is the states where it is left out, else [0].
 
     kept: what log-probs are normalised over, where that isn't the whole vocabulary; an entropy is of the whole one.
     contexts: what stands before the tokens, where it changes their logits.
@@ -207,30 +227,40 @@ def _chunk_values(
     entropy: bool,
     summary: Summary | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    def computed(head: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+        missing = 0 if first is None else -len(states) % FEWEST_ROWS
+        logits = head(functional.pad(states, (0, 0, 0, missing)) if missing else states)
+        return logits[: len(states)] if missing else logits
+
+    def changed(logits: Tensor) -> Tensor:
+        if contexts is not None:
+            logits = logits.clone()
+            contexts.process(logits)
+        return logits / temperature if temperature != 1.0 else logits
+
+    def drawn(logits: Tensor) -> Tensor:
+        if kept is not None:
+            logits = logits.masked_fill(kept.left_out(logits.shape[-1], logits.device), -torch.inf)
+        return logits.log_softmax(dim=-1)
+
     # [chunk, V]
-    missing = 0 if first is None else -len(states) % FEWEST_ROWS
-    logits = logits_of(functional.pad(states, (0, 0, 0, missing)) if missing else states)
-    logits = as_computed = logits[: len(states)] if missing else logits
-    if contexts is not None:
-        logits = logits.clone()
-        contexts.process(logits)
-    if temperature != 1.0:
-        logits = logits / temperature
-    if kept is None:
-        distribution = whole = logits.log_softmax(dim=-1)
-    else:
-        whole = logits.log_softmax(dim=-1) if entropy else logits
-        left_out = kept.left_out(logits.shape[-1], logits.device)
-        distribution = logits.masked_fill(left_out, -torch.inf).log_softmax(dim=-1)
+    as_computed = computed(logits_of, states)
+    logits = changed(as_computed)
+    distribution = drawn(logits)
     logprobs = distribution.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
     if first is not None:
         with torch.no_grad():
             as_computed = first.put_into(as_computed, states)
             values = _sampled_logprobs(as_computed.numpy(), chosen.numpy(), kept, contexts, temperature=temperature)
         logprobs = cast(Tensor, _Valued.apply(logprobs, values))
-    nothing = logprobs.new_empty(0)
-    entropies = -(whole.exp() * whole).sum(dim=-1) if entropy else nothing
-    return logprobs, entropies, nothing if summary is None else summary(distribution, known)
+    entropies = summaries = logprobs.new_empty(0)
+    if entropy:
+        whole = distribution if kept is None else logits.log_softmax(dim=-1)
+        entropies = -(whole.exp() * whole).sum(dim=-1)
+    if summary is not None:
+        known = states if known is None else known
+        summaries = summary(distribution, known, lambda head, states: drawn(changed(computed(head, states))))
+    return logprobs, entropies, summaries
 
 
 class _Valued(torch.autograd.Function):

@@ -20,7 +20,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from consumer.model.adapters import Adapters, attach_adapters, base_name, is_adapter_name
-from consumer.model.language_head import output_head
+from consumer.model.language_head import Teacher, output_head
 from consumer.model.published_weights import PublishedWeights
 from consumer.model.rows import local_rows, stored_rows, stored_shape
 from contracts.errors import InvalidInput, first_line
@@ -51,6 +51,8 @@ class Policy:
     critic: PreTrainedModel | None = None
     """The model as the job found it, whose head tells the values of `advantage = "gae"`. No generator loads it: its
     parameters are trained beside the policy's, and a checkpoint has them with the optimizer's state."""
+    teacher: Teacher | None = None
+    """What tells distributions from those of a teacher; None without `algorithm.distillation_beta`."""
     end_ids: frozenset[int] = frozenset()
     """The tokens that end the job's completions, where its sampling keeps them from the first ones."""
 

@@ -44,7 +44,7 @@ class Column(Record, frozen=True, kw_only=True):
     """Arrays are little-endian on the wire, a text is UTF-8 of a mebibyte at most."""
     per: Axis = "rollout"
     """What has a value: the row (rollout), each sampled token, or each token of its prompt or its completion."""
-    width: Annotated[int, Meta(ge=1, le=2**13 + 1)] | UnsetType = UNSET
+    width: Annotated[int, Meta(ge=1, le=2**14)] | UnsetType = UNSET
     """With per = "token": numbers of each; left out: 1."""
 
     def __post_init__(self) -> None:

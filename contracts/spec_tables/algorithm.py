@@ -93,8 +93,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Weight of the divergence from a teacher, whose log-probs a stage of type "teacher" makes, or another with the
     column `teacher_logprobs`."""
     distillation_beta: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
-    """Takes it of whole distributions (GKD): forward KL (0), reverse KL (1), Jensen-Shannon between, over the teacher's
-    `top_k` tokens and all others as one. Left out: reverse KL, by the sampled token."""
+    """Takes it of whole distributions (GKD): forward KL (0), reverse KL (1), Jensen-Shannon between. Left out: reverse
+    KL, by the sampled token."""
     correction: CorrectionName | None = None
     """Weighs stale samples: truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a
     lag). Under a lag "none" has to be named, too."""

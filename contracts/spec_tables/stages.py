@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
 
 from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Table, Text
 from contracts.errors import ContractViolation
@@ -24,6 +25,11 @@ TEACHER_LOGPROBS = "teacher_logprobs"
 TEACHER_TOP = "teacher_top"
 """Likewise, 2 k + 1 numbers a token: the ids of k tokens, their log-probs, and the log-prob of any other token. Where
 fewer than k tokens can be drawn -1 and NO_LOGPROB stand behind them."""
+TEACHER_STATES = "teacher_states"
+"""The bits of its last hidden state, of the model's dtype, with which its head predicts the token: two bfloat16, the
+first one low (0 stands behind an odd one), or a float32 in each of the numbers of a token."""
+TEACHER_HEAD = "teacher_head"
+"""The digest of that head, which must be the trainer's."""
 NO_LOGPROB = -1e30
 """The log-prob of what can't be drawn: its probability is 0, and it is finite, as a column's numbers are."""
 Score = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -70,17 +76,26 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     """In place of `model`: one for each source of a mixture."""
     top_k: Annotated[int, Meta(ge=1, le=2**12)] | UnsetType = UNSET
     """Its likeliest tokens, 8 bytes each, sent with each token for `algorithm.distillation_beta`; left out: none."""
+    hidden_size: Annotated[int, Meta(ge=1, le=2**14)] | UnsetType = UNSET
+    """In place of `top_k`, as its config.json has it: sends last hidden states, of which its head, at the trainer,
+    makes the whole vocabulary."""
     name: ColumnName = "teacher"
     """The name of the stage, in messages, metrics and streams."""
 
     @property
     def outputs(self) -> tuple[Column, ...]:
-        widths = {TEACHER_LOGPROBS: UNSET} | ({TEACHER_TOP: 2 * self.top_k + 1} if self.top_k else {})
-        return tuple(Column(name=name, type="float32", per="token", width=width) for name, width in widths.items())
+        sampled = Column(name=TEACHER_LOGPROBS, type="float32", per="token")
+        if self.hidden_size:
+            states = Column(name=TEACHER_STATES, type="int32", per="token", width=self.hidden_size)
+            return sampled, states, Column(name=TEACHER_HEAD, type="text")
+        top = Column(name=TEACHER_TOP, type="float32", per="token", width=2 * (self.top_k or 0) + 1)
+        return (sampled, top) if self.top_k else (sampled,)
 
     def __post_init__(self) -> None:
         if (self.model is UNSET) == (self.models is UNSET):
             raise ValueError(f"stage {self.name} needs a model, or models by source, and not both; name its teacher")
+        if self.top_k and self.hidden_size:
+            raise ValueError(f"hidden_size of stage {self.name} has the whole vocabulary; leave top_k out")
 
     @property
     def folders(self) -> dict[str, str]:
@@ -240,7 +255,7 @@ def reward_weights(stages: Sequence[StageSpec]) -> dict[str, float]:
     return weights
 
 
-def stage_plan(stages: Sequence[StageSpec]) -> StagePlan:
+def stage_plan(stages: Sequence[StageSpec], dtype: str = "float32") -> StagePlan:
     """Returns what the stages mean for a batch. Raises ContractViolation for stages that `stage_problems` refuses."""
     if problem := next(stage_problems(stages), ""):
         raise ContractViolation(problem, field="stages")
@@ -251,13 +266,21 @@ def stage_plan(stages: Sequence[StageSpec]) -> StagePlan:
                 name=stage.name,
                 unit=stage.unit,
                 inputs=tuple(stage.inputs),
-                outputs=tuple(stage.outputs),
+                outputs=_sent(stage, dtype),
                 after=stages_before(stage.inputs, outputs),
                 max_attempts=stage.max_attempts,
                 lease_s=stage.lease_s,
             )
             for stage in stages
         )
+    )
+
+
+def _sent(stage: StageSpec, dtype: str) -> tuple[Column, ...]:
+    """Its columns, as wide as they are on the wire. dtype: the models'."""
+    halved = {TEACHER_STATES} if dtype == "bfloat16" else set()
+    return tuple(
+        replace(one, width=((one.width or 1) + 1) // 2) if one.name in halved else one for one in stage.outputs
     )
 
 
@@ -289,11 +312,12 @@ def job_problems(
     resamples: bool,
     batch_tokens: int,
     max_bytes: int,
+    dtype: str = "float32",
 ) -> Iterator[str]:
     """Yields field, reason and cure of what stages can't be with the rest of the job.
 
     algorithm: None where a trainer of one's own decides what it reads. resamples: whether `max_resamples` is above 0.
-    batch_tokens: the most that a batch samples. max_bytes: `limits.max_batch_bytes`.
+    batch_tokens: the most that a batch samples. max_bytes: `limits.max_batch_bytes`. dtype: the models'.
     """
     if algorithm is not None:
         yield from _loss_problems(stages, algorithm)
@@ -307,12 +331,14 @@ def job_problems(
         for name in sorted(taught ^ sources_of(dataset).keys(), reverse=True) if taught else ():
             problem = "have none for" if name not in taught else "name what is no source,"
             yield f"stages: models of stage {stage.name} {problem} dataset.sources' `{name}`; name each source once"
-        wide = sum(column.num_bytes for column in stage.outputs if column.width is not UNSET) * batch_tokens
+        wide = sum(column.num_bytes for column in _sent(stage, dtype) if column.width is not UNSET) * batch_tokens
         if wide > max_bytes:
-            key = "top_k" if isinstance(stage, TeacherStage) else "width"
+            cure = "lower width"
+            if isinstance(stage, TeacherStage):
+                cure = "lower top_k" if stage.top_k else "take top_k"
             yield (
                 f"stages: what stage {stage.name} tells of {batch_tokens:,} tokens of a batch has {wide:,} bytes, "
-                f"limits.max_batch_bytes = {max_bytes:,}; lower {key}, use smaller batches, or raise it"
+                f"limits.max_batch_bytes = {max_bytes:,}; {cure}, use smaller batches, or raise it"
             )
     judges = [stage.name for stage in stages if isinstance(stage, LlmJudgeStage)]
     if judges and deterministic:
@@ -327,26 +353,31 @@ def job_problems(
         )
 
 
-def read_columns(algorithm: AlgorithmSpec) -> dict[str, tuple[bool, str]]:
+def read_columns(algorithm: AlgorithmSpec, stages: Sequence[StageSpec] = ()) -> dict[str, tuple[bool, str]]:
     """A column that a loss can read → whether this one does, and the key that decides it."""
+    has_beta = algorithm.distillation_beta is not UNSET
+    has_states = any(isinstance(stage, TeacherStage) and stage.hidden_size for stage in stages)
+    of_states = "distillation_beta" if has_states else "distillation_beta and a teacher's hidden_size"
     return {
         REFERENCE_LOGPROBS: (algorithm.kl_coefficient > 0.0, "kl_coefficient"),
         TEACHER_LOGPROBS: (algorithm.distillation_coefficient > 0.0, "distillation_coefficient"),
-        TEACHER_TOP: (algorithm.distillation_beta is not UNSET, "distillation_beta"),
+        TEACHER_TOP: (has_beta and not has_states, "distillation_beta"),
+        TEACHER_STATES: (has_beta and has_states, of_states),
     }
 
 
 def _loss_problems(stages: Sequence[StageSpec], algorithm: AlgorithmSpec) -> Iterator[str]:
     made = {column.name: (stage.name, column) for stage in stages for column in stage.outputs}
-    for name, (is_read, key) in read_columns(algorithm).items():
+    for name, (is_read, key) in read_columns(algorithm, stages).items():
         stage, column = made.get(name, ("", None))
         if is_read and column is None and name != REFERENCE_LOGPROBS:
-            kind = '"teacher" with top_k' if name == TEACHER_TOP else '"teacher"'
+            kind = '"teacher" with top_k or hidden_size' if name == TEACHER_TOP else '"teacher"'
             yield f"algorithm.{key} needs a stage that makes {name}; add [[stages]] of type {kind}, or leave it out"
         if column is None:
             continue
         width, is_wide = column.width or 1, name == TEACHER_TOP
-        if (column.type, column.per) != ("float32", "token") or (width > 1) != is_wide or width % 2 == 0:
+        is_number = (column.type, column.per) == ("float32", "token") and width % 2 and (width > 1) == is_wide
+        if not is_number and name != TEACHER_STATES:
             form = "of width 2 k + 1 per token" if is_wide else "per token"
             yield f'stages: output "{name}" of stage {stage} is read by the loss; make it a float32 {form}'
         if not is_read:

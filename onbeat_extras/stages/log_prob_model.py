@@ -25,17 +25,18 @@ from consumer.gradient.assembly import device_of, for_job, set_up_torch, share_p
 from consumer.gradient.log_probs import check_fits, response_measures
 from consumer.gradient.micro_batch import split_rows
 from consumer.gradient.micro_step import maker
-from consumer.model.language_head import Summary
+from consumer.model.language_head import Summary, has_plain_head
 from consumer.model.policy import Policy, load_policy
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.stages import NO_LOGPROB, TeacherStage
+from contracts.spec_tables.stages import TeacherStage
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import load_tokenizer
 from onbeat_extras.stages.served_stages import ServedStage, field_of, model_folders, renamed
+from onbeat_extras.stages.teachers import bits_of, check_head, head_digest, likeliest
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +52,19 @@ class LogProbModel:
         stage: ServedStage,
         digest: str = "",
         summary: Summary | None = None,
+        heads: Mapping[str, str] | None = None,
     ) -> None:
         """frozen: by the prompts' source; that of "" is asked of all. digest: that of the model's published tensors,
-        which version 0 must have; "" compares nothing. summary: makes the second column, where there is one."""
+        which version 0 must have; "" compares nothing. summary: makes the second column, where there is one. heads:
+        source → what the third says of its model."""
         self._frozen = frozen
         self._settings = settings
         self._spec = stage.spec
         self._columns = [column.name for column in stage.plan.outputs]
+        # The bits of states are no numbers; and states that aren't finite have no finite log-probs.
+        self._numbers = [place for place, column in enumerate(stage.plan.outputs) if column.type == "float32"]
         self._summary = summary
+        self._heads = heads or {}
         self._field = field_of(stage, "model")
         self._digest = digest
         self._version_0 = stage.version_0
@@ -73,11 +79,12 @@ class LogProbModel:
             rows = np.flatnonzero(sources == source) if source else np.arange(item.batch.num_completions)
             if rows.size:
                 made = frozen_values(frozen, item.batch, spec=self._spec, rows=rows, summary=self._summary)
-                values |= zip(rows.tolist(), made, strict=True)
+                named = (self._heads[source].encode(),) if source in self._heads else ()
+                values |= zip(rows.tolist(), [of_row + named for of_row in made], strict=True)
         for row, source in enumerate(sources.tolist()):
             if row not in values:
                 raise BatchFailed(f"row {row} is of source `{source}`, which has no model", field=self._field)
-            if not all(np.isfinite(np.frombuffer(value, dtype="<f4")).all() for value in values[row]):
+            if not all(np.isfinite(np.frombuffer(values[row][place], dtype="<f4")).all() for place in self._numbers):
                 raise BatchFailed(f"the log-probs of row {row} of {item.batch_id} are not finite", field=self._field)
         return {name: [values[row][place] for row in sorted(values)] for place, name in enumerate(self._columns)}
 
@@ -104,15 +111,18 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
         own = load_tokenizer(settings.spec_root.find(spec.model.path, field="model.path"))
         summary = _summary_of(stage, stage.stage, num_tokens=max(own.get_vocab().values()) + 1)
         teachers: dict[str, Policy] = {}
+        heads: dict[str, str] = {}
         for (source, path), (field, folder) in zip(
             stage.stage.folders.items(), model_folders(settings, stage).items(), strict=True
         ):
             _check_vocabulary(own, folder, field)
             try:
                 teachers[source] = load_frozen(settings, spec, path=path)
+                if stage.stage.hidden_size:
+                    heads[source] = _head_of(teachers[source], stage.stage, field)
             except InvalidInput as error:
                 raise renamed(error, field if error.field == "model.path" else str(error.field)) from error
-        return LogProbModel(teachers, settings=settings, stage=stage, summary=summary)
+        return LogProbModel(teachers, settings=settings, stage=stage, summary=summary, heads=heads)
     frozen = load_frozen(settings, spec, path=spec.model.path)
     # What adapters are published as isn't the base alone.
     digest = "" if spec.trainer.lora else tensors_digest(frozen.weights())
@@ -121,12 +131,23 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
 
 def _summary_of(stage: ServedStage, teacher: TeacherStage, *, num_tokens: int) -> Summary | None:
     """What is told of a teacher's distributions. num_tokens: ids that the tokenizer has; a model may have more."""
-    k = teacher.top_k
+    k, dtype = teacher.top_k, getattr(torch, stage.spec.model.dtype)
+    if teacher.hidden_size:
+        return lambda _, states, __: bits_of(states, dtype)
     if k is UNSET:
         return None
     if k > num_tokens:
         raise InvalidInput(f"the vocabulary has {num_tokens} tokens", field=field_of(stage, "top_k"), cure="lower it")
-    return lambda distribution, _: likeliest(distribution, k, num_tokens=num_tokens)
+    return lambda distribution, *_: likeliest(distribution, k, num_tokens=num_tokens)
+
+
+def _head_of(teacher: Policy, stage: TeacherStage, field: str) -> str:
+    """The digest of its head. Raises InvalidInput where that doesn't make its logits of its last hidden states."""
+    check_head(teacher.model, stage, field=field)
+    if not has_plain_head(teacher.model):
+        problem = f"{type(teacher.model).__name__} makes logits of more than its last hidden states"
+        raise InvalidInput(problem, field=field, cure="take top_k in place of hidden_size")
+    return head_digest(teacher.model)
 
 
 def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
@@ -144,25 +165,6 @@ def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
     return frozen
 
 
-def likeliest(distribution: Tensor, k: int, *, num_tokens: int) -> Tensor:
-    """The k likeliest tokens of log-probs [N, V], of equal ones those of lower ids: [N, 2 k + 1] as `TEACHER_TOP` says.
-
-    Equal distributions give equal bits, which `topk` doesn't promise of ties (I7). num_tokens: ids below it are of
-    tokens; a model's other outputs count as any other token. Log-probs of NaN are no token's.
-    """
-    distribution = distribution.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-    of_tokens = distribution[:, :num_tokens]
-    least = of_tokens.topk(k).values[:, -1:]
-    likelier, equal = of_tokens > least, of_tokens == least
-    has_place = equal.cumsum(dim=-1, dtype=torch.int32) <= k - likelier.sum(dim=-1, keepdim=True)
-    ids = (likelier | (equal & has_place)).nonzero()[:, 1].reshape(-1, k)
-    rest = distribution.scatter(-1, ids, -torch.inf).logsumexp(dim=-1, keepdim=True).clamp(min=NO_LOGPROB)
-    # What sampling left out has no log-prob: it goes behind the others.
-    ids = ids.masked_fill(of_tokens.gather(-1, ids).isinf(), num_tokens).sort(dim=-1).values
-    logprobs = of_tokens.gather(-1, ids.clamp(max=num_tokens - 1)).masked_fill(ids == num_tokens, NO_LOGPROB)
-    return torch.cat((ids.masked_fill(ids == num_tokens, -1).to(logprobs), logprobs, rest), dim=-1)
-
-
 def frozen_values(
     frozen: Policy,
     batch: RolloutBatch,
@@ -172,7 +174,7 @@ def frozen_values(
     summary: Summary | None = None,
 ) -> list[tuple[bytes, ...]]:
     """Returns, of each row, log-probs of the sampled tokens under a frozen model, float32 little-endian, and what
-    `summary` makes of the distributions, where there is one.
+    `summary` makes of the distributions or states, where there is one: float32, or int32 as it is.
 
     rows: ascending; left out: all, as in every loss that asks for them. Raises ContractViolation for tokens that it
     cannot take.
@@ -189,10 +191,16 @@ def frozen_values(
             logprobs, _, summaries = response_measures(
                 frozen.model, micro_batch, spec.rollout.sampling.temperature, summary=summary
             )
-        columns = [one.float().cpu().numpy().astype("<f4") for one in (logprobs, summaries) if one is not None]
+        columns = [_on_the_wire(one) for one in (logprobs, summaries) if one is not None]
         for place, real in enumerate(micro_batch.loss_mask.numpy()):
             values.append(tuple(column[place][real].tobytes() for column in columns))
     return values
+
+
+def _on_the_wire(values: Tensor) -> NDArray[np.generic]:
+    if values.dtype == torch.int32:
+        return values.cpu().numpy().astype("<i4")
+    return values.float().cpu().numpy().astype("<f4")
 
 
 def threads_of_trainer(settings: StackSettings, spec: JobSpec) -> int:

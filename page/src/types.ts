@@ -1018,6 +1018,7 @@ export interface TeacherStage {
   model?: string;
   models?: Record<string, string>;
   top_k?: number;
+  hidden_size?: number;
   name: string;
 }
 

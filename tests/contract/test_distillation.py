@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,22 @@ import msgspec
 import pytest
 import torch
 
-from consumer.gradient.losses.terms import divergence_from, reverse_kl
+from consumer.gradient.losses.terms import reverse_kl
 from consumer.gradient.statistics import iteration_numbers, iteration_scaling
 from consumer.model import language_head
+from consumer.model.language_head import Summary
+from consumer.model.policy import Policy
 from contracts.encoding.arrays import pack_float32, unpack_float32
 from contracts.encoding.wire import convert
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
 from contracts.sampling import SamplingParams
+from contracts.settings import StackSettings
+from contracts.spec import JobSpec
 from contracts.spec_tables.stages import NO_LOGPROB
-from onbeat_extras.stages.log_prob_model import frozen_values, likeliest
+from onbeat_extras.stages.log_prob_model import frozen_values
+from onbeat_extras.stages.teachers import WholeVocabulary, bits_of, divergence_from, head_digest, likeliest, teacher_of
 from tests.builders import VOCABULARY, job_spec, rollout_batch
 from tests.contract.test_kept_sets import END, PROCESSED, changed_by, kept_iteration
 from tests.contract.test_lagged_losses import AS_SAMPLED, CORRECTIONS, Lagged, asked_again, lagged, updates_of  # noqa: F401
@@ -87,14 +93,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def taught(batch: RolloutBatch, *, seed: int = 0, num_likely: int = 0) -> RolloutBatch:
-    """The batch with log-probs of some teacher, and with as many likely tokens of it as are asked for."""
+def taught(
+    batch: RolloutBatch, *, seed: int = 0, num_likely: int = 0, states_for: WholeVocabulary | None = None
+) -> RolloutBatch:
+    """The batch with log-probs of some teacher, and with as many likely tokens of it as are asked for, or states."""
     draw, lengths = random.Random(f"{batch.batch_id}/{seed}"), [one.num_sampled for one in row_shapes(batch)]
     columns = {"teacher_logprobs": tuple(pack_float32(draw.uniform(-4.0, -0.1) for _ in range(n)) for n in lengths)}
     if num_likely:
         logprobs = [-math.log(num_likely + 1)] * (num_likely + 1)
         ids = [[draw.sample(range(3, len(VOCABULARY)), num_likely) for _ in range(length)] for length in lengths]
         columns["teacher_top"] = tuple(pack_float32(n for of in row for n in (*of, *logprobs)) for row in ids)
+    if states_for is not None:
+        # bfloat16 of 15 bits at most: none has the exponent of what is no number.
+        halves = [[draw.randrange(0x3F80) for _ in range(2 * states_for.width * length)] for length in lengths]
+        columns["teacher_states"] = tuple(struct.pack(f"<{len(row)}H", *row) for row in halves)
+        columns["teacher_head"] = tuple(next(iter(states_for.heads)).encode() for _ in lengths)
     return msgspec.structs.replace(batch, columns=columns)
 
 
@@ -157,19 +170,39 @@ def test_each_update_over_lagged_batches_is_its_equation(lagged: Lagged, correct
             assert error < 1e-6 if is_right else error > 0.01
 
 
-def likely(teacher: Any, batches: list[RolloutBatch], top_k: int, **options: Any) -> list[RolloutBatch]:
+def reading(policy: Policy, spec: JobSpec) -> Policy:
+    """The policy as a trainer has it that reads likely tokens."""
+    return with_fields(policy, teacher=teacher_of(StackSettings(), spec, policy))
+
+
+def told_by(teacher: Policy, batches: list[RolloutBatch], stage: dict[str, Any], **options: Any) -> list[RolloutBatch]:
     """The batches with the columns of a stage that asks the teacher."""
-    spec, made = job(ALONE | {"distillation_beta": 0.0}, stages=[TEACHER | {"top_k": top_k}], **options), []
+    spec, made = job(ALONE | {"distillation_beta": 0.0}, stages=[stage], **options), []
+    summaries: dict[str, Summary] = {
+        "top_k": lambda one, *_: likeliest(one, stage["top_k"], num_tokens=len(VOCABULARY)),
+        "hidden_size": lambda _, states, __: bits_of(states, torch.float32),
+    }
     for batch in batches:
-        values = frozen_values(
-            teacher, batch, spec=spec, summary=lambda one, _: likeliest(one, top_k, num_tokens=len(VOCABULARY))
-        )
+        values = frozen_values(teacher, batch, spec=spec, summary=summaries[[*stage][-1]])
+        if "hidden_size" in stage:
+            values = [(*of_row, head_digest(teacher.model).encode()) for of_row in values]
         columns = {
             column.name: of for column, of in zip(spec.stage_plan.outputs, zip(*values, strict=True), strict=True)
         }
         check_values(columns, spec.stage_plan.outputs, row_shapes(batch), of="the stage")
         made.append(msgspec.structs.replace(batch, columns=columns))
     return made
+
+
+def has_head_of(teacher: Policy, policy: Policy, spec: JobSpec) -> Policy:
+    """The policy as a trainer has it that holds the teacher's head."""
+    reads = WholeVocabulary(
+        beta=spec.algorithm.distillation_beta or 0.0,
+        width=spec.stages[0].outputs[1].width or 0,
+        dtype=torch.float32,
+        heads={head_digest(teacher.model): teacher.model},
+    )
+    return with_fields(policy, teacher=reads)
 
 
 PROCESSING: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0.7} | PROCESSED["all, penalty"]
@@ -191,6 +224,18 @@ OF_MANY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"distil": 0.3, "distil_beta": 0.5, "top_k": len(VOCABULARY), "loss": "cispo", "beta": 0.1, "alpha": 0.02}
         | {"correction": "icepop", "w_low": 0.5, "w_high": 5.0, **NARROW_EQUATION},
     ),
+    "forward, hidden states": (
+        ALONE | {"distillation_beta": 0.0},
+        ALONE_EQUATION | {"distil_beta": 0.0, "top_k": len(VOCABULARY)},
+    ),
+    "reverse, hidden states, changed logits": (
+        ALONE | {"distillation_beta": 1.0},
+        ALONE_EQUATION | {"distil_beta": 1.0, "top_k": len(VOCABULARY)},
+    ),
+    "Jensen-Shannon, hidden states, padded, in chunks, beside KL and entropy": (
+        BESIDE | NARROW | {"kl_coefficient": 0.1, "entropy_coefficient": 0.02, "distillation_beta": 0.3},
+        {"distil": 0.3, "distil_beta": 0.3, "top_k": len(VOCABULARY), "beta": 0.1, "alpha": 0.02} | NARROW_EQUATION,
+    ),
 }
 
 
@@ -207,11 +252,15 @@ def test_a_divergence_of_distributions_is_its_equation_in_both_updates(
         options = {"trainer__packing": "padded", "trainer__max_tokens_per_micro_batch": 40}
         monkeypatch.setattr(language_head, "CHUNK_LOGITS", 3 * len(VOCABULARY))
     pair: Any = tuple(with_fields(one, end_ids=frozenset({END})) for one in models(tmp_path, float64=True))
-    batches, top_k = iteration_of(), equation["top_k"]
-    batches = likely(pair[1], kept_iteration(batches) if is_truncated else batches, top_k, **options)
+    batches, stage = iteration_of(), TEACHER | {"top_k": equation["top_k"]}
+    if "hidden states" in case:
+        stage = TEACHER | {"hidden_size": pair[1].model.config.hidden_size}
+    batches = told_by(pair[1], kept_iteration(batches) if is_truncated else batches, stage, **options)
+    spec = job(algorithm, stages=[stage], **options)
+    pair = (has_head_of(pair[1], pair[0], spec) if "hidden states" in case else reading(pair[0], spec), pair[1])
     before = responses_of(pair, batches, changed)
     expected = gradient_of_responses(pair, before, equation)
-    first, second, _ = two_updates(pair, batches, algorithm, stages=[TEACHER | {"top_k": top_k}], **options)
+    first, second, _ = two_updates(pair, batches, algorithm, stages=[stage], **options)
     # float32 carries the teacher's numbers: hence the tolerance.
     assert relative_error(first, expected) < 1e-6
     for eq, is_right in ((equation, True), (equation | {"top_k": 2, "distil_beta": 0.9}, False)):
@@ -279,7 +328,7 @@ def test_what_is_no_distribution_is_refused(tmp_path: Path, top: list[float], pr
     assert isinstance(batch.columns, dict)
     column = {"teacher_top": tuple(pack_float32(top * one.num_sampled) for one in row_shapes(batch))}
     spec = job(ALONE | {"distillation_beta": 1.0}, stages=[TEACHER | {"top_k": 2}])
-    policy = models(tmp_path, float64=False)[0]
+    policy = reading(models(tmp_path, float64=False)[0], spec)
     with pytest.raises(ContractViolation, match=problem):
         streamed_gradient(policy, [msgspec.structs.replace(batch, columns=batch.columns | column)], spec)
     with pytest.raises(ContractViolation, match="came without the column teacher_top"):
@@ -302,7 +351,8 @@ def test_its_mean_over_what_was_sampled_is_the_gradient_of_the_reverse_kl() -> N
 def test_arrival_orders_give_the_same_bits(tmp_path: Path) -> None:
     pair, batches = models(tmp_path, float64=False), [taught(batch, num_likely=3) for batch in iteration_of()]
     spec = job(BESIDE | {"distillation_beta": 0.5}, stages=[TEACHER | {"top_k": 3}])
-    assert_same_bits_in_any_order(lambda batches: streamed_gradient(pair[0], batches, spec), batches, orders=4)
+    policy = reading(pair[0], spec)
+    assert_same_bits_in_any_order(lambda batches: streamed_gradient(policy, batches, spec), batches, orders=4)
 
 
 def test_a_teacher_that_agrees_teaches_nothing_and_one_that_does_not_teaches_every_row(tmp_path: Path) -> None:
@@ -325,13 +375,36 @@ def test_a_batch_without_the_column_is_refused_and_never_trained_without_its_ter
         )
 
 
+DIVERGES: dict[str, Any] = ALONE | {"distillation_beta": 0.0}
+WIDE: dict[str, Any] = TEACHER | {"hidden_size": 4096}
+LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"algorithm": BESIDE}, "distillation_coefficient needs a stage that makes teacher_logprobs"),
         ({"stages": [TEACHER]}, 'of stage "teacher" without algorithm.distillation_coefficient; set that'),
         ({"algorithm": ALONE, "stages": [TEACHER | {"top_k": 2}]}, "without algorithm.distillation_beta; set that"),
-        ({"algorithm": BESIDE | {"distillation_beta": 0.0}, "stages": [TEACHER]}, "a stage that makes teacher_top"),
+        ({"algorithm": ALONE, "stages": [TEACHER | {"hidden_size": 8}]}, 'teacher_states of stage "teacher" without'),
+        ({"algorithm": DIVERGES, "stages": [TEACHER | {"top_k": 2, "hidden_size": 8}]}, "leave top_k out"),
+        (
+            {"algorithm": DIVERGES, "stages": [WIDE], **LONG},
+            "has 131,072,000 bytes, limits.max_batch_bytes = 16,777,216",
+        ),
+        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG, "model__dtype": "bfloat16"}, "has 65,536,000 bytes"),
+        ({"algorithm": DIVERGES, "stages": [WIDE], **LONG}, "take top_k, use smaller batches, or raise it"),
+        (
+            {
+                "algorithm": DIVERGES,
+                "stages": [TEACHER | {"top_k": 2}, MINE | {"outputs": [TOP | {"name": "teacher_states"}]}],
+            },
+            "without algorithm.distillation_beta and a teacher's hidden_size",
+        ),
+        (
+            {"algorithm": BESIDE | {"distillation_beta": 0.0}, "stages": [TEACHER]},
+            'makes teacher_top; add [[stages]] of type "teacher" with top_k or hidden_size',
+        ),
         ({"algorithm": {"distillation_beta": 0.5}}, "distillation_beta has no effect with distillation_coefficient"),
         ({"algorithm": ALONE | {"distillation_beta": 0.0, "correction": "tis"}} | OF_TWO, "correction has no effect"),
         ({"algorithm": ALONE | {"distillation_beta": 0.0, "old_policy": "generator"}} | OF_TWO, "old_policy has no"),

@@ -26,6 +26,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.weights.hashing import tensors_digest
 from onbeat_extras.sharding import sharded_loading
+from onbeat_extras.stages.teachers import WholeVocabulary
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
 from tests.contract.test_distillation import taught
 from tests.trajectories import ENVIRONMENT, played_batch
@@ -61,6 +62,7 @@ TAUGHT: dict[str, Any] = {
     "algorithm__distillation_beta": 0.5,
     "stages": [{"type": "teacher", "model": "qwen3", "top_k": 4}],
 }
+STATES: dict[str, Any] = TAUGHT | {"stages": [{"type": "teacher", "model": "llama", "hidden_size": 32}]}
 UNTIED = "FSDP, bfloat16, untied"
 VARIANTS: dict[str, dict[str, Any]] = {
     "updates, decoupled PPO, Muon, a teacher": UPDATES | LAGGING | TAUGHT | {"optimizer__type": "muon"} | DECAY,
@@ -75,7 +77,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "FSDP, mini-batches, KL to a reference that moves, a teacher": FSDP | PARTS | KL | SYNC | TAUGHT,
     "FSDP, trajectories, split, changed logits": FSDP | PLAYED | SPLIT | CHANGED,
     "LoRA, KL, recomputed": LORA | KL | RECOMPUTED,
-    "LoRA, padded, split, bfloat16": LORA | PADDED | SPLIT | FLOAT32_HEAD,
+    "LoRA, padded, split, bfloat16, a teacher's states": LORA | PADDED | SPLIT | FLOAT32_HEAD | STATES,
     "FSDP, updates, KL, weight decay": FSDP | UPDATES | KL | DECAY,
     "FSDP, updates, decoupled PPO by sequence": FSDP
     | UPDATES
@@ -88,8 +90,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | KL
     | {"algorithm__kl_placement": "reward", "algorithm__kl_estimator": "k1"},
     "FSDP, LoRA, KL, updates, bfloat16": FSDP | LORA | KL | UPDATES | {"model__dtype": "bfloat16"},
-    "FSDP, LoRA, split, padded, recomputed, bfloat16": FSDP
+    "FSDP, LoRA, split, padded, recomputed, bfloat16, a teacher's states": FSDP
     | LORA
+    | STATES
     | SPLIT
     | PADDED
     | RECOMPUTED
@@ -119,7 +122,10 @@ def digest_after_training(ranks: Ranks) -> str:
         for number in range(BATCHES):
             make = rollout_batch if spec.environment is None else played_batch
             batch = make(seed=BATCHES * iteration + number, batch_id=f"{iteration}/train/{number}")
-            num_missing -= len(ranks.train(taught(batch, num_likely=4) if spec.stages else batch))
+            if (teacher := ranks.learner.policy.teacher) is not None:
+                states_for = teacher if isinstance(teacher, WholeVocabulary) else None
+                batch = taught(batch, num_likely=0 if states_for else 4, states_for=states_for)
+            num_missing -= len(ranks.train(batch))
         while num_missing:
             num_missing -= len(ranks.train(wait_s=1.0))
         for update, part in steps:

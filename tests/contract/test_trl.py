@@ -19,14 +19,13 @@ from consumer.gradient.advantages.estimators import batch_advantages, compared_r
 from consumer.gradient.log_probs import response_logprobs
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import TokenLogprobs, micro_batch_loss, policy_loss
-from consumer.gradient.losses.terms import divergence_from
 from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import load_policy
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import OptimizerSpec
-from onbeat_extras.stages.log_prob_model import likeliest
+from onbeat_extras.stages.teachers import divergence_from, likeliest
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
 from tests.trl_cases import BOUNDED, BUDGET, CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
 

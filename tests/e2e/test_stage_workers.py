@@ -126,13 +126,20 @@ def test_a_teacher_and_a_reward_are_learnt_alike_by_two_ranks_and_after_a_kill(p
     assert [(16 * score.sampled) % 1.0 for score in scores] == [0.0, 0.0]
 
 
-def test_distributions_of_a_teacher_for_each_source_are_learnt_alike_by_two_ranks_and_after_kills_under_a_lag(
-    pipeline: Pipeline, judge: JudgeServer
+MODELS = {"sums": TEACHER["model"], "more": "configs/models/two-digit-addition"}
+TEACHERS: dict[str, dict[str, Any]] = {
+    "likely tokens of one for each source": {"type": "teacher", "models": MODELS, "top_k": 4, "lease_s": 1.0},
+    "hidden states": TEACHER | {"hidden_size": 192, "lease_s": 1.0},
+}
+
+
+@pytest.mark.parametrize("sends", TEACHERS)
+def test_distributions_of_teachers_are_learnt_alike_by_two_ranks_and_after_kills_under_a_lag(
+    pipeline: Pipeline, judge: JudgeServer, sends: str
 ) -> None:
-    models = {"sums": TEACHER["model"], "more": "configs/models/two-digit-addition"}
-    teacher = {"type": "teacher", "models": models, "top_k": 4, "lease_s": 1.0}
+    teacher = TEACHERS[sends]
     fields: dict[str, object] = {
-        "dataset": {"type": "mixture", "sources": [{"name": name, "dataset": {"type": "addition"}} for name in models]},
+        "dataset": {"type": "mixture", "sources": [{"name": name, "dataset": {"type": "addition"}} for name in MODELS]},
         "algorithm__advantage": "none",
         "algorithm__distillation_coefficient": 1.0,
         "algorithm__distillation_beta": 0.5,
@@ -143,7 +150,7 @@ def test_distributions_of_a_teacher_for_each_source_are_learnt_alike_by_two_rank
     undisturbed = pipeline.train(spec(teacher, **fields, trainer__world_size=2))
     pipeline.children[f"{STAGE_WORKER}-1"].stop(grace_s=10.0)
     killed, _ = pipeline.jobs.create(spec(teacher, **fields))
-    worker = pipeline.start(f"{STAGE_WORKER}-2", crash_at="stage.after_compute:2")
+    worker = pipeline.start(f"{STAGE_WORKER}-{sends[0]}", crash_at="stage.after_compute:2")
     trainer = pipeline.start(f"consumer-{killed}", killed, crash_at="consumer.after_step:2")
     assert wait_for_exit(worker) == -signal.SIGKILL
     pipeline.start(f"{STAGE_WORKER}-1", judge_url=judge.url, judge_key="key-of-the-judge")
@@ -152,7 +159,7 @@ def test_distributions_of_a_teacher_for_each_source_are_learnt_alike_by_two_rank
     assert pipeline.final_digest(killed) == pipeline.final_digest(undisturbed)
     assert pipeline.verdict(killed).gaps == pipeline.verdict(undisturbed).gaps == ()
     single = pipeline.train(spec(TEACHER | {"top_k": 4}, **fields))
-    assert pipeline.final_digest(single) != pipeline.final_digest(undisturbed), "the other source's teacher counts"
+    assert pipeline.final_digest(single) != pipeline.final_digest(undisturbed), "what else the teacher tells counts"
 
 
 def lines_of(pipeline: Pipeline, job_id: str, name: str, kind: type[T]) -> list[T]:

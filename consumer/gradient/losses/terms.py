@@ -1,4 +1,4 @@
-"""What a spec adds to a surrogate, per token: the KL from the reference, the divergence from a teacher, and the weight
+"""What a spec adds to a surrogate, per token: the KL from the reference, that from a teacher, and the weight
 against the policy that sampled.
 
 The estimators are those of Schulman 2020, "Approximating KL Divergence".
@@ -9,16 +9,11 @@ has the gradient of the true divergence in expectation, k3 one that is biased, k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-from contracts.errors import ContractViolation
-from contracts.spec_tables.stages import NO_LOGPROB, TEACHER_TOP
 
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
@@ -55,60 +50,6 @@ def reverse_kl(log_ratio: Tensor, logprobs: Tensor, teacher_logprobs: Tensor) ->
     log_ratio: log rho, whose gradient it has (`LossInputs.log_ratio`).
     """
     return log_ratio.exp() * (logprobs.detach() - teacher_logprobs)
-
-
-def divergence_from(distribution: Tensor, teacher_top: Tensor | None, *, beta: float) -> Tensor:
-    """D_beta of the teacher's q and the policy's p, [N] in nats, with the gradient of its log-probs [N, V].
-
-        beta = 0    KL(q || p), forward            0 < beta < 1    beta KL(q || m) + (1 - beta) KL(p || m),
-        beta = 1    KL(p || q), reverse                            m = beta q + (1 - beta) p
-
-    Generalized knowledge distillation: Agarwal et al., arXiv 2306.13649, equation 1, over k + 1 outcomes: tokens that
-    the teacher chose, and any other. So it is at most the divergence over the whole vocabulary, and exactly that where
-    k tokens are all that may be drawn. teacher_top: [N, 2 k + 1] as `TEACHER_TOP` says.
-    """
-    assert teacher_top is not None, "a batch without the column is refused before it goes through"
-    k = teacher_top.shape[1] // 2
-    ids, q = teacher_top[:, :k].to(torch.int64), teacher_top[:, k:].to(distribution)
-    # A token that isn't there reads another's number, and has no term.
-    is_token, ids = ids >= 0, ids.where(ids >= 0, ids[:, :1])
-    others = distribution.scatter(-1, ids, -torch.inf)
-    # The logarithm of no probability has no gradient: where nothing else may be drawn, 0.0 stands for all others.
-    has_others = (others > -torch.inf).any(dim=-1, keepdim=True)
-    rest = others.masked_fill(~has_others, 0.0).logsumexp(dim=-1, keepdim=True)
-    is_outcome = torch.cat((is_token, has_others), dim=-1)
-    p = torch.cat((distribution.gather(-1, ids), rest), dim=-1).masked_fill(~is_outcome, 0.0)
-    q = q.masked_fill(~is_outcome, 0.0)
-    if beta == 0.0:
-        terms = q.exp() * (q - p)
-    elif beta == 1.0:
-        terms = p.exp() * (p - q)
-    else:
-        m = torch.logaddexp(q + math.log(beta), p + math.log1p(-beta))
-        terms = beta * q.exp() * (q - m) + (1.0 - beta) * p.exp() * (p - m)
-    return terms.masked_fill(~is_outcome, 0.0).sum(dim=-1)
-
-
-def ids_of(teacher_top: Tensor) -> Tensor:
-    """The ids in [N, 2 k + 1], int64 [N, k], 0 for those that aren't there. Raises ContractViolation for a token at
-    which they and their log-probs are no distribution."""
-    k = teacher_top.shape[1] // 2
-    ids, logprobs = teacher_top[:, :k], teacher_top[:, k:]
-    in_order = ids.sort(dim=1).values
-    is_wrong = (
-        (ids != ids.round())
-        | ((ids >= 0.0) != (logprobs[:, :k] > NO_LOGPROB))
-        | (ids[:, :1] < 0.0)
-        | functional.pad((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0.0), (1, 0))
-        | ((logprobs.double().exp().sum(dim=1, keepdim=True) - 1.0).abs() > 0.01)
-    )
-    if bool(is_wrong.any()):
-        raise ContractViolation(
-            f"token {int(is_wrong.any(dim=1).nonzero()[0])} has no different ids whose probabilities, with that of all "
-            "other tokens, add up to 1",
-            field=f"column {TEACHER_TOP}",
-        )
-    return ids.clamp(min=0.0).to(torch.int64)
 
 
 def correction_weights(

@@ -20,10 +20,11 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from onbeat.weights.hashing import tensors_digest
 from onbeat_extras.stages.compute_service import StageModel
-from onbeat_extras.stages.log_prob_model import frozen_values, likeliest, load_frozen
+from onbeat_extras.stages.log_prob_model import frozen_values, load_frozen
 from onbeat_extras.stages.models import model_loader, services
 from onbeat_extras.stages.reward_model import RewardModel, load_reward_model
 from onbeat_extras.stages.served_stages import ServedStage
+from onbeat_extras.stages.teachers import likeliest
 from tests.builders import DIGEST, VOCABULARY, char_tokenizer, job_spec, rollout_batch, tiny_model_folder
 from tests.extras.stages.stage_fakes import claimed_item, served_stage
 from tests.scorer_folder import scorer_folder
@@ -84,7 +85,7 @@ def test_each_source_of_a_mixture_has_the_teacher_that_the_stage_names_for_it(tm
         rows = np.array([row for row in range(12) if sources[row // 4] == source])
         frozen = load_frozen(StackSettings(model_root=str(tmp_path)), job_spec(), path=path)
         top = functools.partial(likeliest, k=3, num_tokens=len(VOCABULARY))
-        expected = frozen_values(frozen, batch, spec=stage.spec, rows=rows, summary=lambda one, _: top(one))  # noqa: B023
+        expected = frozen_values(frozen, batch, spec=stage.spec, rows=rows, summary=lambda one, *_: top(one))  # noqa: B023
         assert [tuple(column[row] for column in made.values()) for row in rows] == expected
     with pytest.raises(BatchFailed, match=r"stages\.teacher\.model.*row 0 is of source `other`, which has no model"):
         model.values(item_of(stage, replace(batch, groups=(replace(groups[0], source="other"), *groups[1:]))))
