@@ -294,7 +294,7 @@ def test_a_cancelled_generation_stops_at_its_next_token(
 
     def gated_join(decoding: SharedDecoding, growing: GrowingBatch) -> None:
         reached.set()
-        go_on.wait(20.0)
+        go_on.wait(120.0)
         honest_join(decoding, growing)
 
     def counted_advance(decoding: SharedDecoding) -> list[GrowingBatch]:
@@ -304,7 +304,7 @@ def test_a_cancelled_generation_stops_at_its_next_token(
     async def drop() -> None:
         batch = under(manifest, PROMPTS, sampling=SamplingParams(max_new_tokens=20))
         dropped = asyncio.ensure_future(rig.engine.generate(batch))
-        await asyncio.to_thread(reached.wait, 20.0)
+        await asyncio.to_thread(reached.wait, 120.0)
         dropped.cancel()
         await asyncio.wait({dropped})
         go_on.set()

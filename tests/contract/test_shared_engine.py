@@ -131,12 +131,12 @@ def test_a_batch_that_is_cancelled_in_company_leaves_and_the_others_go_on(
     def gated(decoding: SharedDecoding) -> list[GrowingBatch]:
         if len(joined) == len(asked) and not reached.is_set():
             reached.set()
-            go_on.wait(20.0)
+            go_on.wait(120.0)
         return honest(decoding)
 
     async def drop_the_first() -> list[list[list[Completion]] | BaseException]:
         first, *others = [asyncio.ensure_future(rig.engine.generate(batch)) for batch in asked]
-        await asyncio.to_thread(reached.wait, 20.0)
+        await asyncio.to_thread(reached.wait, 120.0)
         first.cancel()
         await asyncio.wait({first})
         go_on.set()
@@ -215,12 +215,12 @@ def test_an_engine_that_is_closed_answers_every_batch_that_is_in_it(
 
     def gated(decoding: SharedDecoding) -> list[GrowingBatch]:
         reached.set()
-        go_on.wait(20.0)
+        go_on.wait(120.0)
         return honest(decoding)
 
     async def close() -> list[list[list[Completion]] | BaseException]:
         found = asyncio.ensure_future(together(rig, asked))
-        await asyncio.to_thread(reached.wait, 20.0)
+        await asyncio.to_thread(reached.wait, 120.0)
         closing = asyncio.ensure_future(rig.engine.aclose())
         await asyncio.sleep(0)
         go_on.set()

@@ -44,7 +44,7 @@ class ShopModel:
     def values(self, item: ClaimedItem) -> ColumnValues:
         self._shop.log.append(f"{self._name} {item.item}")
         self._shop.entered.set()
-        assert self._shop.gate.wait(20.0)
+        assert self._shop.gate.wait(120.0)
         if error := self._shop.errors.pop(self._name, None):
             raise error
         return {"column": [b""]}

@@ -93,7 +93,7 @@ def test_each_criterion_s_number_is_a_column_and_a_stated_score_is_that_of_all()
 
 
 def test_at_most_so_many_questions_are_out_at_a_time() -> None:
-    both = threading.Barrier(2, timeout=20.0)
+    both = threading.Barrier(2, timeout=120.0)
 
     def answer(_: Question) -> Answer:
         both.wait()

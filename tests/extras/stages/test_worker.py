@@ -100,7 +100,7 @@ class Stack:
         task.add_done_callback(lambda _: self.changes.notify())
         yield task
         self.worker.stop()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             await task
 
 
@@ -260,7 +260,7 @@ async def test_the_server_of_a_lone_stage_that_is_left_alone_is_asked_after(monk
         await stack.changes.until(lambda: "refuses its key" in stack.leaves_alone())
         probed.clear()
         server.missed(JudgeUnavailable("no answer"))
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             while server.is_away:
                 await asyncio.sleep(0)
     assert probed
@@ -280,7 +280,7 @@ async def test_a_service_that_is_away_costs_an_item_no_attempt_whichever_it_is(s
 
 async def test_a_job_that_ends_is_forgotten_and_one_that_is_removed_or_unreadable_is_left_alone(stack: Stack) -> None:
     async def until_forgotten(stack: Stack) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             while stack.models.jobs:
                 await asyncio.sleep(0)
 
@@ -386,7 +386,7 @@ async def test_a_stop_in_the_middle_of_a_turn_claims_of_no_other_stage(stack: St
     side.add(("reward_model", "0/train/0", 0))
     side.at_claim = lambda: typed(loop.call_soon_threadsafe(stack.worker.stop))
     async with stack.running() as task:
-        await asyncio.wait({task}, timeout=20.0)
+        await asyncio.wait({task}, timeout=120.0)
     assert (side.asked, side.claimed) == ([("teacher", 1)], [])
 
 

@@ -132,7 +132,7 @@ class Stack:
         task.add_done_callback(lambda _: self.changes.notify())
         yield task
         self.generator.stop()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             await task
 
 

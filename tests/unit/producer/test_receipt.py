@@ -156,7 +156,7 @@ async def test_the_versions_of_a_job_that_ended_are_let_go(stack: Stack) -> None
         await stack.changes.until(lambda: ready(stack) == [0, 1])
         stack.jobs.active.remove("job")
         stack.shop.gates["0/train/0"].set()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             while ready(stack) != [0]:
                 await asyncio.sleep(0)
 

@@ -15,7 +15,7 @@ async def test_what_a_cancelled_call_takes_is_the_next_ones_answer() -> None:
     gate = threading.Event()
 
     def slow() -> str:
-        assert gate.wait(20.0)
+        assert gate.wait(120.0)
         return "first"
 
     taking: Taking[str] = Taking()
@@ -32,7 +32,7 @@ async def test_a_call_that_fails_is_tried_anew_and_so_is_one_that_failed_after_i
     gate = threading.Event()
 
     def away() -> str:
-        assert gate.wait(20.0)
+        assert gate.wait(120.0)
         raise BrokerUnavailable("connection refused")
 
     taking: Taking[str] = Taking()

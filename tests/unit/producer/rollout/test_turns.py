@@ -623,7 +623,7 @@ def test_a_renderer_that_can_t_be_made_fails_the_batch_with_its_field(problem: s
     playing = players.play_for(spec(), loaded)
     assert playing is not None
     with pytest.raises(BatchFailed, match=f"model.path: {problem}"):
-        asyncio.run(asyncio.wait_for(cast(Any, playing(batch())), 20.0))
+        asyncio.run(asyncio.wait_for(cast(Any, playing(batch())), 120.0))
     assert players.play_for(job_spec(), loaded) is None
 
 
