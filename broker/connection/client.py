@@ -144,8 +144,8 @@ class Broker:
     def now_s(self) -> float:
         """Unix time by the server's clock, which leases go by."""
         with self.call():
-            seconds, micros = self.redis.time()  # type: ignore[misc]
-        return seconds + micros / 1e6
+            seconds, micros = self.connections.ask("TIME")
+        return int(seconds) + int(micros) / 1e6
 
     def persisted(self) -> bool:
         """As `Durability.persisted`."""
