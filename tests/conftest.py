@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.connection.client import Broker, connect
+from broker.job_store import JobStore
 from contracts.settings import StackSettings
 from onbeat.process.signals import ENDING
 from onbeat.stack.redis import EmbeddedRedis
@@ -141,6 +143,25 @@ def job_id() -> str:
 def settings(redis_url: str, tmp_path: Path) -> StackSettings:
     """Settings of a process over the shared server, with a run root of its own."""
     return StackSettings(redis_url=redis_url, run_root=str(tmp_path), api_key="test-key", reward_key="reward-key")
+
+
+@pytest.fixture
+def broker(settings: StackSettings) -> Iterator[Broker]:
+    made = connect(settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def jobs(broker: Broker) -> JobStore:
+    return JobStore(broker)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    """One without the jobs of other tests, which may be stopped and killed."""
+    with EmbeddedRedis(tmp_path / "redis") as server:
+        yield server
 
 
 @pytest.fixture

@@ -31,11 +31,6 @@ from tests.builders import job_spec, prompt_batch, rollout_batch
 DIGEST = "d" * 64
 
 
-@pytest.fixture
-def jobs(settings: StackSettings) -> JobStore:
-    return JobStore(connect(settings))
-
-
 def opened(settings: StackSettings, job_id: str, *, lease_s: float = 60.0, num_batches: int = 2) -> TrainerSide:
     """A trainer with an open iteration."""
     trainer = TrainerSide(connect(settings), job_id, owner="t", lease_s=lease_s)

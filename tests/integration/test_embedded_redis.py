@@ -29,14 +29,6 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
 
 
-@pytest.fixture
-def server(tmp_path: Path):
-    own = EmbeddedRedis(tmp_path / "redis")
-    own.start()
-    yield own
-    own.stop()
-
-
 def test_a_started_server_answers_and_names_its_version(server: EmbeddedRedis) -> None:
     assert server.server is not None
     assert server.server.name in ("redis", "valkey")

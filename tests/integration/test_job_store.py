@@ -25,11 +25,6 @@ from tests.builders import job_spec
 
 
 @pytest.fixture
-def jobs(settings: StackSettings) -> JobStore:
-    return JobStore(connect(settings))
-
-
-@pytest.fixture
 def key() -> str:
     """An idempotency key that no other test uses."""
     return uuid.uuid4().hex

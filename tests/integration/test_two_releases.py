@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,12 +32,6 @@ from tests.integration.test_two_releases import run_release
 run_release(*sys.argv[1:])
 """
 WITHIN_S = 300.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        yield server
 
 
 def publish_one(side: GeneratorSide, name: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from broker.connection.client import Broker, connect
+from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from contracts.encoding.json_lines import append_json_lines
@@ -44,13 +44,6 @@ class BelowHalf:
             return ()
         self.since = metrics.iteration if self.since is None else self.since
         return (HealthProblem(rule="reward_collapsed", since=self.since, problem="it is low", cure="wait"),)
-
-
-@pytest.fixture
-def broker(settings: StackSettings) -> Iterator[Broker]:
-    made = connect(settings)
-    yield made
-    made.close()
 
 
 @pytest.fixture

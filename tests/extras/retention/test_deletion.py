@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -36,12 +35,6 @@ from tests.integration.test_fence import DIGEST, answer_to, job_of
 from tests.served import asked
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis(tmp_path / "redis") as server:
-        yield server
 
 
 @pytest.fixture
