@@ -15,6 +15,7 @@ from contracts.encoding.wire import convert, decode, encode
 from contracts.environments.service import Reply
 from contracts.errors import ContractViolation
 from contracts.jobs import NEXT_STATES, JobState, ResumeRequest
+from contracts.rewards import ExactReward, RewardItem, RewardRequest
 from contracts.rollouts import (
     Completion,
     Prompt,
@@ -184,6 +185,22 @@ def test_what_an_environment_counts_and_gives_is_a_number_that_can_be_summed(num
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_is_finite(reward: float) -> None:
     refused(changed(rollout([7], 0.0)), "reward", reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"group_size": 2}, "3 items are no whole groups of 2"),
+        ({"asked": (0, 0)}, "names a place twice"),
+        ({"asked": (3,)}, "one that no item has"),
+    ],
+)
+def test_a_request_for_scores_has_whole_groups_and_asks_for_items_that_it_has(
+    fields: dict[str, Any], problem: str
+) -> None:
+    items = (RewardItem(prompt="", completion="", reference=""),) * 3
+    with pytest.raises(ValueError, match=problem):
+        RewardRequest(components=(ExactReward(),), items=items, **fields)
 
 
 def test_a_batch_has_all_rollouts_of_each_prompt() -> None:

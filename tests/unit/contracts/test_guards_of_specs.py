@@ -40,6 +40,11 @@ REWARDING: dict[str, Any] = {
     "outputs": [{"name": "variety", "type": "float32"}],
     "reward_column": "variety",
 }
+HOSTS: dict[str, Any] = {"trainer__hosts": {"least": 1, "most": 2}, "weights": {"transport": "redis"}}
+ROWS: dict[str, Any] = {"type": "jsonl", "train_path": "rows.jsonl"}
+CURRICULUM: dict[str, Any] = {"column": "level", "iterations": 10}
+HELD: dict[str, Any] = {"name": "more", "dataset": ROWS, "num_prompts": 4}
+JUDGE: dict[str, Any] = {"type": "llm_judge", "model": "judge", "prompt": "{completion}"}
 LONG: dict[str, Any] = {
     "rollout__max_prompt_tokens": 2**20,
     "rollout__prompts_per_batch": 32,
@@ -69,6 +74,33 @@ def refused(**fields: Any) -> str:
     ("fields", "problem"),
     [
         ({"trainer__accumulation": "float"}, 'deterministic needs trainer.accumulation = "exact"'),
+        ({"model__cast_lm_head_to_fp32": True}, "cast_lm_head_to_fp32 has no effect"),
+        ({"trainer__kl_alarm": 0.1}, "kl_alarm has no effect with algorithm.kl_coefficient = 0"),
+        ({"trainer__stop_on": ["kl_high"]}, "is never said without kl_alarm"),
+        ({"optimizer__groups": [{"parameters": ["*"]}]}, "groups has one that changes nothing"),
+        *(
+            (HOSTS | fields, problem)
+            for fields, problem in (
+                ({"trainer__hosts": {"least": 3, "most": 2}}, "least = 3 is more than most = 2"),
+                ({"trainer__world_size": 2}, "trainer.world_size has no effect with trainer.hosts"),
+                (FLOAT, 'trainer.hosts needs trainer.accumulation = "exact"'),
+                ({"weights": {"transport": "file"}}, 'weights.transport = "file" is not possible'),
+                ({"schedule": "colocated"}, 'schedule = "colocated" is not possible with trainer.hosts'),
+            )
+        ),
+        *(
+            ({"evaluation": {"num_prompts": 0} | fields}, problem)
+            for fields, problem in (
+                ({"sets": [HELD | {"num_prompts": 0}]}, "num_prompts must be above 0 in a set"),
+                ({"sets": [HELD | {"dataset": ROWS | {"curriculum": CURRICULUM}}]}, "dataset.curriculum has no effect"),
+                ({"sets": [HELD, HELD]}, "sets name one twice"),
+                ({"sets": [HELD | {"name": "held_out"}]}, "sets name one twice"),
+                ({"sets": [HELD], "best": "another"}, "best = 'another' is none of sets"),
+                ({"sets": [HELD]}, "num_prompts = 0 leaves best no score"),
+            )
+        ),
+        ({"stages": [{"type": "teacher"}]}, "stage teacher needs a model, or models by source"),
+        ({"stages": [JUDGE | {"criteria": {"right": 1.0}}]}, 'keys of a JSON object; set answer = "json"'),
         (ADAPTERS | {"weights": {"transport": "delta"}}, "leaves deltas nothing to save"),
         (ADAPTERS | {"weights": {"transport": "object", "snapshot_every_versions": 2}}, "leaves deltas nothing to"),
         (FORK | {"trainer__external": True}, "fork is not possible with trainer.external = true"),
