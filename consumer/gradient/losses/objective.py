@@ -137,15 +137,12 @@ def micro_batch_loss(
     if divergence is not None and not algorithm.weighs_kl:
         token_loss = token_loss + algorithm.kl_coefficient * divergence
     if tokens.entropy is not None and algorithm.entropy_coefficient > 0.0:
-        # A bonus: more entropy makes the loss smaller.
-        token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy
+        token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy  # a bonus: more of it, less loss
     if tokens.values is not None and estimates is not None:
         weight = VALUE_COEFFICIENT if algorithm.value_coefficient is UNSET else algorithm.value_coefficient
         token_loss = token_loss + weight * value_loss(tokens.values, estimates, clip=algorithm.value_clip)
-    counted = loss_mask
-    if not algorithm.advantage_kind.has_late_baseline:
-        # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
-        counted = loss_mask & (inputs.gain != 0.0)
+    # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
+    counted = loss_mask if algorithm.advantage_kind.has_late_baseline else loss_mask & (inputs.gain != 0.0)
     return LossTerms(
         loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
         num_clipped_low=int((term.clipped_low & counted).sum()),
