@@ -128,7 +128,7 @@ def check_same_environment(chain: list[AuditRecord], version: str, spec: JobSpec
     problem = f"the environment is {version or 'of no version'}, the audit chain says {recorded[-1]}"
     if spec.deterministic:
         others = zip(spec.environments, version.split(VERSIONS_END), strict=False)
-        source = next((source for source, one in others if one not in recorded[-1].split(VERSIONS_END)), "")
+        source = next((source for source, version in others if version not in recorded[-1].split(VERSIONS_END)), "")
         raise InvalidInput(
             problem,
             field=f"{environment_field(spec.dataset, source)}.name",

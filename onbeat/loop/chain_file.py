@@ -83,8 +83,8 @@ class ChainFile:
         while newest != link:
             path.insert(0, newest)
             newest = self._previous[newest]
-        found = {digest: record for digest, record in self._scan() if digest in path} if path else {}
-        return [found[digest] for digest in path]
+        records = {digest: record for digest, record in self._scan() if digest in path} if path else {}
+        return [records[digest] for digest in path]
 
     def _scan(self) -> Iterator[tuple[str, AuditRecord]]:
         """(digest, record) of each line that is one. Raises OnbeatError."""
@@ -125,12 +125,12 @@ class RunChain:
         """The lost records up to the one that made this version; [] where Redis knows it."""
         if versions_of(self.records).get(policy_version) == weights_digest:
             return []
-        made = [
+        numbers = [
             number
             for number, record in enumerate(self.lost, start=1)
             if (record.policy_version + 1, record.next_weights_digest) == (policy_version, weights_digest)
         ]
-        return self.lost[: made[-1]] if made else []
+        return self.lost[: numbers[-1]] if numbers else []
 
 
 def read_chain(jobs: JobStore, job_id: str, spec: JobSpec, file: ChainFile) -> RunChain:

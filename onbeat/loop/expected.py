@@ -103,7 +103,7 @@ class ExpectedIteration:
     @property
     def pool_shares(self) -> dict[str, float]:
         """Difficulty pool → its share of its source, when the iteration was drawn; {} without any."""
-        return {pool: share for one in self.drawn for pool, share in one.shares.items()}
+        return {pool: share for pools in self.drawn for pool, share in pools.shares.items()}
 
     @property
     def sampled(self) -> tuple[SampledBy, ...]:
@@ -147,11 +147,13 @@ class ExpectedIteration:
     def _mark(self, batch: RolloutBatch) -> None:
         """Notes rewards, and counts the completions that have stated scores; again once stages have added theirs."""
         if batch.purpose == "train":
-            self._rewards |= {group.prompt_index: [one.reward for one in group.rollouts] for group in batch.groups}
+            self._rewards |= {
+                group.prompt_index: [sample.reward for sample in group.rollouts] for group in batch.groups
+            }
         replaced = [rollout.unscorable for group in batch.groups for rollout in group.rollouts if rollout.unscorable]
         if not replaced:
             return
-        counts = Counter(f"{name}: {reason}" for one in replaced for name, reason in one.items())
+        counts = Counter(f"{name}: {reason}" for reasons in replaced for name, reason in reasons.items())
         self.unscorable[batch.batch_id] = dict(sorted(counts.items()))
         if batch.purpose == "train":
             self._num_unscorable[batch.batch_id] = len(replaced)
@@ -159,12 +161,12 @@ class ExpectedIteration:
 
 def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None:
     """Raises FenceViolation unless the place holds its prompt after so many resamples, and was due no further one."""
-    asked = expected.prompt_at(place, num_resamples=group.num_resamples)
+    prompt = expected.prompt_at(place, num_resamples=group.num_resamples)
     answered = (group.prompt_id, group.prompt_index, group.prompt_token_ids)
-    if asked is None or answered != (asked.prompt_id, asked.index, asked.token_ids):
+    if prompt is None or answered != (prompt.prompt_id, prompt.index, prompt.token_ids):
         raise FenceViolation(
             f"batch {expected.batch_id} answers {group.prompt_id} at place {place} after {group.num_resamples} "
-            f"resamples, it was asked {asked.prompt_id if asked else 'nothing'} there",
+            f"resamples, it was asked {prompt.prompt_id if prompt else 'nothing'} there",
             field="groups",
         )
     if group.has_equal_rewards and group.num_resamples < len(expected.reserves):
@@ -174,7 +176,7 @@ def _check_group(group: RolloutGroup, place: int, expected: PromptBatch) -> None
             field="groups",
         )
     for rollout in group.rollouts:
-        if problem := completion_problem(rollout.completion, asked, expected):
+        if problem := completion_problem(rollout.completion, prompt, expected):
             raise FenceViolation(
                 f"batch {expected.batch_id} answers {group.prompt_id} with a completion that {problem}", field="groups"
             )
@@ -192,7 +194,7 @@ def evaluation_score(
         if batch.batch_id in arrived:
             source = batch.prompts[0].source or ""
             batches.setdefault(source if source in evaluation.tables else HELD_OUT, []).append(batch)
-    sets = {name: _set_score(batches.get(name, []), arrived, one) for name, one in evaluation.each.items()}
+    sets = {name: _set_score(batches.get(name, []), arrived, held_out) for name, held_out in evaluation.each.items()}
     sets = {name: score for name, score in sets.items() if score is not None}
     if (score := sets.pop(best := evaluation.best or HELD_OUT, None)) is None:
         return None
@@ -226,7 +228,7 @@ def _set_score(asked: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch]
 def _by_source(batches: Sequence[RolloutBatch]) -> dict[str, float]:
     """Returns the mean reward of each source; {} without a mixture."""
     groups = [group for batch in batches for group in batch.groups]
-    rewards = by_name((one.source, rollout.reward) for one in groups if one.source for rollout in one.rollouts)
+    rewards = by_name((group.source, rollout.reward) for group in groups if group.source for rollout in group.rollouts)
     return {name: mean(list(of_source)) for name, of_source in sorted(rewards.items())}
 
 

@@ -175,7 +175,7 @@ def with_stage_rewards(batch: RolloutBatch, values: ColumnValues, weights: dict[
         )
 
     groups = tuple(
-        replace(group, rollouts=tuple(rewarded(one, place * size + i) for i, one in enumerate(group.rollouts)))
+        replace(group, rollouts=tuple(rewarded(rollout, place * size + i) for i, rollout in enumerate(group.rollouts)))
         for place, group in enumerate(batch.groups)
     )
     return replace(batch, groups=groups)
@@ -191,7 +191,7 @@ def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> Rollout
         for row, text in enumerate(values[stage.failure_column]):
             if not text:
                 continue
-            reason: StatedReason | None = next((one for one in STAGE_REASONS if one.encode() == text), None)
+            reason: StatedReason | None = next((known for known in STAGE_REASONS if known.encode() == text), None)
             if reason is None or any(values[name][row] != stated for name in stage.reward_weights):
                 raise ContractViolation(
                     f"column {stage.failure_column}, row {row}: is no reason with the score that the spec states",
@@ -204,8 +204,8 @@ def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> Rollout
         replace(
             group,
             rollouts=tuple(
-                replace(one, unscorable=one.unscorable | marks.get(place * batch.group_size + sample, {}))
-                for sample, one in enumerate(group.rollouts)
+                replace(rollout, unscorable=rollout.unscorable | marks.get(place * batch.group_size + sample, {}))
+                for sample, rollout in enumerate(group.rollouts)
             ),
         )
         for place, group in enumerate(batch.groups)

@@ -90,20 +90,20 @@ class BatchesOf(Generic[S]):
     """The batches of an iteration, at least one, in the order of their ids."""
 
     def __init__(self, stats: Iterable[S]) -> None:
-        self.ordered: list[S] = sorted(stats, key=lambda one: one.batch_id)
+        self.ordered: list[S] = sorted(stats, key=lambda of_batch: of_batch.batch_id)
 
     def sum(self, name: str) -> Any:
         """Adds up one of their numbers; whole ones stay whole."""
-        values = [getattr(one, name) for one in self.ordered]
+        values = [getattr(stats, name) for stats in self.ordered]
         return sum(values) if all(isinstance(value, int) for value in values) else math.fsum(values)
 
     @cached_property
     def rewards(self) -> list[float]:
-        return [reward for one in self.ordered for reward in one.rewards]
+        return [reward for stats in self.ordered for reward in stats.rewards]
 
     def means(self, name: str) -> dict[str, float]:
         """The mean of each of what one of their tables has."""
-        tables: list[dict[str, tuple[float, ...]]] = [getattr(one, name) for one in self.ordered]
+        tables: list[dict[str, tuple[float, ...]]] = [getattr(stats, name) for stats in self.ordered]
         values = by_name((key, value) for table in tables for key, of_key in table.items() for value in of_key)
         return {key: mean(list(of_key)) for key, of_key in sorted(values.items())}
 
@@ -135,7 +135,7 @@ class SampledNumbers:
     zero_advantage_share: float = number(lambda its: its.sum("num_equal_groups") / its.sum("num_groups"))
     num_resamples: int = number(lambda its: its.sum("num_resamples"))
     response_tokens_mean: float = number(lambda its: its.sum("num_tokens") / len(its.rewards))
-    response_tokens_max: int = number(lambda its: max(one.longest_response_tokens for one in its.ordered))
+    response_tokens_max: int = number(lambda its: max(stats.longest_response_tokens for stats in its.ordered))
     truncated_share: float = number(lambda its: its.sum("num_truncated") / len(its.rewards))
     entropy: float = number(lambda its: its.sum("surprise_sum") / its.sum("num_tokens"))
 
@@ -145,7 +145,7 @@ Numbers = TypeVar("Numbers", bound=SampledNumbers)
 
 def numbers_of(kind: type[Numbers], batches: BatchesOf[Any]) -> Numbers:
     """Makes each number that `kind` declares."""
-    return kind(**{one.name: one.metadata["of"](batches) for one in fields(kind)})
+    return kind(**{declared.name: declared.metadata["of"](batches) for declared in fields(kind)})
 
 
 class PlayedTrajectories:

@@ -85,7 +85,7 @@ class GeneratorWatch:
         }
         now_s = self.clock()
         self._passed = {directory: self._passed.get(directory, now_s) for directory in named}
-        loading = frozenset(one for one in named if now_s - self._passed[one] < LOADS_FOR_S)
+        loading = frozenset(folder for folder in named if now_s - self._passed[folder] < LOADS_FOR_S)
         if loading != named:
             log.warning("removes %s, which a generator has loaded for too long", ", ".join(sorted(named - loading)))
         return loading
@@ -97,7 +97,7 @@ class GeneratorWatch:
         called meanwhile; an error that it raises ends the wait.
         """
         began_s = self.clock()
-        while awake := [one.worker_id for one in self.presence.live() if one.info.get(AWAKE_FOR) == job_id]:
+        while awake := [other.worker_id for other in self.presence.live() if other.info.get(AWAKE_FOR) == job_id]:
             if self.clock() - began_s >= TURN_PATIENCE_S:
                 log.warning("trains while %s may still hold memory", ", ".join(awake))
                 return
@@ -115,8 +115,8 @@ class GeneratorWatch:
             return frozenset()
         self._looked_s = self.clock()
         live = self.presence.live()
-        self._note(frozenset(one.worker_id for one in live))
-        able = [one for one in live if one.serves(self.job_id, deterministic=self.spec.deterministic)]
+        self._note(frozenset(generator.worker_id for generator in live))
+        able = [generator for generator in live if generator.serves(self.job_id, deterministic=self.spec.deterministic)]
         awaited: dict[str, Awaited] = {}
         timeouts = self.spec.timeouts
         if not able:
@@ -139,8 +139,8 @@ class GeneratorWatch:
 
     def _refused(self, live: list[GeneratorInfo]) -> frozenset[str]:
         """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""
-        refused = {one.info.get(REJECTED_WEIGHTS, "") for one in live} - {""}
-        self._told = {folder: told for folder, told in self._told.items() if folder in refused}
+        refused = {generator.info.get(REJECTED_WEIGHTS, "") for generator in live} - {""}
+        self._told = {folder: times for folder, times in self._told.items() if folder in refused}
         now_s, due = self.clock(), set[str]()
         for folder in refused:
             told_s, pause_s = self._told.get(folder, (-math.inf, LOOK_EVERY_S / 2))

@@ -53,7 +53,7 @@ class Window:
     @property
     def digests(self) -> dict[int, str]:
         """Version → digest, of `manifests`."""
-        return {one.policy_version: one.weights_digest for one in self.manifests}
+        return {manifest.policy_version: manifest.weights_digest for manifest in self.manifests}
 
     def add(self, manifest: WeightManifest) -> None:
         """Takes up a version that was published, or was published anew."""
@@ -81,7 +81,7 @@ class Window:
         """Returns what is trained next; what came before it is forgotten."""
         oldest, newest = self._schedule.versions_of(iteration)
         self._training = {number: batches for number, batches in self._training.items() if number >= iteration}
-        self._manifests = {version: one for version, one in self._manifests.items() if version >= oldest}
+        self._manifests = {version: manifest for version, manifest in self._manifests.items() if version >= oldest}
         digests = self.digests
         return AskedIteration(
             number=iteration,

@@ -97,9 +97,10 @@ class Leases(Generic[C]):
             for key, lease in self._held.items():
                 if some is None or key in some:
                     by_side.setdefault(id(lease.side), (lease.side, []))[1].append(lease.claim)
-        told = [side.renew(held) for side, held in by_side.values()]
+        renewals = [side.renew(claims) for side, claims in by_side.values()]
         return Renewal(
-            tuple(claim for one in told for claim in one.lost), tuple(claim for one in told for claim in one.settled)
+            tuple(claim for renewal in renewals for claim in renewal.lost),
+            tuple(claim for renewal in renewals for claim in renewal.settled),
         )
 
 

@@ -80,9 +80,9 @@ class LeftAlone(Generic[K, T]):
         self._pauses_s.pop(key, None)
 
     def forget_all_but(self, keys: Collection[K]) -> None:
-        for kept in (self._alone, self._pauses_s):
-            for key in [key for key in kept if key not in keys]:
-                del kept[key]
+        for by_key in (self._alone, self._pauses_s):
+            for key in [key for key in by_key if key not in keys]:
+                del by_key[key]
 
 
 def in_one_line(error: Exception) -> str:

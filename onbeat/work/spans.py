@@ -82,8 +82,8 @@ class Reports:
         sent.result()
 
     async def _send_all(self) -> None:
-        while (found := self._spans.take()) is not None:
-            await self._calls(self._report, *found)
+        while (report := self._spans.take()) is not None:
+            await self._calls(self._report, *report)
 
     async def send_last(self, patience_s: float) -> None:
         """Reports what there is, unless the server is away."""
