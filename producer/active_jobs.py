@@ -123,7 +123,7 @@ class ActiveJobs:
             if job_id not in self._jobs or self._jobs[job_id].spec != spec:
                 side = self.make_side(job_id, await self._engine_for(spec))
                 self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
-        self._refused = {job_id: found for job_id, found in self._refused.items() if job_id in job_ids}
+        self._refused = {job_id: kind_and_time for job_id, kind_and_time in self._refused.items() if job_id in job_ids}
         self._alone.forget_all_but(job_ids)
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)

@@ -162,10 +162,10 @@ class Generator(Worker[Claim]):
 
     async def _take(self) -> bool:
         await self._until_freed(self._is_full)
-        found = await self._claim_next()
-        if found is None:
+        claimed = await self._claim_next()
+        if claimed is None:
             return False
-        job, claim = found
+        job, claim = claimed
         batch = claim.prompt_batch
         with about_batch(batch.job_id, iteration=batch.iteration, batch_id=batch.batch_id, attempt=claim.attempt):
             loaded = await self._ready(job, claim)

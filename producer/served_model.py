@@ -153,9 +153,9 @@ class ServedModel:
     async def _prove(self, loaded: LoadedModel, spec: JobSpec) -> None:
         """Raises BatchFailed where the engine's bytes depend on what it samples beside a batch."""
         async with loaded.within(spec.timeouts.generation_s, "the canary"):
-            found = await loaded.engine.difference()
-        if found:
-            self.not_reproducible = f"a batch has other bytes {found} than alone"
+            difference = await loaded.engine.difference()
+        if difference:
+            self.not_reproducible = f"a batch has other bytes {difference} than alone"
             raise BatchFailed(f"this engine serves no deterministic job: {self.not_reproducible}")
         loaded.is_proven = True
         self._proven.append(spec.model)
@@ -166,7 +166,7 @@ class ServedModel:
         where the iteration alone says which version samples it."""
         if self.loaded is None or not self._has_model(spec) or not spec.schedule_rule.lags:
             return None
-        ready = [(one.policy_version, one.weights_digest) for one in self.loaded.engine.ready_versions]
+        ready = [(version.policy_version, version.weights_digest) for version in self.loaded.engine.ready_versions]
         return max(ready, default=None)
 
     async def receive(self, spec: JobSpec, announced: Sequence[WeightManifest], shards: Sequence[WeightShard]) -> bool:
@@ -180,9 +180,9 @@ class ServedModel:
         if spec.schedule == "bounded":
             # A batch takes the newest version that is ready: any between that one and the one in use is of no use.
             announced, num_versions = announced[-1:], 2
-        ready = {(one.policy_version, one.weights_digest) for one in self.loaded.engine.ready_versions}
-        missing = [one for one in announced if (one.policy_version, one.weights_digest) not in ready]
-        self.receiving_weights = " ".join(step.directory for one in missing for step in one.steps)
+        ready = {(version.policy_version, version.weights_digest) for version in self.loaded.engine.ready_versions}
+        missing = [version for version in announced if (version.policy_version, version.weights_digest) not in ready]
+        self.receiving_weights = " ".join(step.directory for version in missing for step in version.steps)
         try:
             async with self.loaded.within(spec.timeouts.generation_s, "receiving a version"):
                 return await self.loaded.engine.receive_weights(announced, shards, num_versions=num_versions)
@@ -198,10 +198,10 @@ class ServedModel:
         """Lets the engine read a file of the version after the one that it holds; any other is of no use here."""
         if self.loaded is None or not self.loaded.is_awake or self._held_job != shard.job_id:
             return
-        held = self.loaded.engine.policy_version
-        if held is not None and held.policy_version + 1 == shard.policy_version:
+        version = self.loaded.engine.policy_version
+        if version is not None and version.policy_version + 1 == shard.policy_version:
             self._awaited_version = shard.policy_version
-        if held is None and self._awaited_version != shard.policy_version:
+        if version is None and self._awaited_version != shard.policy_version:
             return
         async with self.loaded.within(self._deadline_s, f"loading {shard.path}"):
             await self.loaded.engine.load_weights(shard)
@@ -231,8 +231,8 @@ class ServedModel:
         return loaded is not None and (loaded.model, loaded.deterministic) == (spec.model, spec.deterministic)
 
     def _has_weights(self, manifest: WeightManifest) -> bool:
-        asked = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
-        return self.loaded is not None and self.loaded.engine.policy_version == asked
+        weights = VerifiedWeights(policy_version=manifest.policy_version, weights_digest=manifest.weights_digest)
+        return self.loaded is not None and self.loaded.engine.policy_version == weights
 
     async def aclose(self) -> None:
         loaded, self.loaded = self.loaded, None

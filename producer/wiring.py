@@ -85,7 +85,7 @@ def players(settings: StackSettings, environments: httpx.AsyncClient, service: D
     """environments: connections to the reward service, which `service` tells of."""
 
     def make_client(spec: JobSpec) -> EnvironmentClient:
-        slowest = max(spec.environments.values(), key=lambda one: one.request_timeout_s)
+        slowest = max(spec.environments.values(), key=lambda environment: environment.request_timeout_s)
         return client_for(environments, slowest, settings, deadline_s=spec.timeouts.dependency_s, service=service)
 
     return Players(make_client=make_client, make_renderer=partial(folder_renderer, settings=settings))
@@ -94,8 +94,8 @@ def players(settings: StackSettings, environments: httpx.AsyncClient, service: D
 def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:
     """What the bits of this process's completions of a job depend on (I7). Blocks for seconds: it imports torch."""
     threads = threads_for(spec, settings=settings)
-    found = fingerprint_of_job(engine, spec.model, device=settings.device, num_threads=threads)
-    return found + engine.of_turns if spec.environments else found
+    fingerprint = fingerprint_of_job(engine, spec.model, device=settings.device, num_threads=threads)
+    return fingerprint + engine.of_turns if spec.environments else fingerprint
 
 
 def threads_for(spec: JobSpec, *, settings: StackSettings) -> int | None:

@@ -46,8 +46,8 @@ def _place_of(engine: type[Engine]) -> tuple[str, str]:
     if engine in CLASSES:
         return CLASSES[engine]
     name = str(engine.__struct_config__.tag)
-    found = find_entry_point(GROUP, name, field=VARIABLE, where="generator")
-    return found.module, found.attr
+    place = find_entry_point(GROUP, name, field=VARIABLE, where="generator")
+    return place.module, place.attr
 
 
 def check_machine(options: Engine) -> None:

@@ -145,8 +145,8 @@ class HeldRows:
 
     def has_ended(self) -> NDArray[np.bool_]:
         """[N] whether the row at each place has ended, and is held all the same."""
-        held = zip(self._owners[: self._num_rows], self._rows[: self._num_rows].tolist(), strict=True)
-        return np.array([row in growing.ended for growing, row in held])
+        rows = zip(self._owners[: self._num_rows], self._rows[: self._num_rows].tolist(), strict=True)
+        return np.array([row in growing.ended for growing, row in rows])
 
     def keep(self, places: Places) -> None:
         """Lets only the rows at these places (ascending) stay, in their order."""

@@ -231,4 +231,4 @@ class Ends:
         """Whether the last token completes a text. is_first: whether none can stand before it."""
         assert self._decode is not None, "an engine that reads no text was given a job with stop texts"
         text, before = self._decode(tokens), "" if is_first else self._decode(tokens[:-1])
-        return any(text.count(one) > before.count(one) for one in stop)
+        return any(text.count(text_of_stop) > before.count(text_of_stop) for text_of_stop in stop)

@@ -63,9 +63,9 @@ class Carrier(Rounds):
         log.warning("%s is given back (%s): %s", name_of(claim), outcome.value, error)
 
     async def _publish(self, batch: CarriedBatch, record: RolloutBatch) -> None:
-        job, claim, asked = batch.job, batch.claim, batch.claim.prompt_batch
+        job, claim, prompts = batch.job, batch.claim, batch.claim.prompt_batch
         try:
-            with self.activity.span(job.job_id, "publish", iteration=asked.iteration, batch_id=asked.batch_id):
+            with self.activity.span(job.job_id, "publish", iteration=prompts.iteration, batch_id=prompts.batch_id):
                 outcome = await self._publish_when_room(batch, record)
         except DeadlineExceeded as error:
             await self.release(job, claim, error)

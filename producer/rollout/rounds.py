@@ -49,15 +49,15 @@ class Rounds:
                     return None
                 batch.sample(started_s=self.activity.now_s())
                 log.debug("%s: resamples %d completions", batch.prompt_batch.batch_id, batch.num_sampling)
-        asked = batch.prompt_batch
+        prompts = batch.prompt_batch
         return RolloutBatch(
-            job_id=asked.job_id,
-            batch_id=asked.batch_id,
-            iteration=asked.iteration,
-            purpose=asked.purpose,
+            job_id=prompts.job_id,
+            batch_id=prompts.batch_id,
+            iteration=prompts.iteration,
+            purpose=prompts.purpose,
             policy_version=batch.weights.policy_version,
             weights_digest=batch.weights.weights_digest,
-            group_size=asked.group_size,
+            group_size=prompts.group_size,
             generator_id=self.generator_id,
             attempt=batch.attempt,
             timings=batch.rounds[-1],

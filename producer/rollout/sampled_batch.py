@@ -61,9 +61,9 @@ class Places:
 
     def fill(self, groups: Sequence[RolloutGroup]) -> None:
         """The round's groups, in its order. Those of equal reward leave their places open while a reserve is left."""
-        found = list(zip(self._open, groups, strict=True))
-        self._open = [place for place, group in found if group.has_equal_rewards] if self.may_go_on else []
-        self._groups |= {place: group for place, group in found if place not in self._open}
+        filled = list(zip(self._open, groups, strict=True))
+        self._open = [place for place, group in filled if group.has_equal_rewards] if self.may_go_on else []
+        self._groups |= {place: group for place, group in filled if place not in self._open}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +115,14 @@ class SampledBatch:
 
     def sample(self, *, started_s: float) -> None:
         """Hands the next round to the engine."""
-        asked = self.places.take_round()
-        answer = asyncio.ensure_future(self._generate(asked) if self.play is None else self.play(asked))
-        self.generation = Generation(asked=asked, started_s=started_s, answer=answer)
+        prompts = self.places.take_round()
+        answer = asyncio.ensure_future(self._generate(prompts) if self.play is None else self.play(prompts))
+        self.generation = Generation(asked=prompts, started_s=started_s, answer=answer)
 
-    async def _generate(self, asked: PromptBatch) -> list[list[Completion]]:
-        if asked.is_given:
-            return [[given_completion(prompt)] * asked.group_size for prompt in asked.prompts]
-        return await self.loaded.generate(asked, deadline_s=self.spec.timeouts.generation_s)
+    async def _generate(self, prompts: PromptBatch) -> list[list[Completion]]:
+        if prompts.is_given:
+            return [[given_completion(prompt)] * prompts.group_size for prompt in prompts.prompts]
+        return await self.loaded.generate(prompts, deadline_s=self.spec.timeouts.generation_s)
 
     def settle(self) -> None:
         """Drops what is in the engine; a round that is out of it may still be scored."""

@@ -152,18 +152,18 @@ class TurnPlayer:
         trajectories = Trajectories(opening=batch)
         async with self._living(sessions):
             # The first turn needs nothing of a session: both are asked at the same time.
-            made: list[Completion] = []
+            completions: list[Completion] = []
 
             async def sample() -> None:
-                made.extend(itertools.chain(*await self.generate(batch, Turn(trajectories=trajectories))))
+                completions.extend(itertools.chain(*await self.generate(batch, Turn(trajectories=trajectories))))
 
             await all_or_none([sample, partial(self._open, sessions, batch.job_id)])
-            again = await self._play_on(trajectories, sessions, [made[session.row] for session in sessions])
+            again = await self._play_on(trajectories, sessions, [completions[session.row] for session in sessions])
             while again:
                 again = await self._begin_again(trajectories, again)
         for session in sessions:
-            made[session.row] = session.played.completion()
-        return [made[start : start + batch.group_size] for start in range(0, len(made), batch.group_size)]
+            completions[session.row] = session.played.completion()
+        return [completions[start : start + batch.group_size] for start in range(0, len(completions), batch.group_size)]
 
     async def _play_on(
         self, trajectories: Trajectories, alive: list[Session], sampled: Sequence[Completion]
@@ -217,7 +217,7 @@ class TurnPlayer:
             )
             for part in calls_of(prompts)
         ]
-        return [one for answer in await all_or_none(calls) for (one,) in answer]
+        return [completion for answer in await all_or_none(calls) for (completion,) in answer]
 
     async def _open(self, sessions: Sequence[Session], job_id: str) -> None:
         """Opens a session for each, at the end of what was played of it. Raises as `play` does."""
@@ -376,8 +376,8 @@ def _check_opening(session: Session, result: service.Turned) -> None:
     """Raises BatchFailed for a session that begins otherwise than the prompt says (I2 of what the model reads)."""
     if result.opening is UNSET or session.prompt.environment is UNSET:
         raise BatchFailed(f"{session.prompt.prompt_id} has no opening of an environment")
-    found = messages_digest(result.opening.messages, result.opening.tools)
-    if found != session.prompt.environment.opening_digest:
+    digest = messages_digest(result.opening.messages, result.opening.tools)
+    if digest != session.prompt.environment.opening_digest:
         raise BatchFailed(
             f"the environment opens {session.prompt.prompt_id} otherwise than when its prompt was made",
             cure="its opening has to be a function of task and seed, and its code the same for the whole job",

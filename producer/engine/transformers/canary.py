@@ -149,19 +149,19 @@ def _shape_where_they_agree(model: PreTrainedModel, step: RowStep) -> CacheShape
     prompts = DynamicCache(config=model.config)
     forward(model, tokens[:, :-1], torch.ones_like(tokens[:, :-1]), prompts)
     try:
-        held = held_prompts(prompts)
+        keys_and_values = held_prompts(prompts)
     except ValueError as error:
         raise NotShared(str(error)) from error
-    shape = cache_shape(held)
+    shape = cache_shape(keys_and_values)
     cache = RowCache(shape, num_places=FEWEST_ROWS, num_columns=COLUMNS)
-    cache.put(0, held, [PROMPT_TOKENS], group_size=FEWEST_ROWS)
+    cache.put(0, keys_and_values, [PROMPT_TOKENS], group_size=FEWEST_ROWS)
     positions = torch.full((FEWEST_ROWS,), PROMPT_TOKENS, device=model.device)
     cache.begin_step(positions, COLUMNS)
-    found = step(tokens[0, -1].expand(FEWEST_ROWS), positions, cache)[:1]
-    if not bool(found.isfinite().all()):
+    logits = step(tokens[0, -1].expand(FEWEST_ROWS), positions, cache)[:1]
+    if not bool(logits.isfinite().all()):
         raise NotFinite("its logits are not finite")
     most = TOLERANCE.get(shape.dtype, 0.0) * float(expected.abs().max())
-    if not float((found - expected).abs().max()) <= most:
+    if not float((logits - expected).abs().max()) <= most:
         raise NotShared("a step of rows is not what its own forward computes")
     return shape
 
@@ -189,10 +189,10 @@ class _Probe:
             raise NotFinite("its logits are not finite")
         for fewer, columns in zip(range(FEWEST_ROWS, num_rows + 1, ROWS), _lengths(num_columns, longest), strict=False):
             chosen = torch.randperm(num_rows, generator=self._random)[:fewer].to(device)
-            found = self._logits(
+            logits = self._logits(
                 cache.picked(chosen.tolist(), num_columns=columns), tokens[chosen], positions[chosen], columns
             )
-            if not same_bytes(found, reference[chosen]):
+            if not same_bytes(logits, reference[chosen]):
                 raise NotShared(
                     f"a row's bits among {fewer} rows of {columns} columns differ from those among {num_rows}"
                 )

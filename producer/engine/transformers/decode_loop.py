@@ -207,8 +207,8 @@ class DecodeLoop:
             diverged = self._rows.advance()
         except TORCH_ERRORS as error:
             self._rows.reset()
-            held, self._held = self._held, []
-            self._suspect(held, error, is_alone=len(held) == 1)
+            requests, self._held = self._held, []
+            self._suspect(requests, error, is_alone=len(requests) == 1)
             return
         if diverged:
             for request in self._held:

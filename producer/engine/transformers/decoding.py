@@ -76,20 +76,20 @@ class RoomLayer(DynamicLayer):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """[k, H, P, D] → [k·repeats, H, P + T, D], of which P are used; called once, after the prompts."""
-        self.keys, self.values = (self._with_room(held, repeats) for held in (self.keys, self.values))
+        self.keys, self.values = (self._with_room(half, repeats) for half in (self.keys, self.values))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Moves the rows of `indices` (ascending) to the front, and forgets the others."""
         # The right side is a copy, so no row is overwritten before it is read; columns to come hold nothing yet.
-        for held in (self.keys, self.values):
-            held[: len(indices), :, : self._used] = held[indices, :, : self._used]
+        for half in (self.keys, self.values):
+            half[: len(indices), :, : self._used] = half[indices, :, : self._used]
         self.keys, self.values = self.keys[: len(indices)], self.values[: len(indices)]
 
-    def _with_room(self, held: Tensor, repeats: int) -> Tensor:
-        num_prompts, num_heads, used, head_dim = held.shape
+    def _with_room(self, half: Tensor, repeats: int) -> Tensor:
+        num_prompts, num_heads, used, head_dim = half.shape
         # Row p·G + g is sample g of prompt p: the repeats are an axis of their own behind the prompts, then flattened.
-        room = held.new_empty(num_prompts, repeats, num_heads, self._num_tokens, head_dim)
-        room[:, :, :, :used] = held[:, None]
+        room = half.new_empty(num_prompts, repeats, num_heads, self._num_tokens, head_dim)
+        room[:, :, :, :used] = half[:, None]
         return room.flatten(0, 1)
 
 
@@ -156,11 +156,11 @@ class LoneDecoding:
         growing = self._growing
         if growing is None:
             raise AssertionError("there are no rows")
-        kept = staying(self._rows.has_ended())
-        if kept is not None:
-            self._decoding.keep(kept)
-            self._rows.keep(kept)
-            self._tokens = self._tokens[kept]
+        places = staying(self._rows.has_ended())
+        if places is not None:
+            self._decoding.keep(places)
+            self._rows.keep(places)
+            self._tokens = self._tokens[places]
         try:
             self._append(growing, self._decoding.step(self._tokens))
         except BatchFailed:

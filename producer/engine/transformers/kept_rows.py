@@ -50,7 +50,7 @@ class KeptRows:
 
     @property
     def free_bytes(self) -> int:
-        return self._most_bytes - sum(past.held.nbytes for one in self._of for past in list(one.kept.values()))
+        return self._most_bytes - sum(past.held.nbytes for opening in self._of for past in list(opening.kept.values()))
 
     def keep(self, trajectories: Trajectories, row: int, past: Past) -> None:
         self._of.add(trajectories)
@@ -58,5 +58,5 @@ class KeptRows:
 
     def clear(self) -> None:
         """Forgets the rows of all trajectories."""
-        for one in self._of:
-            one.kept.clear()
+        for opening in self._of:
+            opening.kept.clear()

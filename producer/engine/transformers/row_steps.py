@@ -132,7 +132,7 @@ def give_head_whole_inputs(model: PreTrainedModel) -> None:
     """
     head = model.get_output_embeddings()
     if model.dtype is torch.bfloat16 and head is not None:
-        head.register_forward_pre_hook(lambda _, inputs: tuple(one.contiguous() for one in inputs))
+        head.register_forward_pre_hook(lambda _, inputs: tuple(values.contiguous() for values in inputs))
 
 
 def held_prompts(prompts: DynamicCache) -> Tensor:
@@ -141,18 +141,18 @@ def held_prompts(prompts: DynamicCache) -> Tensor:
     Raises ValueError where the layers don't all keep the same of a token.
     """
     layers: list[Any] = prompts.layers
-    held = [half for layer in layers for half in (layer.keys, layer.values)]
-    if len({(half.shape, half.dtype) for half in held}) != 1:
+    halves = [half for layer in layers for half in (layer.keys, layer.values)]
+    if len({(half.shape, half.dtype) for half in halves}) != 1:
         raise ValueError("its layers keep keys and values of several shapes")
     # Of each, [k, head, column, head dimension].
-    return torch.stack(held, dim=1).unflatten(1, (-1, 2)).transpose(3, 4)
+    return torch.stack(halves, dim=1).unflatten(1, (-1, 2)).transpose(3, 4)
 
 
-def cache_shape(held: Tensor) -> CacheShape:
+def cache_shape(prompts: Tensor) -> CacheShape:
     """The shape of a cache for prompts as `held_prompts` has them."""
-    _, num_layers, _, _, num_heads, head_dim = held.shape
+    _, num_layers, _, _, num_heads, head_dim = prompts.shape
     return CacheShape(
-        num_layers=num_layers, num_heads=num_heads, head_dim=head_dim, dtype=held.dtype, device=held.device
+        num_layers=num_layers, num_heads=num_heads, head_dim=head_dim, dtype=prompts.dtype, device=prompts.device
     )
 
 

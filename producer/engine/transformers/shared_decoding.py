@@ -83,12 +83,12 @@ class SharedDecoding:
 
     def _join_prompts(self, growing: GrowingBatch) -> None:
         batch, lengths = growing.batch, row_steps.prompt_lengths(growing.batch)
-        held, logits = self._prefilled(batch)
+        prompts, logits = self._prefilled(batch)
         logits = logits.repeat_interleave(batch.group_size, dim=0)
-        cache = self._with_room(row_steps.cache_shape(held), batch)
+        cache = self._with_room(row_steps.cache_shape(prompts), batch)
         places = self._rows.join(growing)
         try:
-            cache.put(int(places[0]), held, lengths, group_size=batch.group_size)
+            cache.put(int(places[0]), prompts, lengths, group_size=batch.group_size)
             self._positions[places] = np.repeat(lengths, batch.group_size)
             tokens, ended = self._rows.append(row_steps.to_draw_from(logits), places)
         except BaseException:
@@ -145,10 +145,10 @@ class SharedDecoding:
 
     def _openings(self, opening: PromptBatch) -> list[Past]:
         """What the first turn made of each prompt, anew."""
-        held, _ = self._prefilled(opening)
+        past, _ = self._prefilled(opening)
         return [
             Past(tokens=np.frombuffer(prompt.token_ids, dtype="<i4"), held=of_prompt[:, :, -length:])
-            for prompt, of_prompt, length in zip(opening.prompts, held, row_steps.prompt_lengths(opening), strict=True)
+            for prompt, of_prompt, length in zip(opening.prompts, past, row_steps.prompt_lengths(opening), strict=True)
         ]
 
     def _feed(self, cache: RowCache, first: int, contexts: Sequence[Tokens], starts: Sequence[int]) -> None:

@@ -63,8 +63,8 @@ class RecordedRun(StepRun):
         if size not in self._recorded:
             self._recorded[size] = self._record(tokens, positions, cache, num_columns)
         graph, inputs, logits = self._recorded[size]
-        for held, given in zip(inputs, (tokens, positions), strict=True):
-            held.copy_(given)
+        for static, values in zip(inputs, (tokens, positions), strict=True):
+            static.copy_(values)
         graph.replay()
         return logits
 

@@ -664,8 +664,8 @@ async def test_a_copy_is_looked_after_between_the_beats_and_its_colocated_turn_e
     stack.shop.gates["0/train/7"] = asyncio.Event()
     async with stack.running():
         # The lease of its own batch waits for the beats: a renewal at one of them would name both.
+        await stack.changes.until(lambda: ["0/train/0", "0/train/7"] in side.renewed)
         await stack.changes.until(lambda: side.renewed[-3:] == [["0/train/7"]] * 3)
-        assert ["0/train/0", "0/train/7"] in side.renewed
         side.settled.add("0/train/7")
         await stack.changes.until(lambda: "sleep" in stack.shop.log)
         assert stack.shop.log[-2:] == ["drop job 0/train/7", "sleep"]
