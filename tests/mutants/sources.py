@@ -67,7 +67,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/contracts/test_digests.py",
         "tests/unit/consumer/trainer/test_iteration.py",
     ),
-    **{f"contracts/{name}.py": SPECS for name in ("rewards", "spec_limits")},
+    "contracts/rewards.py": (*RECORDS, *SPECS),
+    "contracts/spec_limits.py": SPECS,
     "contracts/encoding/wire.py": (*RECORDS, *SPECS, "tests/unit/contracts/test_wire.py"),
     "contracts/spec.py": (
         "tests/unit/contracts/test_guards_of_specs.py",
@@ -165,7 +166,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat_extras/retention/sweeper.py": ("tests/extras/retention/test_sweeper.py", *REMOVAL),
     "onbeat_extras/retention/forgetting.py": REMOVAL,
     **{f"contracts/experience/{name}.py": COLUMNS for name in ("columns", "plan")},
-    "contracts/spec_tables/stages.py": COLUMNS,
+    "contracts/spec_tables/stages.py": (*COLUMNS, *SPECS),
     "onbeat_extras/stages/worker.py": WORKERS,
     **{f"onbeat/work/{name}.py": WORKERS for name in ("calls", "heartbeat", "left_alone", "spans", "worker")},
     "onbeat_extras/stages/served_stages.py": (

@@ -51,9 +51,10 @@ LONG: dict[str, Any] = {
     "rollout__batches_per_iteration": 1,
 }
 """As many prompt tokens as a batch may have."""
+TEACHER: dict[str, Any] = {"type": "teacher", "model": "teacher"}
 TAUGHT: dict[str, Any] = {
     "algorithm__distillation_coefficient": 0.5,
-    "stages": [{"type": "teacher", "model": "teacher"}],
+    "stages": [TEACHER],
 }
 
 
@@ -100,6 +101,7 @@ def refused(**fields: Any) -> str:
             )
         ),
         ({"stages": [{"type": "teacher"}]}, "stage teacher needs a model, or models by source"),
+        ({"stages": [TEACHER | {"top_k": 2, "hidden_size": 2}]}, "has the whole vocabulary; leave top_k out"),
         ({"stages": [JUDGE | {"criteria": {"right": 1.0}}]}, 'keys of a JSON object; set answer = "json"'),
         (ADAPTERS | {"weights": {"transport": "delta"}}, "leaves deltas nothing to save"),
         (ADAPTERS | {"weights": {"transport": "object", "snapshot_every_versions": 2}}, "leaves deltas nothing to"),

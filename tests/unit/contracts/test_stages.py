@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_float64, pack_int32
@@ -48,6 +49,23 @@ def batch_of(*lengths: int) -> RolloutBatch:
 
 def judge(**keys: Any) -> dict[str, Any]:
     return {"type": "llm_judge", "model": "m", "prompt": "{completion}", **keys}
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "widths"),
+    [
+        ({"top_k": 3}, "float32", {"teacher_top": 7}),
+        ({"hidden_size": 5}, "float32", {"teacher_states": 5, "teacher_head": UNSET}),
+        ({"hidden_size": 5}, "bfloat16", {"teacher_states": 3, "teacher_head": UNSET}),
+    ],
+)
+def test_a_teacher_sends_what_the_trainer_makes_distributions_of(
+    keys: dict[str, int], dtype: str, widths: dict[str, Any]
+) -> None:
+    distils = {"distillation_coefficient": 0.5, "distillation_beta": 0.5}
+    spec = spec_with({"type": "teacher", "model": "m", **keys}, model__dtype=dtype, algorithm=distils)
+    (stage,) = spec.stage_plan.stages
+    assert {column.name: column.width for column in stage.outputs} == {"teacher_logprobs": UNSET, **widths}
 
 
 def test_a_stage_that_states_a_score_has_a_column_more_with_the_reason_and_any_other_is_what_it_was() -> None:
