@@ -13,6 +13,7 @@ import pytest
 from onbeat.cage.frames import Frames
 from onbeat_extras.environments.tools import program
 from onbeat_extras.environments.tools.python import Program, Python
+from tests.until import until
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the locks of programs are Linux's")
 OS = "import collections; os = collections._sys.modules['os']\n"
@@ -130,15 +131,19 @@ def test_where_no_filter_holds_a_program_that_sleeps_is_answered_and_its_reader_
     ends, own = os._exit, os.getpid()
 
     def end(code: int) -> None:
-        """A zygote ends where it can't tell what its program does; here that would be the end of all tests."""
-        assert os.getpid() != own, f"the program is taken for stuck ({code}): this machine gave it no time"
+        """A zygote ends where its program just had no processor as time was up; here that would end all tests."""
+        if os.getpid() == own:
+            raise InterruptedError(code)
         ends(code)
 
     monkeypatch.setattr(os, "_exit", end)
     asked = Program(code=FOUND + code, cpu_s=1, memory_mb=256, output_chars=4000)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert program._run(asked, Frames(theirs, max_bytes=1)) == NEVER
+        frames = Frames(theirs, max_bytes=1)
+        # On a loaded machine it may be so, and is asked again.
+        answer = until(lambda: program._run(asked, frames), "an answer", away=(InterruptedError,))
+    assert answer == NEVER
 
 
 def test_a_program_may_not_import_by_a_call_and_c_code_of_its_modules_may(python: Python) -> None:
