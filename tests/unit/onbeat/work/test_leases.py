@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from broker.leases import Renewal
+from broker.presence import WorkerInfo
 from contracts.errors import BrokerUnavailable
+from onbeat.work import heartbeat
 from onbeat.work.heartbeat import PRESENCE_S, Heartbeat, Leases
+
+NUM_BEATS = 20
 
 
 class Side:
@@ -47,12 +52,47 @@ def test_leases_are_renewed_by_job_and_what_lapsed_is_held_until_it_is_ended() -
 
 def test_a_lease_that_ends_before_the_next_beat_brings_it_forward() -> None:
     unused: Any = dict.fromkeys(("worker_id", "calls", "board", "info", "let_go", "copies", "services"))
-    heartbeat: Heartbeat[str] = Heartbeat(leases=Leases(), **unused)
-    heartbeat._due_s = time.monotonic() + PRESENCE_S
+    quiet: Heartbeat[str] = Heartbeat(leases=Leases(), **unused)
+    quiet._due_s = time.monotonic() + PRESENCE_S
     for lease_s, is_early in ((60.0, False), (0.3, True)):
-        heartbeat.leases.hold(Side(), "claim", lease_s=lease_s, name="a")
-        heartbeat.held()
-        assert heartbeat.changed.is_set() is is_early
+        quiet.leases.hold(Side(), "claim", lease_s=lease_s, name="a")
+        quiet.held()
+        assert quiet.changed.is_set() is is_early
+
+
+class EverNews:
+    """A board behind each of whose signs of life there is something new to say, until there were enough."""
+
+    def __init__(self) -> None:
+        self.changed, self.enough = asyncio.Event(), asyncio.Event()
+        self.num_beats = 0
+
+    def beat(self, worker_id: str, info: dict[str, str], /) -> None:
+        self.num_beats += 1
+        (self.changed if self.num_beats < NUM_BEATS else self.enough).set()
+
+    def live(self) -> list[WorkerInfo]:
+        return []
+
+
+@pytest.mark.parametrize(("lease_s", "num_renewals"), [(1800.0, 1), (0.0, NUM_BEATS - 1)])
+async def test_news_is_said_without_a_renewal_that_is_not_due_and_keeps_none_away_that_is(
+    lease_s: float, num_renewals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "PRESENCE_S", 600.0)
+    leases, side, board = Leases[str](), Side(), EverNews()
+    leases.hold(side, "a claim", lease_s=lease_s, name="a")
+
+    async def calls(call: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return call(*arguments)
+
+    parts: Any = {"calls": calls, "board": board, "leases": leases, "changed": board.changed}
+    told: Any = {"worker_id": "w", "info": dict, "let_go": lambda _: None, "copies": list, "services": []}
+    beating = asyncio.create_task(Heartbeat(**parts, **told).run())
+    await board.enough.wait()
+    beating.cancel()
+    assert len(side.renewed) == num_renewals
 
 
 def test_a_renewal_that_a_server_does_not_answer_forgets_nothing_that_another_job_was_told() -> None:
