@@ -98,10 +98,10 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
     """Memory of its key-value cache; 0 takes 1024 on a CPU, and on a GPU what the model leaves."""
     sleep_mode: bool = False
     """Whether a colocated job's trainer has the GPU's memory in its turn, by vLLM's sleep mode and its own allocator;
-    CUDA only, not run yet."""
+    CUDA only."""
     batch_invariant: bool = False
     """Whether vLLM computes with batch-invariant kernels (VLLM_BATCH_INVARIANT=1), and may serve deterministic jobs: a
-    GPU of compute capability ≥ 8.0; slower, not run yet."""
+    GPU of compute capability ≥ 8.0; slower."""
 
     @property
     def is_reproducible(self) -> bool:

@@ -6,9 +6,9 @@
 
 The prompts of several batches decode together, so the last bits of a completion's numbers depend on what else ran: jobs
 with `deterministic = true` aren't served (I7), unless vLLM computes with its batch-invariant kernels, and a canary has
-shown that they are (onbeat_extras/engines/canary.py); that has not been run on a GPU yet. Seeds are a sample's own
-either way. A dead core never answers its clients, so each call has a deadline; one that passes, or a core that died,
-raises EngineUnavailable, which ends this process: its launcher starts another, and its leases expire (I5).
+shown that they are (onbeat_extras/engines/canary.py). Seeds are a sample's own either way. A dead core
+never answers its clients, so each call has a deadline; one that passes, or a core that died, raises EngineUnavailable,
+which ends this process: its launcher starts another, and its leases expire (I5).
 Left out: a model on more than one GPU (run a server, and the openai engine), quantised and multimodal models.
 """
 
@@ -191,7 +191,7 @@ class VllmEngine(BatchingEngine):
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
 
     async def sleep(self) -> None:
-        """Gives weights and cache back (level 2), where sleep mode is on. Not run yet: there was no GPU."""
+        """Gives weights and cache back (level 2), where sleep mode is on."""
         if not self._has_sleep_mode or self._is_asleep:
             return
         self._held = None
