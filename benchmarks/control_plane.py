@@ -33,6 +33,7 @@ from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide
 from broker.keys import wake_stream
 from broker.presence import Presence
+from contracts.monitor import GeneratorSeen
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
@@ -57,7 +58,7 @@ class Waiting:
         self._sockets: list[socket.socket] = []
         self._poller = select.poll()
         for name in (f"waiting-{number}" for number in range(count)):
-            presence.beat(name, {"engine": "transformers"})
+            presence.beat(GeneratorSeen(worker_id=name, engine="transformers"))
             self._sides.append(GeneratorSide(broker, job_id, name))
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(DEADLINE_S)
@@ -169,7 +170,7 @@ def claim_in_vain(side: GeneratorSide) -> None:
 
 def beat_each(side: GeneratorSide, presence: Presence, claims: list[Claim]) -> None:
     for claim in claims:
-        presence.beat("at work", {"engine": "transformers"})
+        presence.beat(GeneratorSeen(worker_id="at work", engine="transformers"))
         side.renew([claim])
 
 

@@ -151,7 +151,7 @@ class Healing:
 
     def _has_loaded(self, mark: str) -> bool:
         live = Presence(self._broker).live()
-        return any(mark in one.worker_id and one.info.get("policy_version") for one in live)
+        return any(mark in worker.worker_id and worker.policy_version is not None for worker in live)
 
     def _end(self, job_id: str) -> None:
         self._client.cancel(job_id)

@@ -41,9 +41,9 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
-| onbeat:S:generators | hash, generator id → GeneratorInfo | generators | status | heartbeat |
-| onbeat:S:stage_workers | hash, worker id → StageWorkerInfo | stage workers | trainer, status | heartbeat |
-| onbeat:S:consumers | hash, consumer id → ConsumerInfo | consumers | status | heartbeat |
+| onbeat:S:generators | hash, generator id → ms, GeneratorSeen | generators | status | heartbeat |
+| onbeat:S:stage_workers | hash, worker id → ms, StageWorkerSeen | stage workers | trainer, status | heartbeat |
+| onbeat:S:consumers | hash, consumer id → ms, ConsumerSeen | consumers | status | heartbeat |
 
 What stands in the ledger for a batch is `BatchRecord` of ledger.py.
 """

@@ -14,7 +14,7 @@ from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS, STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
 from broker.ledger import BatchRecord, Expected, Published, read_of, readable
-from broker.presence import ConsumerPresence, GeneratorInfo, Presence, StagePresence, awaited_generator, missed_by_all
+from broker.presence import ConsumerPresence, Presence, StagePresence, awaited_generator, missed_by_all
 from broker.stage_monitor import last_claims, stage_view
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
@@ -60,7 +60,7 @@ def _readable(report: Callable[P, T]) -> Callable[P, T]:
 
 
 @_readable
-def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorInfo] | None = None) -> JobStatus:
+def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSeen] | None = None) -> JobStatus:
     """Raises NotFound, and ContractViolation for a job of which something else stands there.
 
     generators: those that live, where a caller that asks for many jobs knows them already.
@@ -146,7 +146,7 @@ def stream_report(broker: Broker, job_id: str) -> StreamReport:
         trainer_lease_s=round(lease_s, 3) if lease_s > 0 else None,
         streams=(_sum([slot.prompts for slot in slots]), _sum([slot.rollouts for slot in slots]), *states),
         leases=tuple(islice(leases, MAX_LEASES)),
-        generators=seen_generators(broker, now_s),
+        generators=tuple(Presence(broker).live()),
         **_counted(StreamReport, fence, last_audit, counters),
         **staged,
     )
@@ -227,7 +227,7 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
     return last.policy_version, last.weights_digest
 
 
-def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: Sequence[GeneratorInfo]) -> str:
+def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: Sequence[GeneratorSeen]) -> str:
     """What keeps all generators from the job's batches; "" where one may be at work on them."""
     if not live:
         return "a generator, and none lives: start one with `onbeat up` or `python -m producer`"
@@ -250,7 +250,7 @@ def _waits_for(
     fence: FenceState,
     *,
     state: JobState,
-    live: Sequence[GeneratorInfo],
+    live: Sequence[GeneratorSeen],
     now_s: float,
     is_full: bool,
 ) -> str:
@@ -258,7 +258,7 @@ def _waits_for(
     if state is JobState.QUEUED:
         trainer = _trainer_waited_for(broker, job_id, spec.trainer, now_s)
         consumers = [] if live or spec.trainer.external else ConsumerPresence(broker).live()
-        if any(now_s - consumer.since_s >= STARTED_WITHIN_S for consumer in consumers):
+        if any(consumer.lives_s >= STARTED_WITHIN_S for consumer in consumers):
             return f"waits for {trainer}; and for {_generators_waited_for(job_id, spec, fence, live)}"
         return f"waits for {trainer}"
     if state is not JobState.RUNNING:
@@ -288,14 +288,6 @@ def _leases(broker: Broker, slot: SlotKeys, leases: Sequence[tuple[bytes, float]
         for batch_id, claim, (_, end_ms) in zip(ids, claims, leases, strict=True)
         if claim is not None
     ]
-
-
-def seen_generators(broker: Broker, now_s: float) -> tuple[GeneratorSeen, ...]:
-    """The live generators. now_s: the server's clock."""
-    return tuple(
-        GeneratorSeen(generator_id=live.worker_id, seen_s=round(max(0.0, now_s - live.seen_s), 3), info=dict(live.info))
-        for live in Presence(broker).live()
-    )
 
 
 def stack_state(broker: Broker, *, max_jobs: int) -> StackState:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from broker.connection.client import Broker
 from broker.keys import STAGE_BAND, SlotKeys, item_fields
 from broker.ledger import LastClaim, Published, readable
-from broker.presence import StagePresence, StageWorkerInfo
+from broker.presence import StagePresence
 from contracts.monitor import StageLease, StageState, StageWorkerSeen
 from contracts.spec import JobSpec
 
@@ -85,7 +85,7 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
             for index, stage in enumerate(spec.stages)
         ),
         stage_leases=_leases(broker, [item for item in items if item.lease_ms][:MAX_LEASES], spec, now_ms),
-        stage_workers=tuple(seen_stage_worker(worker, now_ms / 1000) for worker in live),
+        stage_workers=tuple(live),
     )
 
 
@@ -133,11 +133,6 @@ def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[
         for slot, field in fields:
             pipe.hget(slot.items, field)
         return [readable(value, LastClaim) for value in pipe.execute()]
-
-
-def seen_stage_worker(worker: StageWorkerInfo, now_s: float) -> StageWorkerSeen:
-    seen_s = round(max(0.0, now_s - worker.seen_s), 3)
-    return StageWorkerSeen(worker_id=worker.worker_id, seen_s=seen_s, serves=worker.serves, info=dict(worker.info))
 
 
 def _counter(counters: Mapping[bytes, bytes], name: str) -> int:

@@ -1,11 +1,17 @@
-"""What `GET /v1/jobs/{id}/streams` answers and `onbeat streams` shows: one moment of a job's Redis streams."""
+"""What operators are shown: what each live process says of itself, and one moment of a job's Redis streams."""
 
 from __future__ import annotations
 
-from msgspec import UNSET, UnsetType
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Record
 from contracts.jobs import JobCounts
+from contracts.spec_tables.stages import StageSpec
+
+Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Finite, as JSON's numbers are."""
 
 
 class StreamState(Record, frozen=True, kw_only=True):
@@ -35,13 +41,74 @@ class PromptLease(Record, frozen=True, kw_only=True):
     """Its attempt: 1 unless a lease expired, or a generator failed."""
 
 
-class GeneratorSeen(Record, frozen=True, kw_only=True):
+class ServiceSeen(Record, frozen=True, kw_only=True):
+    """A service that a process asks, such as the reward service, as that process meets it."""
+
+    name: str
+    away_s: Amount | None = None
+    """How long it has been away; None while it isn't."""
+    why: str = ""
+    """Where it is, and what is wrong with it; "" while nothing is."""
+    answered_s: Amount | None = None
+    """Since its last answer; None where it never gave one, or is away."""
+
+
+class WorkerSeen(Record, frozen=True, kw_only=True):
+    """A live process, as its heartbeat says it and as HTTP answers it (broker/presence.py)."""
+
+    worker_id: str
+    seen_s: float = 0.0
+    """Seconds since it said so, by the server's clock."""
+    services: tuple[ServiceSeen, ...] = ()
+    leaves_alone: dict[str, str] = field(default_factory=dict)
+    """What it would serve and can't yet → why: a job, or of a stage worker "JOB_ID/NAME"."""
+
+    def service(self, name: str) -> ServiceSeen:
+        """Returns how it meets a service; where it says nothing of it, neither away nor there."""
+        return next((service for service in self.services if service.name == name), ServiceSeen(name=name))
+
+
+class ConsumerSeen(WorkerSeen, frozen=True, kw_only=True):
+    """A live consumer, which starts trainers."""
+
+    lives_s: Amount
+    """Seconds from its start to its last sign of life."""
+    job_id: str = ""
+    """The job whose trainer it runs; "" while it is idle."""
+
+
+class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     """A live generator, of any job."""
 
-    generator_id: str
-    seen_s: float
-    """Seconds since its last sign of life."""
-    info: dict[str, str]
+    doing: str = ""
+    """In words: "loading v000003", "generating 7/train/2; scoring 7/train/0" or "waiting"."""
+    model: str = ""
+    policy_version: int | None = None
+    """The version that it holds, whose digest it has verified; None while it holds none."""
+    weights_digest: str = ""
+    tokens_per_s: Amount = 0.0
+    """Sampled tokens over the seconds in which it sampled, of the last minute."""
+    batches: tuple[str, ...] = ()
+    """Those that it holds, by their names."""
+    loading_weights: tuple[str, ...] = ()
+    """The folders of the version that it loads, and of those that it stands on, from its claim until it holds it."""
+    rejected_weights: str = ""
+    """The folder of the version that it can't load; "" while there is none."""
+    awake_for: str = ""
+    """The colocated job whose turn to generate it has; "" while it has none."""
+    engine: str = ""
+    """The fingerprint that it last named for a deterministic job; "" while it has served none."""
+    wrong_engine: tuple[str, ...] = ()
+    """The deterministic jobs that it leaves to others, since another kind of engine samples them (I7)."""
+    not_reproducible: str = ""
+    """The name of its engine if that can't serve deterministic jobs (I7), and what was found where it was tried."""
+    no_kept_sets: str = ""
+    """The name of its engine if that can't say what truncated sampling kept."""
+
+    def serves(self, job_id: str, *, deterministic: bool) -> bool:
+        """Whether it may take batches of this job. deterministic: as the job's spec has it."""
+        is_of_kind = not self.not_reproducible and job_id not in self.wrong_engine
+        return job_id not in self.leaves_alone and (is_of_kind or not deterministic)
 
 
 class StageState(Record, frozen=True, kw_only=True):
@@ -78,15 +145,20 @@ class StageLease(Record, frozen=True, kw_only=True):
     """Until its lease ends without a heartbeat; 0.0 where it is over."""
 
 
-class StageWorkerSeen(Record, frozen=True, kw_only=True):
+class StageWorkerSeen(WorkerSeen, frozen=True, kw_only=True):
     """A live stage worker, of any job."""
 
-    worker_id: str
-    seen_s: float
-    """Seconds since its last sign of life."""
     serves: tuple[str, ...]
-    """Types of stages, of any job, and "JOB_ID/NAME" of one job."""
-    info: dict[str, str]
+    """Types of stages that it serves in every job, e.g. "teacher", and stages of one job: "JOB_ID/NAME"."""
+    stages: tuple[str, ...] = ()
+    """Those of the active jobs that it serves now, as "JOB_ID/NAME"."""
+    items: tuple[str, ...] = ()
+    """Those that it holds, by their names."""
+
+    def is_for(self, job_id: str, stage: StageSpec) -> bool:
+        """Whether it serves this stage of the job."""
+        name = f"{job_id}/{stage.name}"
+        return name in self.serves or (stage.kind in self.serves and name not in self.leaves_alone)
 
 
 class StreamReport(JobCounts, frozen=True, kw_only=True):

@@ -21,11 +21,11 @@ from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 
 from broker.job_store import JobStore
-from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import KEY_IN_PROBLEM, changed, decode_json, encode_json
 from contracts.errors import ContractViolation, EnvironmentUnavailable, InvalidInput, NotFound
 from contracts.jobs import ResumeRequest
+from contracts.monitor import GeneratorSeen
 from contracts.rewards import (
     NO_NUMBER,
     PluginReward,
@@ -151,11 +151,10 @@ def check_fork(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> None:
         raise unusable_fork(fork, source, problem)
 
 
-def check_generators(spec: JobSpec, live: Sequence[GeneratorInfo]) -> None:
+def check_generators(spec: JobSpec, live: Sequence[GeneratorSeen]) -> None:
     """Raises InvalidInput as `check_engines` does, by what the live generators say of theirs."""
-    said = ([generator.info.get(name, "") for generator in live] for name in (NOT_REPRODUCIBLE, NO_KEPT_SETS))
-    not_reproducible, silent = said
-    check_engines(spec, not_reproducible=not_reproducible, silent=silent)
+    not_reproducible = [generator.not_reproducible for generator in live]
+    check_engines(spec, not_reproducible=not_reproducible, silent=[generator.no_kept_sets for generator in live])
 
 
 def _field_of(error: InvalidInput) -> str | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.presence import ENGINE, LEAVES_ALONE, NO_KEPT_SETS, NOT_REPRODUCIBLE, WRONG_ENGINE
 from contracts.errors import ContractViolation, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
@@ -81,7 +80,8 @@ class ActiveJobs:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._engine = ""
+        self.engine = ""
+        """The last fingerprint."""
         self._refused: dict[str, tuple[str, float]] = {}
         """Job id → the kind of engine that samples it, and when it was asked last."""
         self._alone: LeftAlone[str, WeightManifest | None] = LeftAlone(self.clock)
@@ -141,8 +141,8 @@ class ActiveJobs:
     async def _engine_for(self, spec: JobSpec) -> str | None:
         if not spec.deterministic:
             return None
-        self._engine = await asyncio.to_thread(self.fingerprint, spec)
-        return self._engine
+        self.engine = await asyncio.to_thread(self.fingerprint, spec)
+        return self.engine
 
     def refuse(self, job: ActiveJob, error: WrongEngine) -> None:
         """Leaves the job to generators of the kind of engine that samples it; says so once."""
@@ -168,17 +168,14 @@ class ActiveJobs:
             log.info("serves %s: it can load it now", job.job_id)
 
     @property
-    def info(self) -> dict[str, str]:
-        """What an operator, and the trainers, see of the jobs that this generator can't serve."""
-        return {
-            NOT_REPRODUCIBLE: self.not_reproducible(),
-            NO_KEPT_SETS: self.no_kept_sets,
-            ENGINE: self._engine,
-            WRONG_ENGINE: " ".join(sorted(self._refused)),
-            LEAVES_ALONE: "\n".join(
-                f"{job_id}: {why}" for job_id, why in sorted((self._left_alone | self._alone.reasons).items()) if why
-            ),
-        }
+    def reasons(self) -> dict[str, str]:
+        """Why each job that is left alone is."""
+        return {job_id: why for job_id, why in sorted((self._left_alone | self._alone.reasons).items()) if why}
+
+    @property
+    def wrong_engine(self) -> tuple[str, ...]:
+        """The jobs that another kind of engine samples."""
+        return tuple(sorted(self._refused))
 
     def side_of(self, job_id: str) -> GeneratorSide | None:
         """This generator's side of a job; None once it has ended."""

@@ -32,9 +32,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
-from broker.presence import AWAKE_FOR, DOING, TOKENS_PER_S, services_info
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
 from contracts.events import TimelineSpan
+from contracts.monitor import GeneratorSeen
 from contracts.versions import WeightManifest
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
@@ -135,28 +135,32 @@ class Generator(Worker[Claim]):
     def _awaited(self) -> str:
         return f"prompts of {self._jobs}" if self._jobs else "a job"
 
-    def _info(self) -> dict[str, str]:
-        """The version is the one whose digest was verified."""
-        loaded = self._model.loaded
+    def _seen(self) -> GeneratorSeen:
+        loaded, jobs = self._model.loaded, self._jobs
         weights = loaded.engine.policy_version if loaded else None
-        return {
-            "model": loaded.model.path if loaded else "",
-            "policy_version": str(weights.policy_version) if weights else "",
-            "weights_digest": weights.weights_digest if weights else "",
-            "loading_weights": f"{self._model.loading_weights} {self._model.receiving_weights}".strip(),
-            "rejected_weights": self._model.rejected_weights,
-            "batches": str(self._leases),
-            DOING: self._doing(),
-            TOKENS_PER_S: f"{self._activity.tokens_per_s:.1f}",
-            AWAKE_FOR: self._model.awake_for,
-            **self._jobs.info,
-            **services_info(self._services),
-        }
+        return GeneratorSeen(
+            worker_id=self._worker_id,
+            services=tuple(service.seen for service in self._services),
+            leaves_alone=jobs.reasons,
+            doing=self._doing(),
+            model=loaded.model.path if loaded else "",
+            policy_version=weights.policy_version if weights else None,
+            weights_digest=weights.weights_digest if weights else "",
+            tokens_per_s=round(self._activity.tokens_per_s, 1),
+            batches=self._leases.names,
+            loading_weights=(*self._model.loading_weights, *self._model.receiving_weights),
+            rejected_weights=self._model.rejected_weights,
+            awake_for=self._model.awake_for,
+            engine=jobs.engine,
+            wrong_engine=jobs.wrong_engine,
+            not_reproducible=jobs.not_reproducible(),
+            no_kept_sets=jobs.no_kept_sets,
+        )
 
     def _doing(self) -> str:
-        """`loading v000003`, `generating 7/train/2; scoring 7/train/0`, or `waiting`."""
+        """As `GeneratorSeen.doing` has it."""
         if self._model.loading_weights:
-            return f"loading {self._model.loading_weights.rpartition('/')[2]}"
+            return f"loading {self._model.loading_weights[-1].rpartition('/')[2]}"
         away = [f"waiting for the {service.name}" for service in self._services if service.is_away]
         return "; ".join(filter(None, [self._held.in_words, *away])) or "waiting"
 

@@ -100,12 +100,12 @@ class ServedModel:
         self.loaded: LoadedModel | None = None
         self.rejected_weights = ""
         """Folder of the version that was refused last, until a version loads; "" while there is none."""
-        self.loading_weights = ""
-        """Folders of the version that is being loaded, or will be when its model is; "" while there is none."""
+        self.loading_weights: tuple[str, ...] = ()
+        """Folders of the version that is being loaded, or will be when its model is."""
         self.awake_for = ""
         """Id of the colocated job for which the engine is awake; "" for none, which another schedule's job is, too."""
-        self.receiving_weights = ""
-        """Folders of the versions that may be read beside a batch now; "" while there are none."""
+        self.receiving_weights: tuple[str, ...] = ()
+        """Folders of the versions that may be read beside a batch now."""
         self._held_job = ""
         """Id of the job whose version the engine holds, or held before `load_ahead`; "" for none."""
         self._awaited_version: int | None = None
@@ -127,7 +127,7 @@ class ServedModel:
         Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, BatchFailed
         where the canary of a deterministic job fails, and EngineUnavailable past timeouts.generation_s.
         """
-        self.loading_weights = " ".join(step.directory for step in manifest.steps)
+        self.loading_weights = tuple(step.directory for step in manifest.steps)
         try:
             loaded = self.loaded if self._has_model(spec) else None
             if loaded is None:
@@ -141,7 +141,7 @@ class ServedModel:
             if self.has_to_prove and spec.deterministic and not loaded.is_proven:
                 await self._prove(loaded, spec)
         finally:
-            self.loading_weights = ""
+            self.loading_weights = ()
         self._held_job = manifest.job_id
         self._deadline_s = spec.timeouts.generation_s
         return loaded
@@ -182,12 +182,12 @@ class ServedModel:
             announced, num_versions = announced[-1:], 2
         ready = {(version.policy_version, version.weights_digest) for version in self.loaded.engine.ready_versions}
         missing = [version for version in announced if (version.policy_version, version.weights_digest) not in ready]
-        self.receiving_weights = " ".join(step.directory for version in missing for step in version.steps)
+        self.receiving_weights = tuple(step.directory for version in missing for step in version.steps)
         try:
             async with self.loaded.within(spec.timeouts.generation_s, "receiving a version"):
                 return await self.loaded.engine.receive_weights(announced, shards, num_versions=num_versions)
         finally:
-            self.receiving_weights = ""
+            self.receiving_weights = ()
 
     async def let_go(self) -> None:
         """Gives back the memory of all versions but the one in use."""

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from broker.generator_side import Claim, PublishOutcome, WeightNews
 from broker.leases import FailOutcome, Renewal
-from broker.presence import GeneratorInfo
 from contracts.errors import BrokerUnavailable, NotFound, WrongEngine
 from contracts.events import TimelineSpan
+from contracts.monitor import GeneratorSeen
 from contracts.rewards import RewardItem, RewardSpec, Scored
 from contracts.rollouts import Completion, PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder
@@ -198,7 +198,7 @@ class FakeJobs:
         self._changes = changes
         self.specs: dict[str, JobSpec] = {}
         self.active: list[str] = []
-        self.infos: list[dict[str, str]] = []
+        self.beats: list[GeneratorSeen] = []
         self.left: list[str] = []
         self.others = 0
         """Generators that live beside the one under test."""
@@ -215,12 +215,12 @@ class FakeJobs:
             raise NotFound(f"no job {job_id}")
         return self.specs[job_id]
 
-    def beat(self, generator_id: str, info: dict[str, str]) -> None:
-        self.infos.append(info)
+    def beat(self, worker: GeneratorSeen) -> None:
+        self.beats.append(worker)
         self._changes.notify()
 
-    def live(self) -> list[GeneratorInfo]:
-        return [GeneratorInfo(worker_id=str(n), seen_s=0.0, info={}) for n in range(1 + self.others)]
+    def live(self) -> list[GeneratorSeen]:
+        return [GeneratorSeen(worker_id=str(n)) for n in range(1 + self.others)]
 
     def leave(self, generator_id: str) -> None:
         self.left.append(generator_id)

@@ -19,6 +19,7 @@ from broker.presence import Presence
 from consumer.trainer.job_run import train
 from contracts.encoding.arrays import pack_int32
 from contracts.jobs import TrainerExit
+from contracts.monitor import GeneratorSeen
 from contracts.rollouts import PromptBatch, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
 from onbeat.process.waiting import Waiting
@@ -70,7 +71,7 @@ def generating(broker: Broker, job_id: str, *, salt: Callable[[], str] = lambda:
     def work() -> None:
         try:
             while not closing.is_set():
-                presence.beat(GENERATOR, {"job_id": job_id})
+                presence.beat(GeneratorSeen(worker_id=GENERATOR))
                 if (claim := side.claim(30.0)) is None:
                     side.wait_for_prompts(0.1)
                 else:

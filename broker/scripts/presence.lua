@@ -2,7 +2,7 @@
 
 -- beat: {kind, id}, payload what it says of itself, or '' of one that leaves, or is long gone; kind: of presence_key
 --   -> {beaten} | {full}
--- What it says is data for its readers, and bounded: in bytes, and in how many say something.
+-- What it says is data for its readers, behind the ms at which it came, and bounded: in bytes, and in how many say something.
 local MAX_ID, MAX_BYTES, MAX_KNOWN = 256, 65536, 10000
 local key, info = presence_key(a.kind), payload()
 if #a.id > MAX_ID or #info > MAX_BYTES then return { 'full' } end
@@ -11,12 +11,12 @@ if info == '' then
 elseif redis.call('HLEN', key) >= MAX_KNOWN and redis.call('HEXISTS', key, a.id) == 0 then
   return { 'full' }
 else
-  redis.call('HSET', key, a.id, info)
+  redis.call('HSET', key, a.id, whole(now_ms()) .. ' ' .. info)
 end
 return { 'beaten' }
 
--- present: {kind} -> {present, n x (id, what it said of itself)}; kind: of presence_key
-local out = { 'present' }
+-- present: {kind} -> {present, ms, n x (id, the ms at which it spoke and what it said)}; kind: of presence_key
+local out = { 'present', whole(now_ms()) }
 for _, word in ipairs(redis.call('HGETALL', presence_key(a.kind))) do out[#out + 1] = word end
 return out
 

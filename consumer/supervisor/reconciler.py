@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +23,11 @@ from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
 from broker.hosts_side import HostsSide
 from broker.job_store import JobStore
-from broker.presence import TRAINS, ConsumerPresence
+from broker.presence import ConsumerPresence
 from consumer.supervisor.trainer_process import Ended, TrainerProcess
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError
 from contracts.jobs import JobState, TrainerExit
+from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
 from contracts.spec_tables.trainer import TrainerSpec
 from onbeat.process.folders import make_missing
@@ -102,7 +104,8 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self._jobs = JobStore(self.broker)
-        self._board = ConsumerPresence(self.broker, since_s=self.broker.now_s())
+        self._began_s = time.monotonic()
+        self._board = ConsumerPresence(self.broker)
         self._board.live()  # It forgets the dead, of which each life had an id: they never fill the board.
 
     def reconcile(self) -> None:
@@ -113,7 +116,8 @@ class Reconciler:
                 self._see_to(job_id)
             except (NotFound, ContractViolation) as error:  # lost or damaged: it keeps no other from a trainer
                 log.warning("%s", error)
-        self._board.beat(self.worker_id, {TRAINS: self.trainer.job_id})
+        lives_s = time.monotonic() - self._began_s
+        self._board.beat(ConsumerSeen(worker_id=self.worker_id, lives_s=lives_s, job_id=self.trainer.job_id))
         if self.metrics is not None:
             self.metrics.reconciled.set_to_current_time()
 

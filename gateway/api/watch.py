@@ -10,7 +10,8 @@ from fastapi.responses import StreamingResponse
 from msgspec import Struct, to_builtins
 
 from broker.fence import read_fence
-from broker.monitor import seen_generators, stack_state, stream_report
+from broker.monitor import stack_state, stream_report
+from broker.presence import Presence
 from contracts.answers import JobStory, LogPart, StackState, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, JobEvent, record_digest
@@ -56,7 +57,7 @@ def stack(services: HasServices) -> Response:
 @router.get("/generators", **GENERATORS)
 def generators(services: HasServices) -> Response:
     """List the live generators: the version that each holds, its tokens a second, what it is doing."""
-    return json_answer({"generators": seen_generators(services.broker, services.broker.now_s())})
+    return json_answer({"generators": Presence(services.broker).live()})
 
 
 @router.get("/jobs/{job_id}/spec", **SPEC)

@@ -9,17 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from broker.presence import (
-    AWAKE_FOR,
-    LOADING_WEIGHTS,
-    REJECTED_WEIGHTS,
-    GeneratorInfo,
-    Presence,
-    StagePresence,
-    awaited_generator,
-    missed_by_all,
-)
+from broker.presence import Presence, StagePresence, awaited_generator, missed_by_all
 from contracts.events import GeneratorsChanged
+from contracts.monitor import GeneratorSeen
 from contracts.run_folder import VERSION, number_of
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import ExternalStage
@@ -80,7 +72,7 @@ class GeneratorWatch:
         named = {
             directory
             for generator in self.presence.live()
-            for directory in generator.info.get(LOADING_WEIGHTS, "").split()
+            for directory in generator.loading_weights
             if (number := number_of(directory, VERSION)) is not None and number < before
         }
         now_s = self.clock()
@@ -97,7 +89,7 @@ class GeneratorWatch:
         called meanwhile; an error that it raises ends the wait.
         """
         began_s = self.clock()
-        while awake := [other.worker_id for other in self.presence.live() if other.info.get(AWAKE_FOR) == job_id]:
+        while awake := [other.worker_id for other in self.presence.live() if other.awake_for == job_id]:
             if self.clock() - began_s >= TURN_PATIENCE_S:
                 log.warning("trains while %s may still hold memory", ", ".join(awake))
                 return
@@ -137,9 +129,9 @@ class GeneratorWatch:
             self._changes.append(GeneratorsChanged(at_s=time.time(), came=came, gone=gone, num_live=len(live)))
         self._live = live
 
-    def _refused(self, live: list[GeneratorInfo]) -> frozenset[str]:
+    def _refused(self, live: list[GeneratorSeen]) -> frozenset[str]:
         """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""
-        refused = {generator.info.get(REJECTED_WEIGHTS, "") for generator in live} - {""}
+        refused = {generator.rejected_weights for generator in live} - {""}
         self._told = {folder: times for folder, times in self._told.items() if folder in refused}
         now_s, due = self.clock(), set[str]()
         for folder in refused:

@@ -20,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from contracts.errors import Unavailable
+from contracts.monitor import ServiceSeen
 from onbeat.process.waiting import backoff
 
 log = logging.getLogger(__name__)
@@ -70,14 +71,12 @@ class Dependency:
         return self._problem is not None
 
     @property
-    def away_s(self) -> float:
-        """How long it has been away; 0.0 while it isn't."""
-        return self.clock() - self._away_since_s if self.is_away else 0.0
-
-    @property
-    def answered_s(self) -> float | None:
-        """How long ago it answered last; None where it never did, or is away now."""
-        return None if self._answered_s is None or self.is_away else self.clock() - self._answered_s
+    def seen(self) -> ServiceSeen:
+        """What this process says of it."""
+        if self.is_away:
+            return ServiceSeen(name=self.name, away_s=self.clock() - self._away_since_s, why=self.why)
+        answered_s = None if self._answered_s is None else self.clock() - self._answered_s
+        return ServiceSeen(name=self.name, answered_s=answered_s)
 
     @property
     def why(self) -> str:
@@ -87,7 +86,7 @@ class Dependency:
     def answered(self) -> None:
         """Takes note of an answer: a request that waits is made again."""
         if self.is_away:
-            log.info("the %s is back after %.0f s", self.name, self.away_s)
+            log.info("the %s is back after %.0f s", self.name, self.seen.away_s)
         self._problem, self.others_reach = None, False
         self._answered_s = self.clock()
         self._moved.set()

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 from broker.leases import C, Renewal
-from broker.presence import WorkerInfo, compare
+from broker.presence import compare
+from contracts.monitor import WorkerSeen
 from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls
 
@@ -62,9 +63,13 @@ class Leases(Generic[C]):
             return iter([lease.claim for lease in self._held.values()])
 
     def __str__(self) -> str:
-        """Their names, for people."""
+        return ", ".join(self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """For people."""
         with self._lock:
-            return ", ".join(sorted(lease.name for lease in self._held.values()))
+            return tuple(sorted(lease.name for lease in self._held.values()))
 
     def __contains__(self, claim: object) -> bool:
         return id(claim) in self._held
@@ -107,8 +112,8 @@ class Leases(Generic[C]):
 class Board(Protocol):
     """Where the workers of a kind say that they live; each call raises BrokerUnavailable."""
 
-    def beat(self, worker_id: str, info: dict[str, str], /) -> None: ...
-    def live(self) -> Sequence[WorkerInfo]: ...
+    def beat(self, worker: Any, /) -> None: ...
+    def live(self) -> Sequence[WorkerSeen]: ...
     def leave(self, worker_id: str, /) -> None: ...
 
 
@@ -120,8 +125,8 @@ class Heartbeat(Generic[C]):
     calls: BrokerCalls
     leases: Leases[C]
     board: Board
-    info: Callable[[], dict[str, str]]
-    """What an operator sees of the worker."""
+    seen: Callable[[], WorkerSeen]
+    """What the worker says of itself."""
     let_go: Callable[[Renewal[C]], None]
     """Ends what has no lease any more."""
     copies: Callable[[], Sequence[C]]
@@ -144,7 +149,7 @@ class Heartbeat(Generic[C]):
     async def run(self) -> None:
         while True:
             self.changed.clear()
-            await self.calls(self.board.beat, self.worker_id, self.info())
+            await self.calls(self.board.beat, self.seen())
             if time.monotonic() >= self._due_s:
                 live = await self.calls(self.board.live)
                 self.num_live = max(1, len(live))

@@ -26,6 +26,7 @@ from typing import Generic
 
 from broker.leases import C, Renewal
 from contracts.errors import BrokerUnavailable
+from contracts.monitor import WorkerSeen
 from onbeat.process.dependency import PROBE_EVERY_S, Dependency
 from onbeat.work.calls import BrokerCalls
 from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side, wait_for
@@ -72,7 +73,7 @@ class Worker(ABC, Generic[C]):
             calls=calls,
             board=board,
             leases=self._leases,
-            info=self._info,
+            seen=self._seen,
             let_go=self._let_go,
             copies=self._copies,
             services=services,
@@ -105,8 +106,8 @@ class Worker(ABC, Generic[C]):
         """Ends what it runs."""
 
     @abstractmethod
-    def _info(self) -> dict[str, str]:
-        """What an operator sees of it."""
+    def _seen(self) -> WorkerSeen:
+        """What it says of itself."""
 
     @property
     @abstractmethod

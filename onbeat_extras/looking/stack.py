@@ -7,13 +7,12 @@ from typing import Any
 
 from broker.connection.client import Broker
 from broker.job_search import find_jobs
-from broker.monitor import job_status, seen_generators, stack_state, stream_report
-from broker.presence import TRAINS, ConsumerPresence, StagePresence
-from broker.stage_monitor import seen_stage_worker
+from broker.monitor import job_status, stack_state, stream_report
+from broker.presence import ConsumerPresence, Presence, StagePresence
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, NotFound
 from contracts.jobs import JobState
-from contracts.monitor import GeneratorSeen, StageWorkerSeen
+from contracts.monitor import ConsumerSeen, GeneratorSeen, StageWorkerSeen
 from gateway.run_files import readable
 from gateway.services import Services
 
@@ -60,18 +59,6 @@ class TrainerSeen(Record, frozen=True, kw_only=True):
     """What the job waits for; "" where nothing is in its way."""
 
 
-class ConsumerSeen(Record, frozen=True, kw_only=True):
-    """A live consumer, which starts trainers."""
-
-    consumer_id: str
-    seen_s: float
-    """Seconds since its last sign of life."""
-    lives_s: float
-    """Seconds since its first one."""
-    job_id: str
-    """The job whose trainer it runs; "" while it is idle."""
-
-
 class StackReport(Record, frozen=True, kw_only=True):
     """The answer to `GET /v1/stack/report`."""
 
@@ -89,26 +76,16 @@ class StackReport(Record, frozen=True, kw_only=True):
 def stack_report(services: Services) -> StackReport:
     """Raises Unavailable where Redis or the disk is away."""
     broker = services.broker
-    now_s = broker.now_s()
     with readable("ONBEAT_RUN_ROOT"):
         space = shutil.disk_usage(services.settings.run_root_path)
-    consumers = tuple(
-        ConsumerSeen(
-            consumer_id=one.worker_id,
-            seen_s=round(max(0.0, now_s - one.seen_s), 3),
-            lives_s=round(max(0.0, now_s - one.since_s), 3),
-            job_id=one.info.get(TRAINS, ""),
-        )
-        for one in ConsumerPresence(broker).live()
-    )
     return StackReport(
         redis=_redis(broker, max_jobs=services.settings.max_jobs),
         disk=DiskSeen(free_bytes=space.free, size_bytes=space.total, jobs_bytes=sum(services.disk.bytes.values())),
         num_queued=len(find_jobs(broker, states=(JobState.QUEUED,))),
-        consumers=consumers,
+        consumers=tuple(ConsumerPresence(broker).live()),
         trainers=_trainers(broker),
-        generators=seen_generators(broker, now_s),
-        stage_workers=tuple(seen_stage_worker(one, now_s) for one in StagePresence(broker).live()),
+        generators=tuple(Presence(broker).live()),
+        stage_workers=tuple(StagePresence(broker).live()),
     )
 
 

@@ -26,7 +26,8 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
         yield table
     for key, value in report.items():
         if _is_records(value):
-            yield _records_table(key, value)
+            is_process = key in ("generators", "stage_workers")
+            yield _records_table(key, [_folded(one) for one in value] if is_process else value)
 
 
 def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -47,12 +48,17 @@ def live_report(report: Mapping[str, Any]) -> Iterator[RenderableType]:
                 yield Text(f" and {len(value) - MAX_LIVE_ROWS} more", "dim")
 
 
+def _folded(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """A live process in three columns: in the last all else that it says of itself."""
+    named = {name: value for name, value in worker.items() if name in ("worker_id", "seen_s")}
+    said = {name: value for name, value in worker.items() if name not in named and value not in ("", None, [], {}, ())}
+    return named | {"says": said}
+
+
 def _briefly(generator: Mapping[str, Any]) -> dict[str, Any]:
     """A live generator without what stays as it is."""
-    info = generator.get("info")
-    info = info if isinstance(info, Mapping) else {}
-    kept = {key: info[key] for key in ("policy_version", "tokens_per_s", "doing") if key in info}
-    return {key: value for key, value in generator.items() if key != "info"} | kept
+    names = ("worker_id", "seen_s", "policy_version", "tokens_per_s", "doing")
+    return {name: generator[name] for name in names if name in generator}
 
 
 LIVE_LINES = (
@@ -109,7 +115,7 @@ def cell(key: str, value: Any) -> str:
         return str(value)
     if isinstance(value, int | float):
         return _number(key, value)
-    return ", ".join(one_line(str(entry)) for entry in value) or UNKNOWN
+    return ", ".join(cell(key, entry) for entry in value) or UNKNOWN
 
 
 def _number(key: str, value: float) -> str:
@@ -119,7 +125,7 @@ def _number(key: str, value: float) -> str:
         return size(value)
     if key.endswith("_ms"):
         return duration(value / 1000)
-    if key.endswith("_s") and value < 1e8:
+    if key.endswith("_s") and not key.endswith("_per_s") and value < 1e8:
         return duration(value)
     return count(value) if isinstance(value, int) else number(value)
 

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from broker.leases import C
 from contracts.errors import JobEnded
+from contracts.monitor import WorkerSeen
 from contracts.spec import JobSpec
 from onbeat.work.heartbeat import PRESENCE_S, Board, Leases, Side
 from onbeat_extras.own.connection import JobConnection, speaking_the_same
@@ -62,9 +63,9 @@ class OwnWorker(ABC, Generic[C, T]):
     @abstractmethod
     def _claims_of(self, taken: T) -> Sequence[C]: ...
 
-    def _info(self) -> dict[str, str]:
-        """What an operator sees of it."""
-        return {}
+    @abstractmethod
+    def _seen(self) -> WorkerSeen:
+        """What it says of itself."""
 
     def __enter__(self) -> Self:
         self._connection.keep(self._beat, every_s=min(PRESENCE_S, self._lease_s / 3))
@@ -122,7 +123,7 @@ class OwnWorker(ABC, Generic[C, T]):
             self._own_side.fail(claim, reason, is_released=is_released)
 
     def _beat(self) -> None:
-        self._board.beat(self._connection.process_id, self._info())
+        self._board.beat(self._seen())
         lapsed = self._leases.renew()
         for claim in (*lapsed.lost, *lapsed.settled):
             self._leases.end(claim)

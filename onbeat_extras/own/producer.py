@@ -20,12 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.connection.roles import GENERATOR
 from broker.generator_side import REFUSED_FOR_GOOD, Claim, GeneratorSide, PublishOutcome, WeightChunks
-from broker.presence import LOADING_WEIGHTS, NOT_REPRODUCIBLE, REJECTED_WEIGHTS, RELOAD_PAUSES_S, Presence
+from broker.presence import RELOAD_PAUSES_S, Presence
+from contracts.encoding.wire import changed
 from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected
+from contracts.monitor import GeneratorSeen
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, RolloutBatch
 from contracts.settings import StackSettings
@@ -64,7 +66,7 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         settings: StackSettings | None = None,
     ) -> None:
         """reproducible: whether it gives the same completions for the same batch and weights, as a deterministic job
-        asks of each of its generators (I7). engine: names what its bits depend on, as ENGINE of a generator's presence
+        asks of each of its generators (I7). engine: names what its bits depend on, as `GeneratorSeen.engine`
         does: a deterministic job is sampled by generators of one name. redis_url, run_dir, settings: as for
         `client_settings`; the role is `generator`.
 
@@ -84,7 +86,12 @@ class Producer(OwnWorker[Claim, PromptClaim]):
                 lease_s=spec.timeouts.generator_lease_s,
                 wait=self._side.wait_for_prompts,
             )
-        self._said = {NOT_REPRODUCIBLE: "" if reproducible else OWN_ENGINE}
+        self._said = GeneratorSeen(
+            worker_id=self._connection.process_id,
+            model=self.spec.model.path,
+            engine=kind or "",
+            not_reproducible="" if reproducible else OWN_ENGINE,
+        )
         self._loaded: _Loaded | None = None
 
     @property
@@ -110,8 +117,12 @@ class Producer(OwnWorker[Claim, PromptClaim]):
     def _claims_of(self, taken: PromptClaim) -> Sequence[Claim]:
         return (taken.claim,)
 
-    def _info(self) -> dict[str, str]:
-        return {"model": self.spec.model.path, **self._said, "batches": str(self._leases)}
+    def _seen(self) -> GeneratorSeen:
+        return changed(self._said, batches=self._leases.names)
+
+    def _says(self, **fields: Any) -> None:
+        """Takes note of what its next sign of life says."""
+        self._said = changed(self._said, **fields)
 
     def make_model(self, device: str = "cpu") -> PreTrainedModel:
         """Makes the job's transformers model without its values, which `load` brings. It imports torch."""
@@ -131,14 +142,14 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         if self._loaded is None or self._loaded.model is not model:
             self._loaded = _Loaded(self._receiver(model), model)
         if self._loaded.digest != manifest.weights_digest:
-            self._said[LOADING_WEIGHTS] = " ".join(step.directory for step in manifest.steps)
+            self._says(loading_weights=tuple(step.directory for step in manifest.steps))
             self._beat()
             try:
                 self._loaded.digest = ""
                 self._loaded.digest = self._read(self._loaded.receiver, manifest)
             finally:
-                self._said[LOADING_WEIGHTS] = ""
-        self._said |= {"policy_version": str(manifest.policy_version), "weights_digest": self._loaded.digest}
+                self._says(loading_weights=())
+        self._says(policy_version=manifest.policy_version, weights_digest=self._loaded.digest)
         return self._loaded.digest
 
     def score(self, claim: PromptClaim, samples: Sequence[Sequence[Sample]]) -> list[list[Scored]]:
@@ -260,11 +271,11 @@ class Producer(OwnWorker[Claim, PromptClaim]):
             except WeightsRejected:
                 if pause_s is None:
                     raise
-                self._said[REJECTED_WEIGHTS] = manifest.directory
+                self._says(rejected_weights=manifest.directory)
                 self._beat()
                 time.sleep(pause_s)
             else:
-                self._said[REJECTED_WEIGHTS] = ""
+                self._says(rejected_weights="")
                 return digest
         raise AssertionError("the last load has raised")
 

@@ -22,6 +22,7 @@ from broker.stage_side import ClaimedItem, PutOutcome, StageSide
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.experience.columns import BASE_COLUMNS, Column, check_values, row_shapes
 from contracts.experience.plan import PlannedStage
+from contracts.monitor import StageWorkerSeen
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import ExternalStage
 from onbeat_extras.own.connection import JobConnection, connected
@@ -62,7 +63,7 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
             super().__init__(
                 connection,
                 side=self._side,
-                board=StagePresence(connection.broker, serves=[f"{job_id}/{name}"]),
+                board=StagePresence(connection.broker),
                 lease_s=self.stage.lease_s,
                 wait=self._side.wait,
             )
@@ -85,6 +86,11 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
 
     def _claims_of(self, taken: StageRows) -> Sequence[ClaimedItem]:
         return taken.items
+
+    def _seen(self) -> StageWorkerSeen:
+        stage = f"{self._connection.job_id}/{self.stage.name}"
+        items = self._leases.names
+        return StageWorkerSeen(worker_id=self._connection.process_id, serves=(stage,), stages=(stage,), items=items)
 
     def put(self, rows: StageRows, columns: Mapping[str, Sequence[Any]]) -> bool:
         """Puts the stage's outputs of these rows, and so acknowledges them; False where they are not needed any more.

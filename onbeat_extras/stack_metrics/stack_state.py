@@ -31,13 +31,13 @@ from broker.job_store import JobStore
 from broker.keys import JOBS, OpenKeys
 from broker.ledger import ids_among
 from broker.monitor import job_status, stream_report
-from broker.presence import GeneratorInfo, Presence
+from broker.presence import Presence
 from contracts.encoding.json_lines import last_json_line
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState, JobStatus
-from contracts.monitor import StreamReport
+from contracts.monitor import GeneratorSeen, StreamReport
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES
@@ -286,7 +286,7 @@ def _add_job(
     jobs: JobStore,
     folder_of: FolderOf,
     job_id: str,
-    generators: Sequence[GeneratorInfo],
+    generators: Sequence[GeneratorSeen],
 ) -> None:
     metrics = None
     with contextlib.suppress(Unavailable), readable():  # a folder that can't be read: Redis is spoken of all the same

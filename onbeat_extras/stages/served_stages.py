@@ -76,14 +76,15 @@ class ServedStages:
     def __len__(self) -> int:
         return len(self._served())
 
-    def __str__(self) -> str:
-        return ", ".join(sorted("/".join(stage.key) for stage in self._served()))
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names: "JOB_ID/NAME"."""
+        return tuple(sorted("/".join(stage.key) for stage in self._served()))
 
     @property
-    def left_alone(self) -> str:
-        """As `broker.presence.LEAVES_ALONE` has it."""
-        alone = self._lacking | self._refused.reasons
-        return "\n".join(f"{'/'.join(key)}: {why}" for key, why in sorted(alone.items()))
+    def left_alone(self) -> dict[str, str]:
+        """As `WorkerSeen.leaves_alone` has it."""
+        return {"/".join(key): why for key, why in sorted((self._lacking | self._refused.reasons).items())}
 
     @property
     def job_ids(self) -> frozenset[str]:

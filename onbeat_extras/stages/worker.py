@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from broker.presence import LEAVES_ALONE, services_info
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from contracts import errors
+from contracts.monitor import StageWorkerSeen
 from contracts.timeline import COMPUTE, STAGE_WORKER
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
@@ -97,12 +97,17 @@ class StageWorker(Worker[ClaimedItem]):
 
     @property
     def _awaited(self) -> str:
-        return f"items of {self._stages}" if len(self._stages) else "a job with stages"
+        return f"items of {', '.join(self._stages.names)}" if len(self._stages) else "a job with stages"
 
-    def _info(self) -> dict[str, str]:
-        """What it serves in every job stands beside it."""
-        info = {"stages": str(self._stages), "items": str(self._leases), LEAVES_ALONE: self._stages.left_alone}
-        return info | services_info(self._services) if self._services else info
+    def _seen(self) -> StageWorkerSeen:
+        return StageWorkerSeen(
+            worker_id=self._worker_id,
+            services=tuple(service.seen for service in self._services),
+            leaves_alone=self._stages.left_alone,
+            serves=tuple(sorted(self._of_kind)),
+            stages=self._stages.names,
+            items=self._leases.names,
+        )
 
     async def _take(self) -> bool:
         self._freed.clear()

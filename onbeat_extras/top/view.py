@@ -96,22 +96,14 @@ def _held_out(curves: Curves) -> Text:
 def _generators(generators: tuple[GeneratorSeen, ...]) -> Table:
     table = _table("generator", "version", "tokens/s", "seen", "doing", stretched="doing")
     for one in generators:
-        info = one.info
         table.add_row(
-            one_line(one.generator_id)[:28],
-            one_line(info.get("policy_version", "")) or UNKNOWN,
-            _rate(info.get("tokens_per_s", "")),
+            one_line(one.worker_id)[:28],
+            UNKNOWN if one.policy_version is None else str(one.policy_version),
+            count(one.tokens_per_s),
             duration(one.seen_s),
-            one_line(info.get("doing", "")) or UNKNOWN,
+            one_line(one.doing) or UNKNOWN,
         )
     return table
-
-
-def _rate(text: str) -> str:
-    try:
-        return count(float(text))
-    except ValueError:
-        return UNKNOWN
 
 
 def _chosen(job: JobStatus, curves: Curves, report: Mapping[str, Any] | None) -> list[RenderableType]:

@@ -135,8 +135,10 @@ export interface CompletionView {
 }
 
 export interface ConsumerSeen {
-  consumer_id: string;
+  worker_id: string;
   seen_s: number;
+  services: ServiceSeen[];
+  leaves_alone: Record<string, string>;
   lives_s: number;
   job_id: string;
 }
@@ -327,9 +329,23 @@ export interface GeneratorList {
 }
 
 export interface GeneratorSeen {
-  generator_id: string;
+  worker_id: string;
   seen_s: number;
-  info: Record<string, string>;
+  services: ServiceSeen[];
+  leaves_alone: Record<string, string>;
+  doing: string;
+  model: string;
+  policy_version: (number | null);
+  weights_digest: string;
+  tokens_per_s: number;
+  batches: string[];
+  loading_weights: string[];
+  rejected_weights: string;
+  awake_for: string;
+  engine: string;
+  wrong_engine: string[];
+  not_reproducible: string;
+  no_kept_sets: string;
 }
 
 export interface GeneratorsChanged {
@@ -903,6 +919,13 @@ export interface SamplingParams {
   stop?: string[];
 }
 
+export interface ServiceSeen {
+  name: string;
+  away_s: (number | null);
+  why: string;
+  answered_s: (number | null);
+}
+
 export interface SetScore {
   sampled: number;
   greedy: (number | null);
@@ -959,8 +982,11 @@ export interface StageState {
 export interface StageWorkerSeen {
   worker_id: string;
   seen_s: number;
+  services: ServiceSeen[];
+  leaves_alone: Record<string, string>;
   serves: string[];
-  info: Record<string, string>;
+  stages: string[];
+  items: string[];
 }
 
 export interface StateChanged {

@@ -14,6 +14,7 @@ from contracts.encoding.wire import Record, Table, decode, encode
 from contracts.engines import BatchingOptions, EngineOptions, OpenaiOptions, TransformersOptions, VllmOptions
 from contracts.events import Event, JobEvent
 from contracts.jobs import JobCounts
+from contracts.monitor import WorkerSeen
 from contracts.rewards import Component
 from contracts.rollouts import Batch, batch_digest
 from contracts.settings import StackSettings
@@ -37,7 +38,7 @@ NEVER_SENT = {
         JudgingStage,
         Transport,
     ),
-    *(Batch, JobCounts, Table),
+    *(Batch, JobCounts, Table, WorkerSeen),
     *(EngineOptions, BatchingOptions, TransformersOptions, VllmOptions, OpenaiOptions),
 }
 """The bases, and what a process reads from its own environment."""

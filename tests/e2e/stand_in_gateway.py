@@ -182,7 +182,7 @@ class Routes(BaseHTTPRequestHandler):
         elif path == "/v1/stack":
             self._answer(200, STACK)
         elif path == "/v1/generators":
-            seen = GeneratorSeen(generator_id="g-1", seen_s=0.5, info={"doing": "generating 2/train/0\x1b[2J"})
+            seen = GeneratorSeen(worker_id="g-1", seen_s=0.5, doing="generating 2/train/0\x1b[2J")
             self._answer(200, {"generators": [seen]})
         elif path == f"{jobs}/evaluations":
             self._answer(200, {"evaluations": [evaluation(0, 0.4), evaluation(2, 0.7)]})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.fence import read_fence
-from broker.presence import WRONG_ENGINE, Presence
+from broker.presence import Presence
 from contracts.encoding.wire import decode_json
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState
@@ -144,7 +144,7 @@ def test_a_generator_of_another_kind_of_engine_leaves_a_deterministic_job_to_the
         pipeline.children.pop(name).stop()
     other = pipeline.start("producer-other", threads=2)
     until(
-        lambda: job_id in [one.info.get(WRONG_ENGINE) for one in Presence(pipeline.broker).live()],
+        lambda: any(job_id in worker.wrong_engine for worker in Presence(pipeline.broker).live()),
         "the other kind to be refused",
     )
     pipeline.start_generators(1)

@@ -20,6 +20,7 @@ from contracts.encoding.wire import encode
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
 from contracts.events import TimelineSpan
 from contracts.jobs import JobState
+from contracts.monitor import GeneratorSeen
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import lose_prompts
@@ -56,9 +57,9 @@ def test_a_function_takes_one_slot_to_the_most(job: Job, slots: str) -> None:
 @pytest.mark.parametrize(("name", "said"), [("g" * 257, ""), ("g1", "x" * 65536)])
 def test_a_generator_that_says_too_much_of_itself_is_not_noted(job: Job, name: str, said: str) -> None:
     presence = Presence(job.broker)
-    presence.beat("g" * 256, {"doing": "x" * 60000})
+    presence.beat(GeneratorSeen(worker_id="g" * 256, doing="x" * 60000))
     with pytest.raises(InvalidInput, match="says too much"):
-        presence.beat(name, {"doing": said})
+        presence.beat(GeneratorSeen(worker_id=name, doing=said))
     assert name not in [one.worker_id for one in presence.live()]
     presence.leave("g" * 256)
 

@@ -21,6 +21,7 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerFull, BrokerUnavailable
 from contracts.events import IterationCommitted, TrainerStarted
 from contracts.jobs import EvaluationScore, JobState
+from contracts.monitor import GeneratorSeen
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, job_spec
@@ -90,8 +91,8 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
             PublishOutcome.ACCEPTED
         )
     limit(broker, 1)
-    Presence(broker).beat("g1", {})
-    assert [info.worker_id for info in Presence(broker).live()] == ["g1"]
+    Presence(broker).beat(GeneratorSeen(worker_id="g1"))
+    assert [worker.worker_id for worker in Presence(broker).live()] == ["g1"]
     assert job.trainer.renew() is JobState.RUNNING
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)
@@ -131,7 +132,7 @@ def test_a_server_that_cannot_save_is_unavailable_and_then_serves_again(broker: 
     with pytest.raises(BrokerUnavailable, match="disk"):
         GeneratorSide(impatient, job.job_id, "g1").claim(LEASE_S)
     with pytest.raises(BrokerUnavailable, match="disk"):
-        Presence(impatient).beat("g1", {})
+        Presence(impatient).beat(GeneratorSeen(worker_id="g1"))
     broker.redis.config_set("save", "")
     assert GeneratorSide(impatient, job.job_id, "g1").claim(LEASE_S) is not None
 

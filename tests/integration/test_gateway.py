@@ -24,7 +24,7 @@ from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import convert, encode_json
 from contracts.events import AuditRecord, TrainerStarted, record_digest
 from contracts.jobs import EvaluationScore, JobState, JobStatus
-from contracts.monitor import StreamReport
+from contracts.monitor import GeneratorSeen, StreamReport
 from contracts.rollouts import PromptBatch
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -403,7 +403,7 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     job_id = submit(ask)
     trainer = TrainerSide(services.broker, job_id, owner="t", lease_s=60.0)
     generator_id = f"generator-{uuid.uuid4().hex[:6]}"
-    Presence(services.broker).beat(generator_id, {"engine": "fake"})
+    Presence(services.broker).beat(GeneratorSeen(worker_id=generator_id, engine="fake"))
     epoch = trainer.acquire()
     services.jobs.move(job_id, JobState.RUNNING)
     services.jobs.record_evaluation(job_id, EvaluationScore(iteration=0, policy_version=0, sampled=0.5, num_prompts=2))
@@ -432,7 +432,7 @@ def test_status_streams_and_audit_show_what_the_fence_holds(
     assert [(lease.batch_id, lease.generator_id, lease.deliveries) for lease in report.leases] == [
         ("0/train/1", generator_id, 1)
     ]
-    assert generator_id in [generator.generator_id for generator in report.generators]
+    assert generator_id in [generator.worker_id for generator in report.generators]
 
     status = convert(ask("GET", f"/v1/jobs/{job_id}").json(), JobStatus)
     assert (status.batches_expected, status.batches_published, status.batches_accepted) == (2, 1, 1)

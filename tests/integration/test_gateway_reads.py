@@ -10,11 +10,13 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from broker.keys import GENERATORS, sealed_name
 from broker.presence import Presence
 from contracts.answers import JobStory, LogPart
-from contracts.encoding.wire import convert, encode_json
+from contracts.encoding.wire import convert, encode, encode_json
 from contracts.events import BatchDead, IterationCommitted, StateChanged
 from contracts.jobs import EvaluationScore, JobState
+from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from gateway.services import Services
@@ -242,7 +244,23 @@ def test_a_run_file_that_is_a_link_or_a_pipe_holds_no_request_and_no_memory(
 
 
 def test_generators_are_listed_with_what_they_do(ask: Ask, services: Services) -> None:
-    Presence(services.broker).beat("g1", {"doing": "generating 0/train/1", "policy_version": "3"})
-    (found,) = [one for one in ask("GET", "/v1/generators").json()["generators"] if one["generator_id"] == "g1"]
-    assert found["info"]["doing"] == "generating 0/train/1"
+    Presence(services.broker).beat(GeneratorSeen(worker_id="g1", doing="generating 0/train/1", policy_version=3))
+    (found,) = [one for one in ask("GET", "/v1/generators").json()["generators"] if one["worker_id"] == "g1"]
+    assert (found["doing"], found["policy_version"], found["services"]) == ("generating 0/train/1", 3, [])
     assert found["seen_s"] < 60.0
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"junk", b"1 junk", b"9999999999999 \x80", encode({"worker_id": "g2", "seen_s": 1.0, "info": {}})]
+)
+def test_what_is_no_sign_of_life_is_told_and_forgotten_and_hides_no_generator(
+    said: bytes, ask: Ask, services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What another Onbeat left in a Redis that is kept, for one."""
+    Presence(services.broker).beat(GeneratorSeen(worker_id="g1"))
+    board = sealed_name(GENERATORS, services.broker.seal)
+    services.broker.redis.hset(board, "g2", said)
+    listed = [one["worker_id"] for one in ask("GET", "/v1/generators").json()["generators"]]
+    assert ("g1" in listed, "g2" in listed) == (True, False)
+    assert "a sign of life of b'g2' is passed over: " in caplog.text
+    assert not services.broker.redis.hexists(board, "g2")

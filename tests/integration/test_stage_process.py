@@ -27,16 +27,16 @@ def test_it_says_what_it_serves_and_leaves_on_a_request_to_end(redis_server: Emb
         log_path=tmp_path / "stages.log",
     )
     board = StagePresence(connect(StackSettings(redis_url=redis_server.url)))
-    before = {info.worker_id for info in board.live()}
+    before = {worker.worker_id for worker in board.live()}
     child.start()
     try:
-        live = until(lambda: [info for info in board.live() if info.worker_id not in before], "the worker to be seen")
+        live = until(lambda: [seen for seen in board.live() if seen.worker_id not in before], "the worker to be seen")
         assert live[0].serves == ("reference", "reward_model", "teacher"), "it knows no judge"
         assert child.pid is not None
         os.kill(child.pid, signal.SIGTERM)
         child.wait(60.0)
         assert child.exit_code == 0, child.tail()
-        assert not [info for info in board.live() if info.worker_id not in before]
+        assert not [worker for worker in board.live() if worker.worker_id not in before]
         assert "Traceback" not in child.tail()
     finally:
         child.stop(grace_s=0.0)

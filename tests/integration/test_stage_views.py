@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import UNSET, json
 
 from broker.keys import sealed_name
 from broker.monitor import job_status, stream_report
-from broker.presence import LEAVES_ALONE, LIVE_S, Presence, StagePresence
+from broker.presence import LIVE_S, Presence, StagePresence
+from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external
@@ -70,20 +71,20 @@ def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
     assert job.arrived() == ["0/train/0"]
 
 
-def board(job: StagedJob, *serves: str) -> StagePresence:
-    """Where a worker of these stages says that it lives."""
-    return StagePresence(job.brokers["stage"], serves)
+def says(job: StagedJob, worker_id: str, *serves: str, **fields: Any) -> None:
+    """A worker of these stages says that it lives."""
+    worker = StageWorkerSeen(worker_id=worker_id, serves=serves, **fields)
+    StagePresence(job.brokers["stage"]).beat(worker)
 
 
 def test_a_status_names_the_first_stage_that_no_worker_serves(job: StagedJob) -> None:
-    Presence(job.brokers["generator"]).beat(f"{job.job_id}-generator", {})
+    Presence(job.brokers["generator"]).beat(GeneratorSeen(worker_id=f"{job.job_id}-generator"))
     assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a live worker of stage judge"
-    board(job, f"{job.job_id}/judge", "another-job/after").beat(f"{job.job_id}-w1", {})
+    says(job, f"{job.job_id}-w1", f"{job.job_id}/judge", "another-job/after")
     assert job_status(job.brokers["gateway"], job.job_id).reason == "waits for a live worker of stage after"
-    presence = board(job, f"{job.job_id}/after")
-    presence.beat(f"{job.job_id}-w2", {})
+    says(job, f"{job.job_id}-w2", f"{job.job_id}/after")
     assert job_status(job.brokers["gateway"], job.job_id).reason == ""
-    presence.leave(f"{job.job_id}-w2")
+    StagePresence(job.brokers["stage"]).leave(f"{job.job_id}-w2")
     unserved = StagePresence(job.brokers["trainer"]).unserved(job.job_id, job.spec.stages)
     assert unserved == {"after": "a live worker of stage after"}
 
@@ -91,38 +92,37 @@ def test_a_status_names_the_first_stage_that_no_worker_serves(job: StagedJob) ->
 def test_a_worker_of_a_type_serves_the_stages_of_that_type_in_every_job(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, [])
     worker = f"{job.job_id}-worker"
-    board(job, "reference").beat(worker, {"model": "m"})
+    says(job, worker, "reference", items=("0/train/0",))
     (seen,) = (one for one in StagePresence(job.brokers["gateway"]).live() if one.worker_id == worker)
     assert seen.is_for("any", ReferenceStage(name="frozen"))
     assert not seen.is_for("any", TeacherStage(model="m"))
-    assert seen.info == {"model": "m"}
+    assert (seen.items, seen.seen_s < LIVE_S) == (("0/train/0",), True)
 
 
 def test_a_stage_that_the_worker_of_its_type_leaves_alone_is_served_by_none_and_says_why(
     redis_server: EmbeddedRedis,
 ) -> None:
     job = StagedJob(redis_server, [])
-    presence, worker = board(job, "llm_judge"), f"{job.job_id}-worker"
+    worker = f"{job.job_id}-worker"
     judge, second = (LlmJudgeStage(model="m", prompt="{completion}", name=name) for name in ("judge", "second"))
-    lines = f"other/judge: elsewhere\n{job.job_id}/judge: judge.model: no folder `m`"
-    presence.beat(worker, {LEAVES_ALONE: lines})
+    alone = {"other/judge": "elsewhere", f"{job.job_id}/judge": "judge.model: no folder `m`"}
+    says(job, worker, "llm_judge", leaves_alone=alone)
     seen_by = StagePresence(job.brokers["gateway"])
     (seen,) = (one for one in seen_by.live() if one.worker_id == worker)
     assert [seen.is_for(job_id, judge) for job_id in (job.job_id, "other", "third")] == [False, False, True]
     assert seen_by.unserved(job.job_id, [second, judge]) == {
         "judge": f"a live worker of stage judge; {worker} leaves it alone: judge.model: no folder `m`"
     }
-    presence.leave(worker)
+    StagePresence(job.brokers["stage"]).leave(worker)
 
 
-def test_a_stage_worker_that_is_silent_is_not_counted_and_then_forgotten(
-    redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_worker_that_is_silent_is_not_counted_and_then_forgotten(redis_server: EmbeddedRedis) -> None:
     job = StagedJob(redis_server, [])
     worker = f"{job.job_id}-silent"
-    board(job, "reference").beat(worker, {})
-    now_s = job.brokers["stage"].now_s()
-    for later_s, is_kept in ((LIVE_S + 1, True), (10 * LIVE_S + 1, False)):
-        monkeypatch.setattr(job.brokers["gateway"], "now_s", lambda later_s=later_s: now_s + later_s)
-        assert worker not in [one.worker_id for one in StagePresence(job.brokers["gateway"]).live()]
-        assert job.operator.redis.hexists(sealed_name("stage_workers", job.operator.seal), worker) == is_kept
+    says(job, worker, "reference")
+    redis, key = job.operator.redis, sealed_name("stage_workers", job.operator.seal)
+    at_ms, _, said = cast(bytes, redis.hget(key, worker)).partition(b" ")
+    for later_s, is_kept in ((LIVE_S + 1, True), (-LIVE_S - 1, True), (10 * LIVE_S + 1, False)):
+        redis.hset(key, worker, b"%d %s" % (int(at_ms) - 1000 * int(later_s), said))
+        assert worker not in [seen.worker_id for seen in StagePresence(job.brokers["gateway"]).live()]
+        assert redis.hexists(key, worker) == is_kept

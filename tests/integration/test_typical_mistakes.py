@@ -28,8 +28,8 @@ from broker.connection.client import connect
 from broker.fence import FenceState
 from broker.job_store import JobStore
 from broker.monitor import _generators_waited_for
-from broker.presence import ENGINE, WRONG_ENGINE, GeneratorInfo
 from contracts.jobs import JobState
+from contracts.monitor import GeneratorSeen
 from contracts.rewards import PluginReward, RewardItem, Unscorable
 from contracts.settings import StackSettings
 from onbeat.cli import run
@@ -309,7 +309,7 @@ def test_a_job_without_a_generator_says_so_while_it_waits() -> None:
     )
     spec = job_spec(deterministic=True)
     assert "none lives: start one with `onbeat up`" in _generators_waited_for("job-1", spec, fence, [])
-    other = GeneratorInfo(worker_id="g1", seen_s=0.0, info={ENGINE: "torch 2, a GPU", WRONG_ENGINE: "job-1"})
+    other = GeneratorSeen(worker_id="g1", engine="torch 2, a GPU", wrong_engine=("job-1",))
     assert _generators_waited_for("job-1", spec, fence, [other]) == (
         "a live generator of the kind of engine that samples this job (torch 2, a CPU); those that live have "
         "(torch 2, a GPU)"

@@ -19,8 +19,9 @@ from broker.connection import roles
 from broker.connection.client import Broker, connect
 from broker.fence import read_fence
 from broker.job_store import JobStore
+from broker.keys import CONSUMERS, sealed_name
 from broker.monitor import STARTED_WITHIN_S, job_status
-from broker.presence import TRAINS, ConsumerInfo, ConsumerPresence, Presence
+from broker.presence import LIVE_S, ConsumerPresence, Presence
 from broker.trainer_side import TrainerSide
 from consumer.supervisor import __main__ as look_out
 from consumer.supervisor.__main__ import LookOut
@@ -28,6 +29,7 @@ from consumer.supervisor.reconciler import Reconciler, RunRoots
 from consumer.supervisor.trainer_process import TrainerProcess
 from contracts.encoding.wire import encode
 from contracts.jobs import JobState
+from contracts.monitor import ConsumerSeen, GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
@@ -251,23 +253,24 @@ def test_a_consumer_runs_one_trainer_and_the_next_job_waits_for_its_end(
 def test_a_consumer_says_that_it_lives_since_when_and_what_it_trains_until_it_ends(
     broker: Broker, jobs: JobStore, reconciling: Reconciling
 ) -> None:
-    board, now_s = ConsumerPresence(broker), broker.now_s()
+    board = ConsumerPresence(broker)
 
-    def own() -> list[ConsumerInfo]:
+    def own() -> list[ConsumerSeen]:
         return [one for one in board.live() if one.worker_id == "consumer-a"]
 
-    dead = ConsumerInfo(worker_id="of-last-week", seen_s=now_s - 101.0, info={}, since_s=0.0)
-    broker.run("beat", encode(dead), kind="consumers", id="of-last-week")
+    said = encode(ConsumerSeen(worker_id="of-last-week", lives_s=1.0))
+    at_ms = 1000 * int(broker.now_s() - 10 * LIVE_S - 1.0)
+    broker.redis.hset(sealed_name(CONSUMERS, broker.seal), "of-last-week", b"%d %s" % (at_ms, said))
     with reconciling() as (reconciler, _):
         assert b"of-last-week" not in broker.run("present", kind="consumers"), "the dead never fill the board"
         assert own() == [], "it has not looked yet"
         reconciler.reconcile()
         (idle,) = own()
-        assert (idle.info, now_s <= idle.since_s <= idle.seen_s) == ({TRAINS: ""}, True)
+        assert (idle.job_id, 0.0 <= idle.lives_s < 60.0) == ("", True)
         job_id, _ = jobs.create(job_spec())
         reconciler.reconcile()
         (busy,) = own()
-        assert (busy.info, busy.since_s) == ({TRAINS: job_id}, idle.since_s)
+        assert (busy.job_id, busy.lives_s > idle.lives_s) == (job_id, True)
     assert own() == []
 
 
@@ -279,14 +282,14 @@ def test_a_queued_job_misses_a_generator_once_one_that_was_started_with_the_stac
     for one in ConsumerPresence(broker).live():
         ConsumerPresence(broker).leave(one.worker_id)
     assert job_status(broker, job_id).reason == "waits for a trainer", "no consumer says how long the stack has lived"
-    ConsumerPresence(broker, since_s=broker.now_s() - STARTED_WITHIN_S + 10.0).beat("new", {})
+    ConsumerPresence(broker).beat(ConsumerSeen(worker_id="new", lives_s=STARTED_WITHIN_S - 0.1))
     assert job_status(broker, job_id).reason == "waits for a trainer", "a generator may be on its way"
-    ConsumerPresence(broker, since_s=broker.now_s() - STARTED_WITHIN_S).beat("old", {})
+    ConsumerPresence(broker).beat(ConsumerSeen(worker_id="old", lives_s=STARTED_WITHIN_S))
     assert job_status(broker, job_id).reason == (
         "waits for a trainer; and for a generator, and none lives: start one with `onbeat up` or `python -m producer`"
     )
     assert job_status(broker, external_id).reason == "waits for an external trainer"
-    Presence(broker).beat("g1", {})
+    Presence(broker).beat(GeneratorSeen(worker_id="g1"))
     assert job_status(broker, job_id).reason == "waits for a trainer"
     Presence(broker).leave("g1")
     ConsumerPresence(broker).leave("old")

@@ -16,6 +16,7 @@ from contracts.encoding.arrays import pack_int32
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode
 from contracts.jobs import JobState
+from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen
 from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
@@ -185,13 +186,14 @@ def test_a_job_that_records_nothing_says_how_to_record(shown: Shown) -> None:
 
 
 def test_the_stack_has_redis_the_disk_and_what_lives_on_one_screen(shown: Shown) -> None:
-    Presence(shown.services.broker).beat("generator-7", {"misses": f"reward service for 9 s at x: {HOSTILE}"})
+    away = ServiceSeen(name="reward service", away_s=12.0, why=f"at x: {HOSTILE}")
+    Presence(shown.services.broker).beat(GeneratorSeen(worker_id="generator-7", services=(away,)))
     with opened(shown.browser, shown.url, shown.services.settings.api_key, "stack") as page:
         page.get_by_text("None lives: no job gets a trainer.").wait_for()
-        ConsumerPresence(shown.services.broker).beat("consumer-7", {})
+        ConsumerPresence(shown.services.broker).beat(ConsumerSeen(worker_id="consumer-7", lives_s=1.0))
         idle = page.get_by_role("group", name="Consumers").get_by_role("row", name="consumer-7")
         idle.get_by_text("idle", exact=True).wait_for()
-        page.get_by_role("region", name="Services").get_by_text("generator-7 misses reward service for 9 s").wait_for()
+        page.get_by_role("region", name="Services").get_by_text("generator-7 misses reward service for 12 s").wait_for()
         page.get_by_role("group", name="Trainers").locator(f"a[href='#/jobs/{shown.job_id}']").wait_for()
         assert page.get_by_role("region", name="Redis").get_by_text("without a limit").is_visible()
         assert page.get_by_role("region", name="Disk of the run root").get_by_text("%").is_visible()
@@ -230,7 +232,8 @@ def test_lanes_are_read_by_keys_and_exported(shown: Shown, tmp_path: Path) -> No
 def test_a_generator_that_is_gone_stays_on_the_page_as_gone(shown: Shown) -> None:
     presence = Presence(shown.services.broker)
     mine = f"generator-{shown.job_id[-6:]}"
-    presence.beat(mine, {"policy_version": "7", "doing": f"generating {HOSTILE}", "tokens_per_s": "1234"})
+    doing = f"generating {HOSTILE}"
+    presence.beat(GeneratorSeen(worker_id=mine, policy_version=7, doing=doing, tokens_per_s=1234.0))
     with shown.tab("fence") as page:
         row = page.locator("tr").filter(has_text=mine)
         row.get_by_text("generating <script>").wait_for()

@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useResource } from "../live";
 import { link } from "../router";
-import type { ConsumerSeen, StackReport, StageWorkerSeen, TrainerSeen } from "../types";
+import type { ConsumerSeen, ServiceSeen, StackReport, StageWorkerSeen, TrainerSeen } from "../types";
 import { bytes, duration, plural, share } from "../ui/format";
 import { Empty, Failure } from "../ui/parts";
 import { Generators } from "../job/fence/generators";
@@ -90,9 +90,9 @@ function Consumers({ consumers }: { consumers: readonly ConsumerSeen[] }): JSX.E
         <p class="note warn">None lives: no job gets a trainer.</p>
       ) : (
         <Table caption="Consumers" heads={["Consumer", "Trains", "#Lives for", "#Last heartbeat"]}>
-          {consumers.map(({ consumer_id, job_id, lives_s, seen_s }) => (
-            <tr key={consumer_id}>
-              <td><Plain text={consumer_id} /></td>
+          {consumers.map(({ worker_id, job_id, lives_s, seen_s }) => (
+            <tr key={worker_id}>
+              <td><Plain text={worker_id} /></td>
               <td>{job_id ? <a href={link(["jobs", job_id])}><Plain text={job_id} /></a> : "idle"}</td>
               <td class="num">{duration(lives_s)}</td>
               <td class="num">{duration(seen_s)} ago</td>
@@ -145,22 +145,17 @@ function StageWorkers({ workers }: { workers: readonly StageWorkerSeen[] }): JSX
 
 /** What generators and stage workers say of the services that they ask: the reward service, a judge's server. */
 function Services({ report }: { report: StackReport }): JSX.Element {
-  const said = [
-    ...report.generators.map((one) => [one.generator_id, one.info] as const),
-    ...report.stage_workers.map((one) => [one.worker_id, one.info] as const),
-  ];
-  const lines = said.flatMap(([who, info]) => [
-    ...linesOf(info["misses"]).map((text) => ({ who, text: `misses ${text}`, isBad: true })),
-    ...linesOf(info["reaches"]).map((text) => ({ who, text: `reached ${text}`, isBad: false })),
-  ]);
+  const lines = [...report.generators, ...report.stage_workers].flatMap(({ worker_id, services }) =>
+    services.map((service) => ({ text: `${worker_id} ${inWords(service)}`, isBad: service.away_s !== null })),
+  );
   return (
     <Card title="Services">
       {lines.length === 0 ? (
         <p class="quiet">No live process has asked one yet.</p>
       ) : (
         <ul>
-          {lines.map(({ who, text, isBad }) => (
-            <li key={`${who} ${text}`} class={isBad ? "warn-text" : ""}><Plain text={`${who} ${text}`} /></li>
+          {lines.map(({ text, isBad }) => (
+            <li key={text} class={isBad ? "warn-text" : ""}><Plain text={text} /></li>
           ))}
         </ul>
       )}
@@ -168,6 +163,7 @@ function Services({ report }: { report: StackReport }): JSX.Element {
   );
 }
 
-function linesOf(text: string | undefined): string[] {
-  return (text ?? "").split("\n").filter(Boolean);
+function inWords({ name, away_s, why, answered_s }: ServiceSeen): string {
+  if (away_s !== null) return `misses ${name} for ${duration(away_s)} ${why}`;
+  return answered_s === null ? `has not asked ${name}` : `reached ${name} ${duration(answered_s)} ago`;
 }

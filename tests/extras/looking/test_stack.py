@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from broker.presence import TRAINS, ConsumerPresence, Presence, StagePresence
+from broker.presence import ConsumerPresence, Presence, StagePresence
 from contracts.encoding.wire import convert
 from contracts.jobs import JobState
+from contracts.monitor import ConsumerSeen, GeneratorSeen, ServiceSeen, StageWorkerSeen
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.services import Services
@@ -20,11 +21,12 @@ def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, serv
     unheld, _ = services.jobs.create(job_spec(name="no trainer"))
     services.jobs.move(unheld, JobState.RUNNING)
     services.jobs.create(job_spec(name="waits"))
-    Presence(services.broker).beat("generator-7", {"doing": "waiting"})
-    StagePresence(services.broker, ["teacher"]).beat("stage-1", {"misses": "judge for 3.0 s at x: refused"})
-    consumers = ConsumerPresence(services.broker, since_s=services.broker.now_s() - 60.0)
-    consumers.beat("consumer-idle", {TRAINS: ""})
-    consumers.beat("consumer-busy", {TRAINS: held.job_id})
+    Presence(services.broker).beat(GeneratorSeen(worker_id="generator-7", doing="waiting"))
+    judge = ServiceSeen(name="judge", away_s=3.0, why="at x: refused")
+    StagePresence(services.broker).beat(StageWorkerSeen(worker_id="stage-1", serves=("teacher",), services=(judge,)))
+    consumers = ConsumerPresence(services.broker)
+    consumers.beat(ConsumerSeen(worker_id="consumer-idle", lives_s=60.0))
+    consumers.beat(ConsumerSeen(worker_id="consumer-busy", lives_s=60.0, job_id=held.job_id))
     services.disk.bytes[held.job_id] = 1234
     answer = asked(create_app(services), "GET", "/v1/stack/report", key=settings.api_key)
     report = convert(answer.json(), StackReport)
@@ -39,12 +41,12 @@ def test_it_has_the_server_the_disk_and_what_lives(settings: StackSettings, serv
     assert {held.job_id, unheld} <= of.keys()
     assert of[held.job_id].lease_s is not None
     assert (of[unheld].name, of[unheld].lease_s, of[unheld].iteration) == ("no trainer", None, -1)
-    assert "generator-7" in [one.generator_id for one in report.generators]
+    assert "generator-7" in [one.worker_id for one in report.generators]
     worker = next(one for one in report.stage_workers if one.worker_id == "stage-1")
-    assert (worker.worker_id, worker.serves, worker.seen_s < 10) == ("stage-1", ("teacher",), True)
-    seen = {one.consumer_id: (one.job_id, 60 <= one.lives_s < 90, one.seen_s < 10) for one in report.consumers}
-    assert seen == {"consumer-idle": ("", True, True), "consumer-busy": (held.job_id, True, True)}
+    assert (worker.serves, worker.seen_s < 10, worker.service("judge")) == (("teacher",), True, judge)
+    seen = {one.worker_id: (one.job_id, one.lives_s, one.seen_s < 10) for one in report.consumers}
+    assert seen == {"consumer-idle": ("", 60.0, True), "consumer-busy": (held.job_id, 60.0, True)}
     consumers.leave("consumer-busy")
-    assert [one.consumer_id for one in stack_report(services).consumers] == ["consumer-idle"]
+    assert [one.worker_id for one in stack_report(services).consumers] == ["consumer-idle"]
     for job_id in (held.job_id, unheld):
         services.jobs.move(job_id, JobState.FAILED, reason="the test is over")

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Group, RenderableType
 
+from contracts.monitor import GeneratorSeen, ServiceSeen
 from onbeat.terminal.output import TextConsole
 from onbeat.terminal.words import UNKNOWN
 from onbeat_extras.looking.stream_report import cell, live_report, report_line, report_tables
@@ -38,7 +39,12 @@ def test_an_empty_value_is_a_dash() -> None:
     TextConsole(file=shown).print(table)
     values = [line.split()[-1] for line in shown.getvalue().splitlines()]
     assert values == [UNKNOWN, "0", UNKNOWN, UNKNOWN, UNKNOWN]
-    assert cell("info", {"rejected_weights": "", "engine": "vllm"}) == f"rejected weights {UNKNOWN}   engine vllm"
+    generator = GeneratorSeen(worker_id="g1", services=(ServiceSeen(name="judge", away_s=3.0),), tokens_per_s=81.5)
+    (table,) = report_tables({"generators": [msgspec.to_builtins(generator)]})
+    assert [column.header for column in table.columns] == ["worker id", "seen", "says"]
+    (says,) = table.columns[2].cells
+    judge = f"name judge   away 3.0 s   why {UNKNOWN}   answered {UNKNOWN}"
+    assert says == f"services {judge}   tokens per s 81.5"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from broker.presence import ConsumerPresence, Presence
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore, HealthProblem, JobState
+from contracts.monitor import ConsumerSeen, GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
@@ -69,8 +70,8 @@ def test_a_running_job_says_how_far_it_is_and_a_final_one_only_that_it_is(servic
     failed, _ = services.jobs.create(job_spec())
     services.jobs.move(failed, JobState.RUNNING)
     services.jobs.fail(failed, "a reason")
-    Presence(services.broker).beat("g1", {})
-    ConsumerPresence(services.broker).beat("c1", {})
+    Presence(services.broker).beat(GeneratorSeen(worker_id="g1"))
+    ConsumerPresence(services.broker).beat(ConsumerSeen(worker_id="c1", lives_s=1.0))
     found = scraped(services)
     stack = [(name,) for name in ("onbeat_live_generators", "onbeat_live_consumers", "onbeat_active_jobs")]
     of_states = [("onbeat_jobs", state.value) for state in JobState]
@@ -117,7 +118,7 @@ def test_a_job_says_its_name_how_far_it_is_what_it_waits_for_and_what_it_holds(s
 def test_what_a_generator_says_of_itself_is_in_no_label(services: Services) -> None:
     job_id, _ = services.jobs.create(job_spec())
     services.jobs.move(job_id, JobState.RUNNING)
-    Presence(services.broker).beat("g-liar", {"refused": "x", f"left:{job_id}": "my own words"})
+    Presence(services.broker).beat(GeneratorSeen(worker_id="g-liar", leaves_alone={job_id: "my own words"}))
     reasons = {key[2] for key in scraped(services) if key[:2] == ("onbeat_job_waits", job_id)}
     assert not [reason for reason in reasons if "my own words" in reason or ":" in reason or ";" in reason]
 
@@ -177,7 +178,7 @@ def test_what_one_generator_or_one_job_writes_blinds_no_one(
     by_hand.redis.hset(keys.slots[0].ledger, "0/train/0", written)
     by_hand.redis.hincrby(keys.counters, b"rejected:" + written[:9], 1)
     by_hand.redis.zadd(keys.slots[0].work, {written or b"x": math.inf})
-    Presence(services.broker).beat("g-own", {})
+    Presence(services.broker).beat(GeneratorSeen(worker_id="g-own"))
     found = scraped(services)
     assert found["onbeat_job_iteration", jobs[0]] == 3.0
     assert found["onbeat_job_running", jobs[1]] == 1.0

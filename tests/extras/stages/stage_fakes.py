@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 from broker.leases import FailOutcome, Renewal
-from broker.presence import StageWorkerInfo
 from broker.stage_side import ClaimedItem, PutOutcome
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import BrokerUnavailable, NotFound
 from contracts.experience.columns import ColumnValues
+from contracts.monitor import StageWorkerSeen
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from onbeat_extras.stages.served_stages import ServedStage
@@ -155,7 +155,7 @@ class FakeStack:
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self.active: list[str] = []
-        self.beats: list[dict[str, str]] = []
+        self.beats: list[StageWorkerSeen] = []
         self.left: list[str] = []
         self.is_away = False
         """Whether Redis doesn't answer."""
@@ -168,11 +168,11 @@ class FakeStack:
     def first_weights_digest(self, job_id: str) -> str:
         return ""
 
-    def beat(self, worker_id: str, info: dict[str, str]) -> None:
-        self.beats.append(info)
+    def beat(self, worker: StageWorkerSeen) -> None:
+        self.beats.append(worker)
         self._changes.notify()
 
-    def live(self) -> list[StageWorkerInfo]:
+    def live(self) -> list[StageWorkerSeen]:
         return []
 
     def leave(self, worker_id: str) -> None:

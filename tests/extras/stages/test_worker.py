@@ -89,9 +89,9 @@ class Stack:
         if stage.stage.name in self.lacking:
             raise InvalidInput("no folder `/models/m`", field=f"stages.{stage.stage.name}.model")
 
-    def leaves_alone(self) -> str:
+    def leaves_alone(self) -> dict[str, str]:
         """What it says of the stages that it leaves alone."""
-        return self.stack.beats[-1]["leaves_alone"] if self.stack.beats else ""
+        return dict(self.stack.beats[-1].leaves_alone) if self.stack.beats else {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -112,9 +112,11 @@ def stack() -> Stack:
 async def test_every_claimed_item_gets_its_columns_and_other_peoples_stages_are_left_alone(stack: Stack) -> None:
     side = stack.add_job(TEACHER, SCORER, OWN)
     side.add(*(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5), ("own", "0/train/0", 0)))
-    info = {"stages": "job/reward_model, job/teacher", "items": "", "leaves_alone": ""}
     async with stack.running():
-        await stack.changes.until(lambda: len(side.there) == 2 and stack.stack.beats[-1] == info)
+        await stack.changes.until(lambda: len(side.there) == 2 and not stack.stack.beats[-1].items)
+    said = stack.stack.beats[-1]
+    assert (said.serves, said.stages) == (("llm_judge", "reward_model", "teacher"), ("job/reward_model", "job/teacher"))
+    assert (said.worker_id, said.leaves_alone) == (stack.worker.name.rpartition(" ")[2], {})
     assert list(side.there) == [("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 5)]
     assert len(side.there["teacher", "0/train/0", 0]["teacher_logprobs"]) == 8
     assert "own" not in {stage for stage, _ in side.asked}
@@ -257,7 +259,7 @@ async def test_the_server_of_a_lone_stage_that_is_left_alone_is_asked_after(monk
     stack.judge.errors[bad] = InvalidInput("refuses its key", field="ONBEAT_JUDGE_KEY")
     side.add(bad)
     async with stack.running():
-        await stack.changes.until(lambda: "refuses its key" in stack.leaves_alone())
+        await stack.changes.until(lambda: "refuses its key" in stack.leaves_alone().get("job/llm_judge", ""))
         probed.clear()
         server.missed(JudgeUnavailable("no answer"))
         async with asyncio.timeout(120.0):
@@ -312,8 +314,8 @@ async def test_a_stage_whose_model_is_not_here_is_left_alone_until_it_is(stack: 
     stack.lacking.add("teacher")
     side.add(("teacher", "0/train/0", 0), ("reward_model", "0/train/0", 0))
     async with stack.running():
-        said = "job/teacher: stages.teacher.model: no folder `/models/m`"
-        await stack.changes.until(lambda: len(side.there) == 1 and stack.leaves_alone() == said)
+        said = "stages.teacher.model: no folder `/models/m`"
+        await stack.changes.until(lambda: len(side.there) == 1 and stack.leaves_alone() == {"job/teacher": said})
         assert (side.free, side.failed) == ([("teacher", "0/train/0", 0)], [])
         stack.lacking.clear()
         await stack.changes.until(lambda: len(side.there) == 2 and not stack.leaves_alone())
@@ -325,7 +327,7 @@ async def test_a_worker_of_which_all_stages_lack_their_models_waits_for_none_of_
     stack.lacking.add("teacher")
     side.add(("teacher", "0/train/0", 0))
     async with stack.running():
-        await stack.changes.until(lambda: "teacher" in stack.leaves_alone())
+        await stack.changes.until(lambda: "job/teacher" in stack.leaves_alone())
         stack.lacking.clear()
         await stack.changes.until(lambda: len(side.there) == 1)
     assert [] not in stack.waiting.stages
@@ -339,15 +341,15 @@ async def test_a_stage_that_this_host_can_not_serve_costs_no_attempt_and_is_serv
     stack.models.errors[bad] = InvalidInput("its vocabulary\nis another", field="stages.teacher.model")
     side.add(bad)
     async with stack.running():
-        said = "job/teacher: stages.teacher.model: its vocabulary is another"
-        await stack.changes.until(lambda: stack.leaves_alone() == said)
+        said = "stages.teacher.model: its vocabulary is another"
+        await stack.changes.until(lambda: stack.leaves_alone() == {"job/teacher": said})
         side.add(("teacher", "0/train/1", 0), ("reward_model", "0/train/0", 0))
         await stack.changes.until(lambda: len(side.there) == 1)
         assert side.free == [bad, ("teacher", "0/train/1", 0)]
         assert [place for place, _ in side.released] == [bad]
         stack.models.refusal = InvalidInput("it is another still", field="stages.teacher.model")
         stack.now_s += PAUSES_S[0]
-        await stack.changes.until(lambda: "it is another still" in stack.leaves_alone())
+        await stack.changes.until(lambda: "it is another still" in stack.leaves_alone()["job/teacher"])
         assert len(side.there) == 1, "nothing is claimed to find that out"
         stack.models.refusal = None
         stack.models.errors.clear()

@@ -25,7 +25,7 @@ LOOK = Look(
     at_s=1.0,
     stack=STACK,
     jobs=(STATUS,),
-    generators=(GeneratorSeen(generator_id=HOSTILE, seen_s=0.0, info={"doing": HOSTILE, "policy_version": HOSTILE}),),
+    generators=(GeneratorSeen(worker_id=HOSTILE, doing=HOSTILE),),
     curves={},
     streams={STATUS.job_id: {"fence_state": HOSTILE, "stages": [{"stage": HOSTILE}]}},
     alerts=(HOSTILE,),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from broker.presence import MISSES, REACHES, GeneratorInfo, compare, missed_by_all, services_info
+import pytest
+
+from broker.presence import compare, missed_by_all
 from contracts.errors import RewardUnavailable
+from contracts.monitor import GeneratorSeen, ServiceSeen
 from onbeat.process.dependency import JUDGE, REWARD_SERVICE, Dependency
 from tests.until import Clock
 
-AWAY = {MISSES: "reward service for 60.0 s at http://r: no answer: ConnectError", REACHES: ""}
+AWAY = ServiceSeen(name=REWARD_SERVICE, away_s=60.0, why="at http://r: no answer: ConnectError")
 
 
-def seen(generator_id: str, info: dict[str, str], *, seen_s: float = 1000.0) -> GeneratorInfo:
-    return GeneratorInfo(worker_id=generator_id, seen_s=seen_s, info=info)
+def there(answered_s: float) -> ServiceSeen:
+    return ServiceSeen(name=REWARD_SERVICE, answered_s=answered_s)
+
+
+def seen(generator_id: str, *services: ServiceSeen, seen_s: float = 2.0) -> GeneratorSeen:
+    return GeneratorSeen(worker_id=generator_id, seen_s=seen_s, services=services)
 
 
 async def unasked() -> None:
@@ -24,38 +31,49 @@ def reward_service(clock: Clock) -> Dependency:
 
 def test_a_process_says_what_it_misses_since_when_and_when_the_others_answered() -> None:
     clock = Clock()
-    away, there = reward_service(clock), Dependency(JUDGE, "http://j", probe=unasked, clock=clock)
+    away, judge, unknown = (
+        Dependency(name, "http://r", probe=unasked, clock=clock) for name in (REWARD_SERVICE, JUDGE, "new")
+    )
+    away.answered()
     away.missed(RewardUnavailable("no answer:\nConnectError"))
-    there.answered()
+    judge.answered()
     clock.now_s += 60.0
-    said = services_info([away, there])
-    assert said == AWAY | {REACHES: "judge 60.0 s ago"}
+    assert [service.seen for service in (away, judge, unknown)] == [
+        AWAY,
+        ServiceSeen(name=JUDGE, answered_s=60.0),
+        ServiceSeen(name="new"),
+    ]
 
 
-def test_a_process_that_alone_misses_a_service_learns_that_others_reach_it() -> None:
+@pytest.mark.parametrize(
+    ("seen_s", "answered_s", "is_reached"), [(2.0, 58.9, True), (2.0, 59.1, False), (9.0, 52.0, False)]
+)
+def test_a_process_that_alone_misses_a_service_learns_that_others_reach_it(
+    seen_s: float, answered_s: float, is_reached: bool
+) -> None:
+    """It said 2 s ago that it has missed it for 60 s; a second more is left to two clocks."""
     service = reward_service(Clock())
     service.missed(RewardUnavailable("no answer"))
-    for reached in ("", "reward service 59.5 s ago", "nonsense", "reward service 1.0 s ago\x00"):
-        compare([service], "own", [seen("own", AWAY), seen("other", {REACHES: reached})])
+    for others in ([], [seen("other", AWAY)], [seen("other", ServiceSeen(name=JUDGE, answered_s=1.0))]):
+        compare([service], "own", [seen("own", AWAY), *others])
         assert not service.others_reach, "no other has reached it since"
-    compare([service], "own", [seen("own", AWAY), seen("other", AWAY | {REACHES: "reward service 1.0 s ago"})])
-    assert service.others_reach
+    compare([service], "own", [seen("own", AWAY), seen("other", there(answered_s), seen_s=seen_s)])
+    assert service.others_reach is is_reached
 
 
 def test_a_process_learns_that_another_misses_a_service_and_may_ask_after_it() -> None:
     service = reward_service(Clock())
-    compare([service], "own", [seen("own", {}), seen("other", AWAY)])
+    compare([service], "own", [seen("own"), seen("other", AWAY)])
     assert (service.others_miss, service.others_reach) == (True, False)
-    compare([service], "own", [seen("own", {}), seen("other", {})])
+    compare([service], "own", [seen("own"), seen("other")])
     assert not service.others_miss
 
 
-def test_only_what_all_miss_is_missed_and_what_is_no_word_of_ours_counts_as_none() -> None:
-    later = {MISSES: "reward service for 3.0 s at http://q: it refuses this process with 401: who"}
+def test_only_what_all_miss_is_missed() -> None:
+    later = ServiceSeen(name=REWARD_SERVICE, away_s=3.0, why="at http://q: it refuses this process with 401: who")
     words = "the reward service at http://r: no answer: ConnectError, for 60 s (as a says)"
     assert missed_by_all([seen("a", AWAY), seen("b", later)], [REWARD_SERVICE]) == words
-    assert missed_by_all([seen("a", AWAY), seen("b", {})], [REWARD_SERVICE]) == ""
+    assert missed_by_all([seen("a", AWAY), seen("b")], [REWARD_SERVICE]) == ""
+    assert missed_by_all([seen("a", AWAY), seen("b", there(1.0))], [REWARD_SERVICE]) == ""
     assert missed_by_all([seen("a", AWAY)], [JUDGE]) == ""
     assert missed_by_all([], [REWARD_SERVICE]) == ""
-    for junk in ("reward service", "reward service for -1.0 s at", f"reward service for 1.0 s {'x' * 5000}"):
-        assert missed_by_all([seen("a", {MISSES: junk})], [REWARD_SERVICE]) == ""

@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from broker.presence import NO_KEPT_SETS, NOT_REPRODUCIBLE, GeneratorInfo
 from contracts.errors import InvalidInput
+from contracts.monitor import GeneratorSeen
 from contracts.settings import StackSettings
 from contracts.weights import RedisWeights
 from gateway.submission import MAX_ROWS_BYTES, check_generators, check_paths
 from tests.builders import job_spec, stub_model
 
 
-def generators(*engines: str) -> list[GeneratorInfo]:
+def generators(*engines: str) -> list[GeneratorSeen]:
     """One for each name of an engine that is not reproducible, or ""."""
-    return [
-        GeneratorInfo(worker_id=f"g{number}", seen_s=0.0, info={NOT_REPRODUCIBLE: engine})
-        for number, engine in enumerate(engines)
-    ]
+    return [GeneratorSeen(worker_id=f"g{number}", not_reproducible=engine) for number, engine in enumerate(engines)]
 
 
 def test_a_deterministic_job_is_refused_where_no_live_generator_would_serve_it() -> None:
@@ -35,10 +32,7 @@ def test_it_is_taken_where_one_would_or_where_none_lives_yet(engines: tuple[str,
 
 
 def test_truncated_sampling_is_refused_by_name_where_no_live_generator_says_what_it_kept() -> None:
-    silent, able = (
-        GeneratorInfo(worker_id=name, seen_s=0.0, info={NO_KEPT_SETS: engine})
-        for name, engine in (("g0", "vllm"), ("g1", ""))
-    )
+    silent, able = (GeneratorSeen(worker_id=name, no_kept_sets=engine) for name, engine in (("g0", "vllm"), ("g1", "")))
     spec = job_spec(rollout__sampling__top_p=0.9)
     with pytest.raises(InvalidInput, match=r"sample with vllm, which doesn't say which tokens top_p = 0\.9") as caught:
         check_generators(spec, [silent, silent])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from broker.generator_side import PublishOutcome
-from broker.presence import AWAKE_FOR, LOADING_WEIGHTS, RELOAD_PAUSES_S
+from broker.presence import RELOAD_PAUSES_S
 from contracts.errors import BatchFailed, BrokerUnavailable, ContractViolation, EngineUnavailable, RewardUnavailable
 from contracts.rollouts import PromptBatch
 from contracts.spec import JobSpec
@@ -192,16 +191,16 @@ async def test_a_colocated_job_s_generator_sleeps_once_no_batch_needs_its_engine
     # Each turn lasts until a beat has told of it, as one that samples does.
     turns_end = [stack.shop.gates.setdefault(name, asyncio.Event()) for name in ("0/train/1", "1/train/0")]
     async with stack.running():
-        await stack.changes.until(lambda: "job" in [info[AWAKE_FOR] for info in stack.jobs.infos])
+        await stack.changes.until(lambda: "job" in [beat.awake_for for beat in stack.jobs.beats])
         turns_end[0].set()
         await stack.changes.until(lambda: "sleep" in stack.shop.log)
         await stack.changes.until(lambda: len(side.published) == 2)
-        await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].awake_for == "")
         side.add(*stack.work("job", 0, version=1))
-        await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "job")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].awake_for == "job")
         turns_end[1].set()
         await stack.changes.until(lambda: stack.shop.log.count("sleep") == 2)
-        await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].awake_for == "")
     assert [event for event in stack.shop.log[:-1] if "open" not in event] == [
         "load 0",
         "generate job 0/train/0",
@@ -212,7 +211,7 @@ async def test_a_colocated_job_s_generator_sleeps_once_no_batch_needs_its_engine
         "generate job 1/train/0",
         "sleep",
     ]
-    turns = [info[AWAKE_FOR] for info in stack.jobs.infos]
+    turns = [beat.awake_for for beat in stack.jobs.beats]
     changes = [turn for turn, before in zip(turns[1:], turns, strict=False) if turn != before]
     assert changes == ["job", "", "job", ""]
 
@@ -293,10 +292,10 @@ async def test_a_load_is_said_when_it_begins_and_when_it_ends_however_late_the_n
     loads, samples = (stack.shop.gates.setdefault(name, asyncio.Event()) for name in ("load 0", "0/train/0"))
     side = stack.add_job(num_batches=1, timeouts__generator_lease_s=600.0)
     async with stack.running():
-        await stack.changes.until(lambda: bool(stack.jobs.infos and stack.jobs.infos[-1][LOADING_WEIGHTS]))
+        await stack.changes.until(lambda: bool(stack.jobs.beats and stack.jobs.beats[-1].loading_weights))
         loads.set()
-        await stack.changes.until(lambda: stack.jobs.infos[-1]["policy_version"] == "0")
-        assert stack.jobs.infos[-1][LOADING_WEIGHTS] == ""
+        await stack.changes.until(lambda: stack.jobs.beats[-1].policy_version == 0)
+        assert stack.jobs.beats[-1].loading_weights == ()
         samples.set()
         await stack.changes.until(lambda: len(side.published) == 1)
 
@@ -308,8 +307,8 @@ async def test_leases_are_renewed_from_claim_to_end_and_a_lost_one_is_let_go(sta
         await stack.changes.until(lambda: side.renewed.count(["0/train/0", "0/train/1"]) >= 2)
         side.lost.add("0/train/0")
         await stack.changes.until(lambda: side.renewed[-2:] == [["0/train/1"]] * 2)
-        assert stack.jobs.infos[-1]["policy_version"] == "0"
-        assert stack.jobs.infos[-1]["batches"] == "job 0/train/1 (attempt 1)"
+        assert stack.jobs.beats[-1].policy_version == 0
+        assert stack.jobs.beats[-1].batches == ("job 0/train/1 (attempt 1)",)
         stack.rewards.gate.set()
         await stack.changes.until(lambda: len(side.published) == 2)
 
@@ -357,13 +356,13 @@ async def test_while_a_service_is_away_a_generator_claims_nothing_and_says_why(s
     scored, played = (stack.add_job("scored", num_batches=1), stack.add_job("played", num_batches=1, **OF_ENVIRONMENT))
     stack.service.missed(RewardUnavailable("no answer: ConnectError"))
     async with stack.running():
-        await stack.changes.until(lambda: bool(stack.jobs.infos and stack.jobs.infos[-1].get("misses")))
-        said = stack.jobs.infos[-1]["misses"]
-        assert re.fullmatch(r"reward service for \d+\.\d s at http://r: no answer: ConnectError", said)
+        await stack.changes.until(lambda: bool(stack.jobs.beats and stack.jobs.beats[-1].service(REWARD_SERVICE).why))
+        said = stack.jobs.beats[-1].service(REWARD_SERVICE)
+        assert (said.away_s or 0.0, said.why) > (0.0, "at http://r: no answer: ConnectError")
         assert scored.claimed == played.claimed == []
         stack.service.answered()
         await stack.changes.until(lambda: bool(scored.published and played.published))
-        await stack.changes.until(lambda: stack.jobs.infos[-1]["misses"] == "")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].service(REWARD_SERVICE).answered_s is not None)
     assert scored.failed == scored.released == played.failed == played.released == []
 
 
@@ -378,8 +377,7 @@ async def test_weights_are_loaded_before_the_first_batch_of_a_version_and_what_c
     side.add(bad_batch, bad_manifest)
     async with stack.running():
         await stack.changes.until(lambda: len(side.published) == 2 and len(side.released) == 1)
-        await stack.changes.until(lambda: "version 1 is not at" in stack.jobs.infos[-1]["leaves_alone"])
-        assert stack.jobs.infos[-1]["leaves_alone"].startswith("job: ")
+        await stack.changes.until(lambda: "version 1 is not at" in stack.jobs.beats[-1].leaves_alone.get("job", ""))
         looks = stack.shop.log.count("load 1")
         stack.now_s += PAUSES_S[1]
         await stack.changes.until(lambda: stack.shop.log.count("load 1") > looks)
@@ -387,7 +385,7 @@ async def test_weights_are_loaded_before_the_first_batch_of_a_version_and_what_c
         weights.write_bytes(kept)
         stack.now_s += PAUSES_S[1]
         await stack.changes.until(lambda: len(side.published) == 3)
-        await stack.changes.until(lambda: stack.jobs.infos[-1]["leaves_alone"] == "")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].leaves_alone == {})
     assert stack.shop.log[:4] == ["open qwen3", "load 0", "generate job 0/train/0", "generate job 0/train/1"]
     assert stack.shop.log[4 : 5 + len(RELOAD_PAUSES_S)] == ["load 1"] * (1 + len(RELOAD_PAUSES_S))
     assert stack.shop.log[-2:] == ["generate job 1/train/0", "close qwen3"]
@@ -503,7 +501,7 @@ async def test_an_engine_whose_bytes_depend_on_what_ran_leaves_deterministic_job
     async with stack.running():
         await stack.changes.until(lambda: len(loose.published) == 2)
     assert strict.claimed == []
-    assert stack.jobs.infos[-1]["not_reproducible"] == "vllm"
+    assert stack.jobs.beats[-1].not_reproducible == "vllm"
 
 
 async def test_an_engine_that_says_no_kept_sets_leaves_jobs_of_truncated_sampling_alone_and_says_why(
@@ -515,9 +513,9 @@ async def test_an_engine_that_says_no_kept_sets_leaves_jobs_of_truncated_samplin
     async with stack.running():
         await stack.changes.until(lambda: len(whole.published) == 2)
     assert truncated.claimed == []
-    assert stack.jobs.infos[-1]["no_kept_sets"] == "vllm"
-    why = "truncated: vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps"
-    assert stack.jobs.infos[-1]["leaves_alone"] == why
+    assert stack.jobs.beats[-1].no_kept_sets == "vllm"
+    why = "vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps"
+    assert stack.jobs.beats[-1].leaves_alone == {"truncated": why}
 
 
 async def test_a_job_whose_spec_cannot_be_read_is_left_alone_and_the_others_are_served(
@@ -669,7 +667,7 @@ async def test_a_copy_is_looked_after_between_the_beats_and_its_colocated_turn_e
         side.settled.add("0/train/7")
         await stack.changes.until(lambda: "sleep" in stack.shop.log)
         assert stack.shop.log[-2:] == ["drop job 0/train/7", "sleep"]
-        await stack.changes.until(lambda: stack.jobs.infos[-1][AWAKE_FOR] == "")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].awake_for == "")
         stack.rewards.gate.set()
         await stack.changes.until(lambda: len(side.published) == 1)
     assert (side.failed, side.refused) == ([], [])
@@ -681,10 +679,10 @@ async def test_a_copy_that_is_settled_while_its_weights_load_is_never_sampled(st
     loading = stack.shop.gates["load 0"] = asyncio.Event()
     async with stack.running():
         await stack.changes.until(lambda: ["0/train/7"] in side.renewed)
-        beats = len(stack.jobs.infos)
+        beats = len(stack.jobs.beats)
         side.settled.add("0/train/7")
         side.add(*stack.work("job", 1))
-        await stack.changes.until(lambda: "" in [info["batches"] for info in stack.jobs.infos[beats:]])
+        await stack.changes.until(lambda: () in [beat.batches for beat in stack.jobs.beats[beats:]])
         loading.set()
         await stack.changes.until(lambda: len(side.published) == 1)
     assert [event for event in stack.shop.log if "generate" in event] == ["generate job 0/train/1"]
@@ -709,7 +707,7 @@ async def test_a_deterministic_job_is_claimed_by_the_engine_s_fingerprint_and_an
     async with stack.running():
         await stack.changes.until(lambda: all(side.published for side in sides))
     assert [side.engine for side in sides] == ["kind a; float32", None]
-    assert stack.jobs.infos[-1]["engine"] == "kind a; float32"
+    assert stack.jobs.beats[-1].engine == "kind a; float32"
 
 
 async def test_a_job_that_another_kind_of_engine_samples_is_left_to_it_and_said_once(
@@ -720,12 +718,12 @@ async def test_a_job_that_another_kind_of_engine_samples_is_left_to_it_and_said_
     async with stack.running():
         await stack.changes.until(lambda: bool(other.published))
         assert "job: is sampled with (kind b; float32), this generator has (kind a; float32)" in caplog.text
-        await stack.changes.until(lambda: stack.jobs.infos[-1]["wrong_engine"] == "job")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].wrong_engine == ("job",))
         # A resume has freed it: it is asked again after a while.
         refused.sampled_with = None
         stack.now_s += ASK_AGAIN_S
         await stack.changes.until(lambda: bool(refused.published))
-        await stack.changes.until(lambda: stack.jobs.infos[-1]["wrong_engine"] == "")
+        await stack.changes.until(lambda: stack.jobs.beats[-1].wrong_engine == ())
     assert caplog.text.count("leaves a job to others") == 1
 
 
@@ -741,7 +739,7 @@ async def test_an_engine_that_has_to_prove_it_is_tried_before_the_first_determin
     tried = [event for event in stack.shop.log[:first] if event.startswith("generate canary")]
     assert len(tried) > 3
     assert not [event for event in stack.shop.log[first:] if event.startswith("generate canary")]
-    assert stack.jobs.infos[-1]["not_reproducible"] == ""
+    assert stack.jobs.beats[-1].not_reproducible == ""
 
 
 async def test_an_engine_that_fails_its_canary_claims_no_deterministic_batch_and_says_why(
@@ -757,6 +755,6 @@ async def test_an_engine_that_fails_its_canary_claims_no_deterministic_batch_and
     async with stack.running():
         await stack.changes.until(lambda: bool(loose.published))
         why = "a batch has other bytes beside 4 other batches than alone"
-        await stack.changes.until(lambda: stack.jobs.infos[-1]["not_reproducible"] == why)
+        await stack.changes.until(lambda: stack.jobs.beats[-1].not_reproducible == why)
     assert (strict.claimed, strict.failed) == ([], [])
     assert "beside 4 other batches" in caplog.text

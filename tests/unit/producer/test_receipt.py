@@ -88,7 +88,7 @@ async def test_a_version_that_cannot_be_read_is_left_to_the_batch_that_asks_for_
     async with stack.running():
         await stack.changes.until(lambda: "a batch that asks for it loads it again" in caplog.text)
         assert ready(stack) == [0]
-        assert all(info["rejected_weights"] == "" for info in stack.jobs.infos), "it may be out of the window"
+        assert all(beat.rejected_weights == "" for beat in stack.jobs.beats), "it may be out of the window"
         path.write_bytes(whole)
         batch, _ = stack.work("job", 1, version=1)
         side.add(batch, second)

@@ -132,12 +132,12 @@ def test_the_version_that_it_loads_is_named_until_it_is_loaded(tmp_path: Path) -
     said: list[str] = []
 
     def mend(_pause: int, model: ServedModel) -> None:
-        said.append(model.loading_weights)
+        said.extend(model.loading_weights)
         fake_version(tmp_path, "job", 3)
 
     model = load(tmp_path, mend)
     assert said == ["job/weights/v000003"]
-    assert model.loading_weights == ""
+    assert model.loading_weights == ()
 
 
 async def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_a_load_that_hangs_ends_at_the_jobs_deadline(tmp_path: Path) -> No
     (tmp_path / manifest.directory / manifest.files[0].name).unlink()
     with pytest.raises(EngineUnavailable, match=r"loading job/weights/v000003 is not done after 0\.05 s"):
         await model.ready_for(job_spec(timeouts__generation_s=0.05), manifest)
-    assert model.loading_weights == ""
+    assert model.loading_weights == ()
     await model.aclose()
     assert shop.log == ["open qwen3", "load 3"], "what hangs cannot be closed"
 

@@ -29,7 +29,7 @@ export function Generators({ streams }: { streams?: StreamReport }): JSX.Element
       ) : (
         <Table caption="Generators" heads={["Generator", "State", "Does", "Version held", "#Tokens/s", "#Last heartbeat"]}>
           {seen.current.map((one) => (
-            <Row key={one.seen.generator_id} one={one} held={held.get(one.seen.generator_id)} now_s={now} />
+            <Row key={one.seen.worker_id} one={one} held={held.get(one.seen.worker_id)} now_s={now} />
           ))}
         </Table>
       )}
@@ -46,23 +46,22 @@ interface RowProps {
 function Row({ one, held, now_s }: RowProps): JSX.Element {
   const { seen, presence } = one;
   const isGone = presence === "gone";
-  const info = seen.info;
   return (
     <tr class={isGone ? "generator-gone" : ""}>
       <td>
         <details class="generator-info">
-          <summary><Plain text={seen.generator_id} /></summary>
+          <summary><Plain text={seen.worker_id} /></summary>
           <dl>
-            {furtherInfo(info).map(([name, value]) => (
+            {furtherInfo(seen).map(([name, value]) => (
               <div key={name}><dt>{spoken(name)}</dt><dd><Plain text={value} /></dd></div>
             ))}
           </dl>
         </details>
       </td>
       <td><span class={`badge ${BADGE[presence]}`}>{presence}</span></td>
-      <td>{isGone ? "—" : <Plain text={doing(info, held)} />}</td>
-      <td>{isGone ? "—" : versionHeld(info)}</td>
-      <td class="num">{isGone ? "—" : speed(info)}</td>
+      <td>{isGone ? "—" : <Plain text={doing(seen, held)} />}</td>
+      <td>{isGone ? "—" : versionHeld(seen)}</td>
+      <td class="num">{isGone ? "—" : speed(seen)}</td>
       <td class="num">{isGone ? `gone, found ${age(now_s - (one.gone_s ?? now_s))}` : `${duration(seen.seen_s)} ago`}</td>
     </tr>
   );

@@ -67,13 +67,13 @@ export const MOST_GONE = 8;
 
 /** The generators that answer now, and those that this page saw and that don't any more. */
 export function known(before: readonly KnownGenerator[], now: readonly GeneratorSeen[], now_s: number): KnownGenerator[] {
-  const here = new Set(now.map((one) => one.generator_id));
+  const here = new Set(now.map((one) => one.worker_id));
   const live = now.map((seen) => ({ seen, presence: presenceOf(seen), gone_s: null }));
   const gone = before
-    .filter((one) => !here.has(one.seen.generator_id))
+    .filter((one) => !here.has(one.seen.worker_id))
     .map((one): KnownGenerator => ({ ...one, presence: "gone", gone_s: one.gone_s ?? now_s }))
     .sort((a, b) => (b.gone_s ?? 0) - (a.gone_s ?? 0));
-  return [...live.sort((a, b) => order(a.seen.generator_id, b.seen.generator_id)), ...gone.slice(0, MOST_GONE)];
+  return [...live.sort((a, b) => order(a.seen.worker_id, b.seen.worker_id)), ...gone.slice(0, MOST_GONE)];
 }
 
 function presenceOf(seen: GeneratorSeen): Presence {
@@ -84,28 +84,35 @@ function order(a: string, b: string): number {
   return a.localeCompare(b, "en", { numeric: true });
 }
 
-/** What stands in columns of their own. */
-const IN_COLUMNS = ["doing", "tokens_per_s", "policy_version", "batches"];
+/** What stands in columns of their own, or on the stack's screen. */
+const IN_COLUMNS = ["worker_id", "seen_s", "services", "doing", "tokens_per_s", "policy_version", "batches"];
 
 /** What else a generator says of itself, without what it leaves empty. */
-export function furtherInfo(info: Record<string, string>): [string, string][] {
-  return Object.entries(info).filter(([name, value]) => value !== "" && !IN_COLUMNS.includes(name));
+export function furtherInfo(seen: GeneratorSeen): [string, string][] {
+  return Object.entries(seen)
+    .map(([name, value]): [string, string] => [name, inWords(value)])
+    .filter(([name, text]) => text !== "" && !IN_COLUMNS.includes(name));
+}
+
+function inWords(value: GeneratorSeen[keyof GeneratorSeen]): string {
+  if (Array.isArray(value)) return value.join(", ");
+  if (value !== null && typeof value === "object") return Object.entries(value).map((pair) => pair.join(": ")).join("; ");
+  return `${value ?? ""}`;
 }
 
 /** What a generator does, in its own words; one that says nothing is known by the lease that it holds. */
-export function doing(info: Record<string, string>, held: string | undefined): string {
-  if (info.doing) return info.doing;
-  if (info.loading_weights) return `loading ${info.loading_weights}`;
+export function doing(seen: GeneratorSeen, held: string | undefined): string {
+  if (seen.doing) return seen.doing;
+  if (seen.loading_weights.length) return `loading ${seen.loading_weights.join(" ")}`;
   return held ? `holds ${held}` : "waiting";
 }
 
-export function versionHeld(info: Record<string, string>): string {
-  return info.policy_version || "none";
+export function versionHeld(seen: GeneratorSeen): string {
+  return `${seen.policy_version ?? "none"}`;
 }
 
-export function speed(info: Record<string, string>): string {
-  const rate = Number(info.tokens_per_s ?? "");
-  return Number.isFinite(rate) && rate > 0 ? number(Math.round(rate)) : "—";
+export function speed(seen: GeneratorSeen): string {
+  return seen.tokens_per_s > 0 ? number(Math.round(seen.tokens_per_s)) : "—";
 }
 
 /** The fence in one sentence. */

@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.presence import (
-    AWAKE_FOR,
-    ENGINE,
-    LEAVES_ALONE,
-    LOADING_WEIGHTS,
-    MISSES,
-    NOT_REPRODUCIBLE,
-    REJECTED_WEIGHTS,
-    WRONG_ENGINE,
-    GeneratorInfo,
-    Presence,
-)
+from broker.presence import Presence
 from contracts.errors import DeadlineExceeded, FencedOff
+from contracts.monitor import GeneratorSeen, ServiceSeen
 from onbeat.loop.watches import LOADS_FOR_S, LOOK_EVERY_S, MOST_NAMED, TURN_PATIENCE_S, GeneratorWatch
 from tests.builders import job_spec
 
@@ -28,12 +18,12 @@ from tests.builders import job_spec
 class Board(Presence):
     """Generators that a test names, and a clock; no server."""
 
-    def __init__(self, *infos: dict[str, str]) -> None:
+    def __init__(self, *infos: dict[str, Any]) -> None:
         self.infos = list(infos)
         self.now_s = 0.0
 
-    def live(self) -> list[GeneratorInfo]:
-        return [GeneratorInfo(worker_id=f"g{number}", seen_s=0.0, info=info) for number, info in enumerate(self.infos)]
+    def live(self) -> list[GeneratorSeen]:
+        return [GeneratorSeen(worker_id=f"g{number}", **info) for number, info in enumerate(self.infos)]
 
     def watch(
         self, *, deterministic: bool = True, deadline_s: float = 60.0, dependency_s: float = 1e9, **options: Any
@@ -43,7 +33,7 @@ class Board(Presence):
         spec = replace(spec, timeouts=timeouts)
         return GeneratorWatch(presence=self, spec=spec, job_id="job", clock=lambda: self.now_s, **options)
 
-    def looks(self, watch: GeneratorWatch, *seen: list[dict[str, str]]) -> list[frozenset[str]]:
+    def looks(self, watch: GeneratorWatch, *seen: list[dict[str, Any]]) -> list[frozenset[str]]:
         """What each look of the watch tells, while it sees these generators."""
         told = []
         for infos in seen:
@@ -55,8 +45,8 @@ class Board(Presence):
 
 def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> None:
     board = Board(
-        {LOADING_WEIGHTS: "job/weights/v000002", REJECTED_WEIGHTS: ""},
-        {LOADING_WEIGHTS: "job/weights/v000003", REJECTED_WEIGHTS: "job/weights/v000003"},
+        {"loading_weights": ("job/weights/v000002",)},
+        {"loading_weights": ("job/weights/v000003",), "rejected_weights": "job/weights/v000003"},
         {},
     )
     watch = board.watch()
@@ -67,7 +57,7 @@ def test_the_weights_that_live_generators_load_and_refuse_are_told_apart() -> No
 
 def test_a_version_that_a_generator_names_for_ever_is_given_up_and_a_later_one_has_its_own_time() -> None:
     second, third = "job/weights/v000002", "job/weights/v000003"
-    board = Board({LOADING_WEIGHTS: f"{second} {third} elsewhere ../v1 v-1 v{9999 * '7'}"})
+    board = Board({"loading_weights": (second, third, "elsewhere", "../v1", "v-1", f"v{9999 * '7'}")})
     watch = board.watch()
     assert watch.loading(before=2) == frozenset()
     board.now_s += 10 * LOADS_FOR_S
@@ -90,7 +80,7 @@ def test_a_job_without_a_generator_ends_at_its_deadline_and_one_that_comes_back_
 
 
 def test_a_deterministic_job_waits_for_a_generator_that_serves_such_jobs_and_says_so() -> None:
-    vllm, plain = {NOT_REPRODUCIBLE: "vllm"}, {NOT_REPRODUCIBLE: ""}
+    vllm, plain = {"not_reproducible": "vllm"}, {"not_reproducible": ""}
     board = Board(vllm, plain)
     watch = board.watch(deadline_s=2 * LOOK_EVERY_S)
     board.looks(watch, [vllm, plain], [vllm], [vllm])
@@ -99,29 +89,29 @@ def test_a_deterministic_job_waits_for_a_generator_that_serves_such_jobs_and_say
 
 
 def test_a_deterministic_job_whose_kind_of_engine_is_gone_ends_with_an_error_that_names_both_kinds() -> None:
-    other = {WRONG_ENGINE: "another job", ENGINE: "vllm on H100"}
-    board = Board({WRONG_ENGINE: "another"}, other)
+    other = {"wrong_engine": ("another", "job"), "engine": "vllm on H100"}
+    board = Board({"wrong_engine": ("another",)}, other)
     watch = board.watch(deadline_s=2 * LOOK_EVERY_S, kind=lambda: "vllm on H200")
-    seen = ([{WRONG_ENGINE: "another"}, other], [other], [{NOT_REPRODUCIBLE: "vllm"}, other])
+    seen = ([{"wrong_engine": ("another",)}, other], [other], [{"not_reproducible": "vllm"}, other])
     assert board.looks(watch, *seen) == [frozenset()] * 3
     with pytest.raises(DeadlineExceeded, match=r"this job \(vllm on H200\); those that live have \(vllm on H100\)"):
         watch.check()
 
 
 def test_any_generator_will_do_for_a_job_that_is_not_deterministic() -> None:
-    board = Board({NOT_REPRODUCIBLE: "vllm"})
+    board = Board({"not_reproducible": "vllm"})
     watch = board.watch(deadline_s=0.0, deterministic=False)
     assert board.looks(watch, *[board.infos] * 3) == [frozenset()] * 3
 
 
 def test_a_colocated_trainer_has_its_turn_once_no_live_generator_is_awake_for_the_job() -> None:
-    board = Board({AWAKE_FOR: "job"}, {AWAKE_FOR: "another"}, {AWAKE_FOR: "job"})
+    board = Board({"awake_for": "job"}, {"awake_for": "another"}, {"awake_for": "job"})
     watch = board.watch(sleep=lambda _: None)
     looks: list[int] = []
 
     def check() -> None:
         looks.append(len(board.infos))
-        board.infos[(0, 2)[len(looks) - 1]][AWAKE_FOR] = ""
+        board.infos[(0, 2)[len(looks) - 1]]["awake_for"] = ""
 
     watch.wait_for_turn("job", check)
     assert looks == [3, 3]
@@ -131,7 +121,7 @@ def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_on
     caplog: pytest.LogCaptureFixture,
 ) -> None:
 
-    board = Board({AWAKE_FOR: "job"})
+    board = Board({"awake_for": "job"})
 
     def sleep(seconds: float) -> None:
         board.now_s += seconds
@@ -143,7 +133,7 @@ def test_a_generator_that_hangs_in_its_turn_holds_the_trainer_up_for_a_moment_on
 
 
 def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
-    board = Board({AWAKE_FOR: "job"})
+    board = Board({"awake_for": "job"})
     watch = board.watch(sleep=lambda _: None)
 
     def fenced_off() -> None:
@@ -153,7 +143,7 @@ def test_a_wait_for_the_turn_ends_with_the_trainer_s_lease() -> None:
         watch.wait_for_turn("job", fenced_off)
 
 
-AWAY = {MISSES: "reward service for 4.0 s at http://r: no answer: ConnectError"}
+AWAY = {"services": (ServiceSeen(name="reward service", away_s=4.0, why="at http://r: no answer: ConnectError"),)}
 
 
 def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its_name() -> None:
@@ -166,7 +156,8 @@ def test_a_service_that_no_generator_reaches_ends_the_job_at_its_deadline_by_its
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_ends_it(deterministic: bool) -> None:
-    alone = {LEAVES_ALONE: "other: why\njob: version 22 is not at /mnt", REJECTED_WEIGHTS: "job/weights/v000022"}
+    reasons = {"other": "why", "job": "version 22 is not at /mnt"}
+    alone = {"leaves_alone": reasons, "rejected_weights": "job/weights/v000022"}
     board = Board(alone, alone)
     watch = board.watch(deadline_s=2 * LOOK_EVERY_S, deterministic=deterministic)
     told = board.looks(watch, [alone, alone], [alone, {}], [alone, alone], [alone, alone])
@@ -176,13 +167,13 @@ def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_en
 
 
 def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
-    board = Board({REJECTED_WEIGHTS: "v"})
+    board = Board({"rejected_weights": "v"})
     watch = board.watch(deadline_s=1e9)
     told = [number * LOOK_EVERY_S for number, one in enumerate(board.looks(watch, *[board.infos] * 200)) if one]
     pauses = [after - before for before, after in itertools.pairwise(told)]
     assert pauses[:6] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
     assert set(pauses[6:]) == {64.0}
-    assert board.looks(watch, [{}], [{REJECTED_WEIGHTS: "v"}])[1] == {"v"}, "another refusal of it is told at once"
+    assert board.looks(watch, [{}], [{"rejected_weights": "v"}])[1] == {"v"}, "another refusal of it is told at once"
 
 
 def test_generators_that_come_and_go_are_told_once_but_for_those_of_the_first_look() -> None:

@@ -58,8 +58,8 @@ async def test_absence_is_outlasted_and_what_is_known_of_it_goes_with_the_first_
         await asyncio.sleep(0)
     assert played.service.why in ("at http://r: no answer: ConnectError", "")
     assert await asked == "scored"
-    assert (played.service.is_away, played.service.why, played.service.away_s) == (False, "", 0.0)
-    assert (played.service.answered_s, played.num_probes) == (0.0, 0)
+    assert (played.service.is_away, played.service.why, played.num_probes) == (False, "", 0)
+    assert (played.service.seen.away_s, played.service.seen.answered_s) == (None, 0.0)
 
 
 async def test_past_its_deadline_the_absence_is_raised_and_is_not_in_doubt(played: Played) -> None:
@@ -68,7 +68,7 @@ async def test_past_its_deadline_the_absence_is_raised_and_is_not_in_doubt(playe
         await played.outlast(deadline_s=3.5)
     assert not found.value.is_doubtful
     assert len(played.problems) == 5, "four requests in as many seconds"
-    assert (played.service.is_away, played.service.away_s, played.service.answered_s) == (True, 3.0, None)
+    assert (played.service.seen.away_s, played.service.seen.answered_s) == (3.0, None)
 
 
 async def test_what_a_service_that_answers_others_leaves_unanswered_is_in_doubt_at_once(played: Played) -> None:
@@ -100,7 +100,7 @@ async def test_it_is_asked_after_only_while_there_is_a_reason(played: Played) ->
     assert played.num_probes == 0
     played.service.others_miss = True
     await played.service.look()
-    assert (played.num_probes, played.service.answered_s) == (1, 0.0)
+    assert (played.num_probes, played.service.seen.answered_s) == (1, 0.0)
     played.service.others_miss = False
     played.service.missed(RewardUnavailable("no answer"))
     played.is_up = False

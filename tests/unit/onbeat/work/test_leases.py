@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.leases import Renewal
-from broker.presence import WorkerInfo
 from contracts.errors import BrokerUnavailable
+from contracts.monitor import WorkerSeen
 from onbeat.work import heartbeat
 from onbeat.work.heartbeat import PRESENCE_S, Heartbeat, Leases
 
@@ -51,7 +51,7 @@ def test_leases_are_renewed_by_job_and_what_lapsed_is_held_until_it_is_ended() -
 
 
 def test_a_lease_that_ends_before_the_next_beat_brings_it_forward() -> None:
-    unused: Any = dict.fromkeys(("worker_id", "calls", "board", "info", "let_go", "copies", "services"))
+    unused: Any = dict.fromkeys(("worker_id", "calls", "board", "seen", "let_go", "copies", "services"))
     quiet: Heartbeat[str] = Heartbeat(leases=Leases(), **unused)
     quiet._due_s = time.monotonic() + PRESENCE_S
     for lease_s, is_early in ((60.0, False), (0.3, True)):
@@ -67,11 +67,11 @@ class EverNews:
         self.changed, self.enough = asyncio.Event(), asyncio.Event()
         self.num_beats = 0
 
-    def beat(self, worker_id: str, info: dict[str, str], /) -> None:
+    def beat(self, worker: WorkerSeen, /) -> None:
         self.num_beats += 1
         (self.changed if self.num_beats < NUM_BEATS else self.enough).set()
 
-    def live(self) -> list[WorkerInfo]:
+    def live(self) -> list[WorkerSeen]:
         return []
 
 
@@ -88,7 +88,8 @@ async def test_news_is_said_without_a_renewal_that_is_not_due_and_keeps_none_awa
         return call(*arguments)
 
     parts: Any = {"calls": calls, "board": board, "leases": leases, "changed": board.changed}
-    told: Any = {"worker_id": "w", "info": dict, "let_go": lambda _: None, "copies": list, "services": []}
+    seen = WorkerSeen(worker_id="w")
+    told: Any = {"worker_id": "w", "seen": lambda: seen, "let_go": lambda _: None, "copies": list, "services": []}
     beating = asyncio.create_task(Heartbeat(**parts, **told).run())
     await board.enough.wait()
     beating.cancel()
