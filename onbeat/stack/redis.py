@@ -50,7 +50,7 @@ dir "{folder}"
 appendonly yes
 appendfsync everysec
 auto-aof-rewrite-percentage 100
-auto-aof-rewrite-min-size 64mb
+auto-aof-rewrite-min-size 256mb
 save ""
 maxmemory-policy noeviction
 daemonize no
