@@ -168,7 +168,6 @@ class JobSpec(Record, frozen=True, kw_only=True):
         self._check_credit()
         self._check_resamples()
         self._check_lag()
-        self._check_correction()
         self._check_stages()
         check_products(
             self.rollout,
@@ -230,48 +229,30 @@ class JobSpec(Record, frozen=True, kw_only=True):
             raise ValueError(f"rollout.max_resamples would drop groups that teach: {reason}")
 
     def _check_lag(self) -> None:
-        lag, lags = self.max_policy_lag, self.schedule in LAGGING
-        if lag > 0 and not lags:
-            raise ValueError(
-                f'max_policy_lag = {lag} has no effect with schedule = "{self.schedule}", under which each iteration '
-                'is sampled by its own version; set it to 0, or schedule = "delayed" or "bounded"'
-            )
-        if lag == 0 and lags:
-            raise ValueError(
-                f'schedule = "{self.schedule}" with max_policy_lag = 0 is schedule = "periodic"; '
-                "set max_policy_lag to 1 or more, or take that schedule"
-            )
-        if lag >= self.iterations and lags:
-            raise ValueError(
-                f"max_policy_lag = {lag} is larger than the job: the last of {self.iterations} iterations "
-                f"lags {self.iterations - 1} at most; lower it, or raise iterations"
-            )
-        if self.schedule == "bounded" and self.deterministic:
-            raise ValueError(
-                'deterministic is not possible with schedule = "bounded", where the version that samples a batch '
-                'depends on the moment; set deterministic = false, or schedule = "delayed"'
-            )
-
-    def _check_correction(self) -> None:
         """Under a lag samples are of another policy than the one that is trained: the spec says what becomes of it."""
-        algorithm, lag = self.algorithm, self.max_policy_lag
-        if algorithm.correction == "decoupled_ppo" and lag == 0:
-            raise ValueError(
-                'algorithm.correction = "decoupled_ppo" has no effect of its own with max_policy_lag = 0, where its '
-                'proximal policy is the one that sampled; choose "tis" or "icepop" against the gap between the '
-                'engines, or schedule = "delayed" or "bounded"'
-            )
-        if algorithm.correction is not None or lag == 0:
-            return
-        if algorithm.old_policy == "generator":
-            raise ValueError(
-                f"algorithm.correction must be named with max_policy_lag = {lag}; set it to "
-                '"none", since under old_policy = "generator" the ratio is against the policy that sampled already'
-            )
-        raise ValueError(
+        lag, lags, algorithm = self.max_policy_lag, self.schedule in LAGGING, self.algorithm
+        is_unnamed, against_sampler = algorithm.correction is None and lag > 0, algorithm.old_policy == "generator"
+        reasons = {
+            f'max_policy_lag = {lag} has no effect with schedule = "{self.schedule}", under which each iteration is '
+            'sampled by its own version; set it to 0, or schedule = "delayed" or "bounded"': lag > 0 and not lags,
+            f'schedule = "{self.schedule}" with max_policy_lag = 0 is schedule = "periodic"; set max_policy_lag to 1 '
+            "or more, or take that schedule": lag == 0 and lags,
+            f"max_policy_lag = {lag} is larger than the job: the last of {self.iterations} iterations lags "
+            f"{self.iterations - 1} at most; lower it, or raise iterations": lag >= self.iterations and lags,
+            'deterministic is not possible with schedule = "bounded", where the version that samples a batch depends '
+            'on the moment; set deterministic = false, or schedule = "delayed"': self.schedule == "bounded"
+            and self.deterministic,
+            'algorithm.correction = "decoupled_ppo" has no effect of its own with max_policy_lag = 0, where its '
+            'proximal policy is the one that sampled; choose "tis" or "icepop" against the gap between the engines, '
+            'or schedule = "delayed" or "bounded"': algorithm.correction == "decoupled_ppo" and lag == 0,
+            f'algorithm.correction must be named with max_policy_lag = {lag}; set it to "none", since under old_policy '
+            '= "generator" the ratio is against the policy that sampled already': is_unnamed and against_sampler,
             f"algorithm.correction must be named with max_policy_lag = {lag}: samples of an older policy make the "
-            'gradient a biased one; choose "tis", "icepop" or "decoupled_ppo", or "none" to train them as they are'
-        )
+            'gradient a biased one; choose "tis", "icepop" or "decoupled_ppo", or "none" to train them as they '
+            "are": is_unnamed and not against_sampler,
+        }
+        if reason := next((why for why, holds in reasons.items() if holds), ""):
+            raise ValueError(reason)
 
     def _check_stages(self) -> None:
         """Whether the stages go together, and with what else the spec says."""

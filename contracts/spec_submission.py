@@ -8,32 +8,28 @@ Not part of JobSpec: earlier releases took such specs, and their jobs must still
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from contracts.encoding.wire import decode
+from contracts.encoding.wire import Record, decode
 from contracts.engines import ENGINES
 from contracts.errors import InvalidInput
+from contracts.rewards import imports_plugins
 from contracts.run_folder import CHECKPOINT, RunFolder, numbered
 from contracts.spec import ForkSpec, JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
+from contracts.spec_tables.datasets import dataset_field, sources_of
 from contracts.spec_tables.stages import ExternalStage, read_columns
+
+GIVEN = 'loss = "sft" samples nothing'
 
 
 def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
-    _check_distribution(spec)
-    _check_clips(spec)
-    _check_stops(spec)
-    for environment in spec.environments.values() if spec.trainer.packing == "padded" else ():
-        if environment.max_context_tokens is not UNSET:
-            raise InvalidInput(
-                "a padded pass has all parts of a trajectory, each as long as its longest: no limit bounds it",
-                field="environment.max_context_tokens",
-                cure='leave it out, or take trainer.packing = "shared_prompt"',
-            )
+    for field, problem, cure in (*_wrong_distributions(spec), *_idle_settings(spec), *_rules_never_broken(spec)):
+        raise InvalidInput(problem, field=field, cure=cure)
 
 
 def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: Collection[str]) -> None:
@@ -104,60 +100,88 @@ def _matrices(spec: JobSpec) -> object:
     return None if lora is None else (lora.rank, lora.alpha, lora.target_modules)
 
 
-def _check_distribution(spec: JobSpec) -> None:
-    """Refuses log-probs of a stage that isn't told which distribution tokens were drawn from."""
-    sampling = spec.rollout.sampling
+Refusals = Iterator[tuple[str, str, str]]
+"""(field, problem, cure)."""
+
+
+def _wrong_distributions(spec: JobSpec) -> Refusals:
+    """Yields what leaves no choice to draw, and stages that aren't told what tokens were drawn from."""
+    sampling, table = spec.rollout.sampling, "rollout.sampling"
+    for key, is_alone in (("top_k", sampling.top_k == 1), ("min_p", sampling.min_p == 1.0)):
+        if is_alone:
+            yield f"{table}.{key}", "one token is left to draw: a group of equal samples has no advantage", "widen it"
     if sampling.processing and spec.trainer.external:
-        raise InvalidInput(
-            "no row tells an external trainer the distribution that it made",
-            field=f"rollout.sampling.{sampling.processing}",
-            cure="leave it out, or trainer.external",
-        )
+        problem = "no row tells an external trainer the distribution that it made"
+        yield f"{table}.{sampling.processing}", problem, "leave it out, or trainer.external"
     setting = sampling.truncation or sampling.processing
     for stage in spec.stages if setting else ():
         made = read_columns(spec.algorithm).keys() & {column.name for column in stage.outputs}
         if made and isinstance(stage, ExternalStage):
-            raise InvalidInput(
-                f"no column tells stage {stage.name} the distribution that {setting} made, of which {made.pop()} are",
-                field=f"rollout.sampling.{setting.split()[0]}",
-                cure='leave it out, or take a stage of type "teacher" or "reference"',
-            )
+            problem = f"no column tells stage {stage.name} the distribution that {setting} made, of which"
+            cure = 'leave it out, or take a stage of type "teacher" or "reference"'
+            yield f"{table}.{setting.split()[0]}", f"{problem} {made.pop()} are", cure
 
 
-def _check_clips(spec: JobSpec) -> None:
-    """Refuses clips of a ratio that is 1: that of an iteration's one step against the trainer's log-probs before it.
+def _idle_settings(spec: JobSpec) -> Refusals:
+    """Yields each key that is set though nothing reads it, or what it acts on isn't there."""
+    algorithm, trainer = spec.algorithm, spec.trainer
+    is_first, is_packages = not algorithm.moves_between_steps, isinstance(algorithm.loss, PluginLoss)
+    has_bits = trainer.packing == "as_sampled"
+    # Under a lag as well: the old policy is the trainer's then, too. A loss of a package may use them as it likes.
+    is_one = is_first and algorithm.old_policy == "trainer" and not is_packages
+    is_mu = has_bits and not spec.schedule_rule.lags
+    of_bits = 'packing = "as_sampled" gives the trainer the generator\'s log-probs'
+    syncs = algorithm.ref_model_sync_iterations
+    rows: tuple[tuple[str, bool, str], ...] = (
+        (
+            "algorithm clip_low clip_high clip_max",
+            is_one,
+            'in an iteration\'s one step with old_policy = "trainer" the ratio is exactly 1; set updates_per_iteration '
+            'or mini_batches above 1, or old_policy = "generator"',
+        ),
+        ("algorithm correction old_policy", is_mu, f"without a lag {of_bits}"),
+        ("algorithm off_policy_mask_threshold", is_mu and is_first, f"without a lag {of_bits}"),
+        ("trainer mismatch_alarm", has_bits, f"{of_bits}, and any difference is an alarm"),
+        ("trainer mismatch_alarm on_mismatch entropy_alarm", algorithm.learns_given, GIVEN),
+        ("trainer measure_entropy", algorithm.entropy_coefficient > 0.0, "entropy_coefficient measures it, too"),
+        ("algorithm ref_model_sync_iterations", syncs is not UNSET and syncs >= spec.iterations, "the job ends first"),
+        ("algorithm shuffle_rewards", algorithm.distillation_coefficient > 0.0, "a teacher teaches all the same"),
+    )
+    for names, is_idle, why in rows:
+        table, *keys = names.split()
+        given: Record = getattr(spec, table)
+        defaults = type(given)()
+        reason, _, cure = why.partition("; ")
+        for key in keys if is_idle else ():
+            if getattr(given, key) not in (getattr(defaults, key), "none"):
+                yield f"{table}.{key}", f"it has no effect: {reason}", f"leave it out{cure and f', or {cure}'}"
+    if algorithm.learns_given and (weights := spec.stage_reward_weights):
+        yield "stages", f"{', '.join(weights)} has no effect: {GIVEN}", "leave the stage out"
+    for source, table in sources_of(spec.dataset).items():
+        if getattr(table, "metadata_columns", UNSET) and not imports_plugins(spec.reward.components):
+            field = f"{dataset_field(spec.dataset, spec.evaluation, source)}.metadata_columns"
+            yield field, "it has no effect: no reward of type plugin reads it", "leave it out"
+    for environment in spec.environments.values() if trainer.packing == "padded" else ():
+        if environment.max_context_tokens is not UNSET:
+            problem = "a padded pass has all parts of a trajectory, each as long as its longest: no limit bounds it"
+            cure = 'leave it out, or take trainer.packing = "shared_prompt"'
+            yield "environment.max_context_tokens", problem, cure
 
-    Under a lag as well: the old policy is the trainer's then, too. A loss of a package may use them as it likes.
-    """
-    algorithm = spec.algorithm
-    is_one = algorithm.old_policy == "trainer" and not algorithm.moves_between_steps
-    if not is_one or isinstance(algorithm.loss, PluginLoss):
-        return
-    for name in ("clip_low", "clip_high", "clip_max"):
-        if getattr(algorithm, name) not in (None, UNSET):
-            raise InvalidInput(
-                'it has no effect: in an iteration\'s one step with old_policy = "trainer" the ratio is exactly 1',
-                field=f"algorithm.{name}",
-                cure='leave it out, or set updates_per_iteration or mini_batches above 1, or old_policy = "generator"',
-            )
 
-
-def _check_stops(spec: JobSpec) -> None:
-    """Refuses an end by a rule of health that can't be broken, and an alarm about what the job doesn't sample."""
-    algorithm = spec.algorithm
-    given = 'loss = "sft" samples nothing' if algorithm.learns_given else ""
-    lags = spec.schedule_rule.lags
+def _rules_never_broken(spec: JobSpec) -> Refusals:
+    """Yields each end by a rule of health that can't be broken."""
+    given = GIVEN if spec.algorithm.learns_given else ""
+    lags, compares = spec.schedule_rule.lags, spec.algorithm.advantage_kind.compares_groups
+    scores = spec.evaluation.num_batches > 0 and 0 < spec.evaluation.every_iterations < spec.iterations
     never: dict[str, str] = {
         "reward_collapsed": given,
-        "score_collapsed": "" if spec.evaluation.num_batches else "evaluation.num_prompts = 0 scores no version",
-        "groups_equal": "" if algorithm.advantage_kind.compares_groups else "algorithm.advantage compares no group",
+        "score_collapsed": "" if scores else "no version between the first and the last is evaluated",
+        "groups_equal": "" if compares else "algorithm.advantage compares no group",
         "entropy_gone": given,
-        "mismatch_high": 'under a lag "lag_too_large" says it' if lags else "",
+        "mismatch_high": given or ('under a lag "lag_too_large" says it' if lags else ""),
         "truncations_rising": given,
         "lag_too_large": "" if lags else "without max_policy_lag nothing lags",
     }
     for rule in spec.trainer.stops_on:
         if reason := never.get(rule, ""):
-            raise InvalidInput(f'"{rule}" is never said: {reason}', field="trainer.stop_on", cure="take it out")
-    if given and spec.trainer.entropy_alarm is not UNSET:
-        raise InvalidInput(f"it has no effect: {given}", field="trainer.entropy_alarm", cure="leave it out")
+            yield "trainer.stop_on", f'"{rule}" is never said: {reason}', "take it out"

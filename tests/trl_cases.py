@@ -36,12 +36,14 @@ LAGGED: dict[str, tuple[dict[str, Any], str, float | None, float]] = {
 """Correction → ours, what TRL's `vllm_importance_sampling_mode` ends with, and its bounds."""
 
 
-def trl_trainer(model_folder: Path, **options: Any) -> Any:
-    """A GRPOTrainer that only computes losses."""
+def trl_trainer(model_folder: Path, *, kind: str = "GRPO", **options: Any) -> Any:
+    """A GRPOTrainer, or an RLOOTrainer, that only computes losses."""
+    import trl
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
 
-    config = GRPOConfig(
+    # GRPO's default weighs the KL by the policy ratio, which here is an option.
+    unweighed = {"use_bias_correction_kl": False} if kind == "GRPO" else {}
+    config = getattr(trl, f"{kind}Config")(
         output_dir=str(model_folder / "trl"),
         use_cpu=True,
         bf16=False,
@@ -50,10 +52,9 @@ def trl_trainer(model_folder: Path, **options: Any) -> Any:
         per_device_train_batch_size=4,
         num_generations=4,
         max_completion_length=BUDGET,
-        # Its default weighs the KL by the policy ratio, which here is an option.
-        **({"use_bias_correction_kl": False} | options),
+        **(unweighed | options),
     )
-    trainer = GRPOTrainer(
+    trainer = getattr(trl, f"{kind}Trainer")(
         model=str(model_folder),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=config,

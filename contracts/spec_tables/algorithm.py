@@ -200,11 +200,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             yield from self._given_refusals()
         yield from self._idle_keys()
         yield from self._kl_refusals()
-        if self.entropy_coefficient > 0.0 and self.advantage_kind.is_scaled_late:
-            yield (
-                "entropy_coefficient would be divided by the deviation of the advantages under "
-                f'advantage = "{self.advantage}"; set it to 0'
-            )
+        if self.advantage_kind.is_scaled_late:
+            yield from self._scaled_terms()
         if self.advantage_kind.has_late_baseline and self.moves_between_steps:
             field = "updates_per_iteration" if self.updates_per_iteration > 1 else "mini_batches"
             yield (
@@ -221,8 +218,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
                 'set kl_placement = "loss"'
             )
-        if self.on_truncated == "penalise" and self.advantage == "none":
-            yield 'on_truncated = "penalise" has no effect with advantage = "none", which learns from no reward'
         if self.on_truncated == "penalise" and self.advantage_kind.normalises_components:
             yield 'on_truncated = "penalise" gives a whole reward, advantage = "gdpo" compares components; set "mask"'
         if self.off_policy_mask_threshold and (self.advantage_kind.has_late_baseline or self.advantage_kind.has_critic):
@@ -232,8 +227,13 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             )
         if self.clip_max is not UNSET and self.clip_max <= 1.0 + self.clip_range[1]:
             yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"
-        yield from self._critic_refusals()
-        yield from self._teacher_refusals()
+        if isinstance(self.loss, PluginLoss) and (self.advantage_kind.has_critic or self.credits_turns):
+            yield (
+                f"{'credit' if self.credits_turns else 'advantage'} gives each token an advantage, the loss "
+                f"`{self.loss_name}` takes one a response; choose a loss of the family, or leave it out"
+            )
+        if self.advantage == "none" and self.distillation_coefficient == 0.0 and not self.learns_given:
+            yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
         yield from self._correction_refusals()
         if self.credits_turns:
             yield from self._turn_refusals()
@@ -244,13 +244,16 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         has_kl, learns_rewards = self.kl_coefficient > 0.0, self.advantage != "none"
         is_unbounded = not isinstance(self.loss, PluginLoss) and self._loss_kind.is_unbounded_above
         weighs_samples = learns_rewards or self.distillation_beta is UNSET or self.weighs_kl
+        several = "set updates_per_iteration or mini_batches above 1"
         of_none, corrects = f"{named}, which learns from no reward", self.correction_name != "none"
         has_low = not corrects or self.correction == "icepop"
         # Keys, whether they act, and why not, with a cure behind a semicolon.
         rows = (
             ("advantage_epsilon", kind.uses_epsilon, named),
             ("gae_lambda discount value_coefficient value_clip", kind.has_critic, f'{named}; set "gae"'),
+            ("value_clip", self.moves_between_steps, f"with one step, which moves no value before; {several}"),
             ("reward_clip", learns_rewards and not self.credits_turns, 'with advantage = "none", and none on turns'),
+            ("on_truncated", learns_rewards or self.on_truncated != "penalise", of_none),
             ("clip_low clip_high clip_max off_policy_mask_threshold", learns_rewards, of_none),
             ("shuffle_rewards kl_placement", learns_rewards, of_none),
             ("clip_max", is_unbounded, f'with loss = "{self.loss_name}", which has bounds of its own'),
@@ -269,6 +272,16 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 if getattr(self, key) not in (defaults[key], "none"):
                     yield f"{key} has no effect {why}{', or' if ';' in why else ';'} leave it out"
 
+    def _scaled_terms(self) -> Iterator[str]:
+        """Yields what is added to a surrogate that the deviation of the iteration's advantages divides in the end."""
+        by = f'would be divided by the deviation of the advantages under advantage = "{self.advantage}"'
+        if self.entropy_coefficient > 0.0:
+            yield f"entropy_coefficient {by}; set it to 0"
+        if self.kl_coefficient > 0.0 and self.kl_placement == "loss":
+            yield f'kl_placement = "loss" {by}; set kl_placement = "reward"'
+        if self.distillation_coefficient > 0.0:
+            yield f'distillation_coefficient {by}; choose another advantage, or "none"'
+
     def _kl_refusals(self) -> Iterator[str]:
         kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
         if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
@@ -283,11 +296,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
                 'kl_estimator = "k2" is a biased estimate, which no weight makes right; '
                 'with use_bias_correction_kl use "k3" or "k1"'
             )
-        if kl_in_loss and self.advantage_kind.is_scaled_late:
-            yield (
-                'kl_placement = "loss" would be divided by the deviation of the advantages under '
-                f'advantage = "{self.advantage}"; set kl_placement = "reward"'
-            )
 
     def _given_refusals(self) -> Iterator[str]:
         """Yields what is about rewards, or about the policy that sampled: completions that are given have neither."""
@@ -298,37 +306,11 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             if one.name not in acting and getattr(self, one.name) != one.default:
                 yield f'{one.name} has no effect with loss = "sft", which learns what the data set gives; leave it out'
 
-    def _critic_refusals(self) -> Iterator[str]:
-        if self.advantage_kind.has_critic and isinstance(self.loss, PluginLoss):
-            yield (
-                f'advantage = "gae" gives each token an advantage, the loss `{self.loss_name}` takes one a response; '
-                "choose a loss of the family"
-            )
-        if self.value_clip is not UNSET and not self.moves_between_steps:
-            yield (
-                "value_clip has no effect with one step an iteration, before which no value moves; leave it out, or "
-                "set updates_per_iteration or mini_batches above 1"
-            )
-
-    def _teacher_refusals(self) -> Iterator[str]:
-        if self.distillation_coefficient > 0.0 and self.advantage_kind.is_scaled_late:
-            yield (
-                "distillation_coefficient would be divided by the deviation of the advantages under "
-                f'advantage = "{self.advantage}"; choose another advantage, or "none"'
-            )
-        if self.advantage == "none" and self.distillation_coefficient == 0.0 and not self.learns_given:
-            yield 'advantage = "none" leaves nothing to learn from; set distillation_coefficient above 0'
-
     def _turn_refusals(self) -> Iterator[str]:
         if not self.advantage_kind.compares_groups or self.advantage_kind.is_scaled_late:
             yield (
                 f'credit = "turn" compares the turns of a group, which advantage = "{self.advantage}" does not; '
                 'choose "grpo", "dr_grpo" or "rloo", or credit = "trajectory"'
-            )
-        if isinstance(self.loss, PluginLoss):
-            yield (
-                f'credit = "turn" gives each token an advantage, the loss `{self.loss_name}` takes one a response; '
-                'set credit = "trajectory", or choose a loss of the family'
             )
         if self.kl_coefficient > 0.0 and self.kl_placement == "reward":
             yield (

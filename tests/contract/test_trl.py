@@ -5,6 +5,7 @@ TRL is no dependency of the project: `make test-trl` installs it beside it, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,14 @@ def drawn() -> tuple[TokenLogprobs, Tensor]:
     return TokenLogprobs(policy=policy, generator=generator, reference=around(generator, 0.5)), mask
 
 
-def our_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cuts: tuple[slice, ...]) -> Tensor:
-    """Batch by batch, divided once."""
+def our_loss(
+    tokens: TokenLogprobs,
+    mask: Tensor,
+    spec: AlgorithmSpec,
+    cuts: tuple[slice, ...],
+    given: Sequence[float] = ADVANTAGES,
+) -> Tensor:
+    """Batch by batch, divided once. given: advantages."""
     sums = []
     for rows in cuts:
         part = TokenLogprobs(
@@ -65,9 +72,10 @@ def our_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cuts: tup
             generator=tokens.generator[rows],
             old=None if tokens.old is None else tokens.old[rows],
             reference=tokens.reference[rows] if tokens.reference is not None and spec.kl_coefficient else None,
+            entropy=None if tokens.entropy is None else tokens.entropy[rows],
         )
         sizes = BatchSizes(num_tokens=int(mask[rows].sum()), max_sampled_tokens=BUDGET)
-        advantages = torch.tensor(ADVANTAGES[rows], dtype=torch.float64)
+        advantages = torch.tensor(given[rows], dtype=torch.float64)
         terms = micro_batch_loss(part, advantages=advantages, loss_mask=mask[rows], algorithm=spec, sizes=sizes)
         sums.append(terms.loss_sum)
     counts = {"completions": len(LENGTHS), "tokens": sum(LENGTHS), "batches": len(cuts)}
@@ -76,7 +84,8 @@ def our_loss(tokens: TokenLogprobs, mask: Tensor, spec: AlgorithmSpec, cuts: tup
 
 def their_loss(trainer: Any, tokens: TokenLogprobs, mask: Tensor, *, is_off_policy: bool) -> Tensor:
     """`GRPOTrainer._compute_loss` over all rows; what its model would answer is given."""
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (tokens.policy, torch.zeros_like(tokens.policy), None)
+    entropy = torch.zeros_like(tokens.policy) if tokens.entropy is None else tokens.entropy
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (tokens.policy, entropy, None)
     inputs = {
         "prompt_ids": torch.ones((len(LENGTHS), 1), dtype=torch.long),
         "prompt_mask": torch.ones((len(LENGTHS), 1), dtype=torch.long),
@@ -162,11 +171,16 @@ def lagged_inputs(trainer: Any, tokens: TokenLogprobs, mask: Tensor, proximal: T
 
 SCORES = ((1.0, 0.2), (0.0, 0.9), (1.0, 0.4), (0.0, 0.1), (1.0, 0.7), (1.0, 0.7), (0.0, 0.3), (1.0, 0.8))
 """What two reward functions say of two groups of four."""
-OF_ITERATION = {"gdpo": {"multi_objective_aggregation": "normalize_then_sum"}, "lite_ppo": {"scale_rewards": "batch"}}
+TRLS_ADVANTAGES = {
+    "grpo": {"scale_rewards": "group"},
+    "dr_grpo": {"scale_rewards": "none"},
+    "lite_ppo": {"scale_rewards": "batch"},
+    "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
+}
 
 
-@pytest.mark.parametrize("advantage", OF_ITERATION)
-def test_advantages_over_an_iteration_are_trls(model_folder: Path, advantage: str) -> None:
+@pytest.mark.parametrize("advantage", TRLS_ADVANTAGES)
+def test_advantages_of_groups_and_over_an_iteration_are_trls(model_folder: Path, advantage: str) -> None:
     length = {"type": "length", "target_chars": 1, "max_chars": 9, "weight": 0.5}
     algorithm = {"advantage": advantage, "advantage_epsilon": 1e-4}
     spec = job_spec(algorithm=algorithm, reward__components=[{"type": "exact"}, length])
@@ -180,7 +194,7 @@ def test_advantages_over_an_iteration_are_trls(model_folder: Path, advantage: st
     values = batch_advantages(batch, compared_rewards(batch, earned, spec), spec.algorithm)
     late = ESTIMATORS[advantage].late(values.ravel().tolist(), earned.ravel().tolist(), 1e-4)
 
-    trainer = trl_trainer(model_folder, beta=0.0, **OF_ITERATION[advantage])
+    trainer = trl_trainer(model_folder, beta=0.0, **TRLS_ADVANTAGES[advantage])
     trainer.reward_funcs, trainer.reward_func_names = trainer.reward_funcs * 2, ["exact", "length"]
     trainer.reward_weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
     trainer._calculate_rewards = lambda *_: torch.tensor(SCORES, dtype=torch.float64)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from consumer.gradient.optimizer import learning_rate_at
+from consumer.gradient.optimizer import groups_of, learning_rate_at
 from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.trainer import OptimizerSpec
 from onbeat.prompts.source import prompt_source
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder
+from tests.trl_cases import trl_trainer
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 
@@ -62,3 +65,47 @@ def test_the_configuration_is_the_jobs_and_may_be_overridden(tmp_path: Path) -> 
     assert (config.temperature, config.top_p, config.top_k, config.repetition_penalty) == (1.0, 1.0, 0, 1.2)
     assert config.per_device_train_batch_size == 16
     assert config_of(spec, tmp_path, {}).per_device_train_batch_size == 32
+
+
+SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "linear": ({"schedule": "linear"}, {"lr_scheduler_type": "linear"}),
+    "cosine that ends above 0": (
+        {"schedule": "cosine", "min_learning_rate": 1e-4},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-4}},
+    ),
+    "warm-up, stable, decay": (
+        {"schedule": "wsd", "decay_iterations": 4, "min_learning_rate": 1e-4},
+        {
+            "lr_scheduler_type": "warmup_stable_decay",
+            "lr_scheduler_kwargs": {"num_decay_steps": 4, "decay_type": "linear", "min_lr_ratio": 0.1},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_that_of_its_trainer(tmp_path: Path, name: str) -> None:
+    """From the end of the warm-up on: its own begins with a step of 0, or at the rate that a decay ends with."""
+    ours, theirs = SCHEDULES[name]
+    spec = job_spec(iterations=12, optimizer={"learning_rate": 1e-3, "warmup_iterations": 3} | ours)
+    trainer = trl_trainer(
+        tiny_model_folder(tmp_path, hidden_size=16, num_layers=1), learning_rate=1e-3, warmup_steps=3, **theirs
+    )
+    scheduler = trainer.create_scheduler(12, torch.optim.SGD([torch.zeros(1)], lr=1e-3))
+    rates = []
+    for _ in range(12):
+        rates.append(scheduler.get_last_lr()[0])
+        scheduler.optimizer.step()
+        scheduler.step()
+    found = [learning_rate_at(number, spec.optimizer, 12) for number in range(12)]
+    assert rates[3:] == pytest.approx(found[3:])
+    assert len(set(found)) > 4
+
+
+def test_weight_decay_acts_on_the_matrices_of_its_trainer_but_for_embeddings(tmp_path: Path) -> None:
+    trainer = trl_trainer(tiny_model_folder(tmp_path, hidden_size=16, num_layers=1))
+    tied = "model.embed_tokens.weight", "lm_head.weight"
+    groups = groups_of(dict(trainer.model.named_parameters()), OptimizerSpec(weight_decay=0.1), embeddings=tied)
+    decayed = {name for name, (_, decay) in groups.items() if decay}
+    assert decayed == {*trainer.get_decay_parameter_names(trainer.model)}.difference(tied)
+    assert len(decayed) > 4

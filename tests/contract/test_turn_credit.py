@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -74,8 +75,8 @@ def test_trajectories_of_one_turn_have_the_bits_of_credit_by_trajectory(tmp_path
     assert all(torch.equal(by_turn[name], whole[name]) for name in whole)
 
 
-def advantages_of(batch: RolloutBatch, advantage: str = "dr_grpo") -> np.ndarray:
-    spec = environment_spec(algorithm={"advantage": advantage} | TURN)
+def advantages_of(batch: RolloutBatch, advantage: str = "dr_grpo", **changes: Any) -> np.ndarray:
+    spec = environment_spec(algorithm={"advantage": advantage} | TURN | changes)
     return batch_advantages(batch, batch_rewards(batch), spec.algorithm)
 
 
@@ -85,6 +86,17 @@ def test_a_turn_is_credited_with_what_came_after_it_and_a_scorer_with_the_last()
     found = advantages_of(batch_of([([5], [first, other])]))
     # Returns 3.5, 2.5, 2.5 and 0.5, 0.5: the third turn of the one has no other to be compared with.
     assert found.tolist() == [[[1.5, 1.0, 0.0], [-1.5, -1.0, 0.0]]]
+
+
+def test_of_a_trajectory_that_was_cut_the_stated_reward_alone_counts_for_each_turn() -> None:
+    """Earlier rewards aren't taken off it once more: what its turns had been given is not part of it."""
+    cut = played([[7], [8], [9]], [[4], [4]], turn_rewards=[1.0, 0.5, 0.0], stop="truncated")
+    other = played([[7], [8]], [[4]], turn_rewards=[0.5, 0.5])
+    stated = batch_of([([5], [msgspec.structs.replace(cut, reward=-1.0), other])])
+    found = advantages_of(stated, on_truncated="penalise", truncated_reward=-1.0)
+    # Returns -1, -1, -1 and 1, 0.5; where nothing is penalised 1.5, 0.5, 0 and 1, 0.5.
+    assert found.tolist() == [[[-1.0, -0.75, 0.0], [1.0, 0.75, 0.0]]]
+    assert advantages_of(batch_of([([5], [cut, other])])).tolist() == [[[0.25, 0.0, 0.0], [-0.25, 0.0, 0.0]]]
 
 
 def test_returns_that_are_equal_sums_of_other_rewards_teach_nothing() -> None:

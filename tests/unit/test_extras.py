@@ -26,6 +26,7 @@ WITH_EXTRAS = {
     "onbeat/process/own_packages.py": "the list of packages that are ours",
     "tests/contract/test_distillation.py": "the tokens that a teacher's stage sends",
     "tests/contract/test_trl.py": "the same",
+    "tests/contract/test_trl_options.py": "the same",
     "tests/contract/golden_files.py": "records that extras keep or answer",
     "tests/contract/test_rank_options.py": "how much of a model a rank of several reads",
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",

@@ -111,7 +111,8 @@ def batch_advantages(batch: RolloutBatch, rewards: Rewards, algorithm: Algorithm
     """Returns `group_advantages` [k, G], or with credit by turn those of each turn, [k, G, K]. rewards: [k, G]."""
     if not algorithm.credits_turns:
         return group_advantages(rewards, algorithm)
-    return turn_advantages(batch, rewards, lambda returns: group_advantages(returns, algorithm))
+    penalises = algorithm.on_truncated == "penalise"
+    return turn_advantages(batch, rewards, lambda returns: group_advantages(returns, algorithm), penalises=penalises)
 
 
 def penalised_advantages(rewards: Rewards, penalties: Rewards, algorithm: AlgorithmSpec) -> Rewards:

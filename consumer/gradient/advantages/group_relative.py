@@ -34,7 +34,7 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from contracts.rollouts import RolloutBatch
+from contracts.rollouts import RolloutBatch, RolloutGroup
 from onbeat.loop.sampled import equal_groups
 
 Rewards = NDArray[np.float64]
@@ -75,11 +75,15 @@ def shuffled_rewards(rewards: Rewards, *, seed: int, batch_id: str) -> Rewards:
     return random.permuted(rewards, axis=1)
 
 
-def turn_advantages(batch: RolloutBatch, rewards: Rewards, of_groups: Callable[[Rewards], Rewards]) -> TurnAdvantages:
-    """Returns an advantage for each turn. rewards: [k, G]; of_groups: [1, n] returns → their advantages, n >= 2."""
+def turn_advantages(
+    batch: RolloutBatch, rewards: Rewards, of_groups: Callable[[Rewards], Rewards], *, penalises: bool
+) -> TurnAdvantages:
+    """Returns an advantage for each turn. rewards: [k, G]; of_groups: [1, n] returns → their advantages, n >= 2.
+
+    penalises: whether the reward of a trajectory that was cut is stated, in place of what its turns had been given."""
     returns = [
-        [_returns(row, reward) for row, reward in zip(_turn_rewards(batch, place), of_group, strict=True)]
-        for place, of_group in enumerate(rewards.tolist())
+        [_returns(row, reward) for row, reward in zip(_turn_rewards(group, penalises), of_group, strict=True)]
+        for group, of_group in zip(batch.groups, rewards.tolist(), strict=True)
     ]
     most = max(len(row) for of_group in returns for row in of_group)
     advantages = np.zeros((*rewards.shape, most))
@@ -96,10 +100,14 @@ def turns_of(batch: RolloutBatch) -> NDArray[np.int64]:
     return np.array([[len(one.completion.spans) for one in group.rollouts] for group in batch.groups])
 
 
-def _turn_rewards(batch: RolloutBatch, place: int) -> list[list[float]]:
-    """Returns [G][turns] what the environment gave for each turn of a group's trajectories."""
-    trajectories = [rollout.completion.trajectory for rollout in batch.groups[place].rollouts]
-    return [[0.0] if one is UNSET else [turn.reward for turn in one.turns] for one in trajectories]
+def _turn_rewards(group: RolloutGroup, penalises: bool) -> list[list[float]]:
+    """Returns [G][turns] what the environment gave for each turn of a group's trajectories, where that counts."""
+    return [
+        [0.0] * len(one.spans)
+        if one.trajectory is UNSET or (penalises and one.is_truncated)
+        else [turn.reward for turn in one.trajectory.turns]
+        for one in (rollout.completion for rollout in group.rollouts)
+    ]
 
 
 def _returns(turn_rewards: list[float], reward: float) -> list[float]:

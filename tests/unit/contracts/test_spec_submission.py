@@ -75,8 +75,10 @@ GIVEN: dict[str, Any] = {
     ("rule", "job"),
     [
         *(("entropy_gone", GIVEN), ("reward_collapsed", GIVEN), ("truncations_rising", GIVEN)),
+        *(("mismatch_high", GIVEN), ("score_collapsed", {}), ("score_collapsed", {"evaluation__every_iterations": 4})),
         *(("lag_too_large", {}), ("mismatch_high", LAG | {"algorithm__correction": "tis"})),
-        *(("score_collapsed", {"evaluation__num_prompts": 0}), ("groups_equal", {"algorithm__advantage": "gae"})),
+        ("score_collapsed", {"evaluation": {"num_prompts": 0, "every_iterations": 1}}),
+        ("groups_equal", {"algorithm__advantage": "gae"}),
     ],
 )
 def test_an_end_by_a_rule_that_is_never_broken_is_refused(rule: str, job: dict[str, Any]) -> None:
@@ -86,10 +88,65 @@ def test_an_end_by_a_rule_that_is_never_broken_is_refused(rule: str, job: dict[s
 
 def test_ends_by_rules_that_can_be_broken_are_taken_and_an_alarm_about_what_isn_t_sampled_is_not() -> None:
     rules = sorted(HEALTH_RULES.keys() - {"lag_too_large", "kl_high"})
-    check_submitted(job_spec(trainer__stop_on=rules, evaluation__num_prompts=8))
+    check_submitted(job_spec(trainer__stop_on=rules, evaluation__every_iterations=3))
     check_submitted(job_spec(**LAG, algorithm__correction="tis", trainer__stop_on=["lag_too_large"]))
     with pytest.raises(InvalidInput, match=r'trainer.entropy_alarm: it has no effect: loss = "sft" samples nothing'):
         check_submitted(job_spec(**GIVEN, trainer__entropy_alarm=0.1))
+
+
+AS_SAMPLED: dict[str, Any] = {"trainer__packing": "as_sampled"}
+MASKED: dict[str, Any] = {"algorithm__off_policy_mask_threshold": 0.1}
+SYNCED: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__ref_model_sync_iterations": 3}
+ROWS: dict[str, Any] = {"type": "jsonl", "train_path": "rows.jsonl", "metadata_columns": ["tests"]}
+MIXED: dict[str, Any] = {
+    "type": "mixture",
+    "sources": [{"name": name, "dataset": ROWS} for name in ("algebra", "code")],
+}
+SHUFFLED: dict[str, Any] = {"algorithm__shuffle_rewards": True}
+QUIET: dict[str, Any] = {"trainer__measure_entropy": False}
+WEIGHED: dict[str, Any] = {"type": "reward_model", "model": "scorer"}
+
+
+@pytest.mark.parametrize(
+    ("job", "field", "why"),
+    [
+        (AS_SAMPLED | {"algorithm__correction": "tis"}, "algorithm.correction", "without a lag packing"),
+        (AS_SAMPLED | {"algorithm__old_policy": "generator"}, "algorithm.old_policy", "without a lag packing"),
+        (AS_SAMPLED | MASKED, "algorithm.off_policy_mask_threshold", "without a lag packing"),
+        (AS_SAMPLED | {"trainer__mismatch_alarm": 0.5}, "trainer.mismatch_alarm", "any difference is an alarm"),
+        (GIVEN | {"trainer__mismatch_alarm": 0.5}, "trainer.mismatch_alarm", "samples nothing"),
+        (GIVEN | {"trainer__on_mismatch": "fail"}, "trainer.on_mismatch", "samples nothing"),
+        (GIVEN | {"stages": [WEIGHED]}, "stages", "reward_model has no effect: loss = .sft. samples nothing"),
+        (QUIET | {"algorithm__entropy_coefficient": 0.1}, "trainer.measure_entropy", "measures it, too"),
+        (SYNCED | {"iterations": 3}, "algorithm.ref_model_sync_iterations", "the job ends first"),
+        (SHUFFLED | COMPARED["a teacher"], "algorithm.shuffle_rewards", "a teacher teaches all the same"),
+        ({"rollout__sampling__top_k": 1}, "rollout.sampling.top_k", "equal samples"),
+        ({"rollout__sampling": {"max_new_tokens": 5, "top_p": 0.9, "min_p": 1.0}}, "rollout.sampling.min_p", "equal"),
+        ({"dataset": ROWS}, "dataset.metadata_columns", "no reward of type plugin"),
+        ({"dataset": MIXED}, "dataset.sources[0].dataset.metadata_columns", "no reward of type plugin"),
+    ],
+)
+def test_a_setting_that_could_do_nothing_is_refused_by_its_name(job: dict[str, Any], field: str, why: str) -> None:
+    with refusal_of(field, match=why):
+        check_submitted(job_spec(**job))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        AS_SAMPLED | LAG | MASKED | {"algorithm__correction": "tis"},
+        AS_SAMPLED | MASKED | {"algorithm__updates_per_iteration": 2},
+        AS_SAMPLED | {"algorithm__correction": "none", "trainer__on_mismatch": "fail"},
+        GIVEN | QUIET,
+        SYNCED,
+        SHUFFLED | COMPARED["a reference"],
+        {"rollout__sampling": {"max_new_tokens": 5, "top_k": 2, "min_p": 0.9}},
+        {"dataset": MIXED, "reward__components": [PLUGIN]},
+        {"stages": [WEIGHED]},
+    ],
+)
+def test_one_that_acts_is_taken(job: dict[str, Any]) -> None:
+    check_submitted(job_spec(**job))
 
 
 def test_a_padded_pass_takes_no_trajectory_of_several_parts() -> None:
