@@ -187,11 +187,14 @@ class Run:
             return self._client.verify(self.id, within_s=VERIFY_WITHIN_S)
         return verify_folder(self.folder, self.status, self._entries())
 
-    def save_model(self, directory: str | Path, *, version: int | None = None, adapters: bool = False) -> Any:
+    def save_model(
+        self, directory: str | Path, *, version: int | None = None, best: bool = False, adapters: bool = False
+    ) -> Any:
         """Waits for the job's end, and writes the trained model as a Hugging Face folder, a new or an empty one.
 
-        version: one that is kept; None takes the newest. adapters: LoRA adapters as peft has them, not merged. Returns
-        what `onbeat export --json` prints. Raises ContractViolation where its digest isn't that of the audit chain.
+        version: one that is kept; None takes the newest, or with `best` that of the best held-out score. adapters: LoRA
+        adapters as peft has them, not merged. Returns what `onbeat export --json` prints. Raises ContractViolation
+        where its digest isn't that of the audit chain.
         """
         from onbeat_extras.runs.exported.export import export  # torch is slow to import
 
@@ -206,14 +209,15 @@ class Run:
             model_folder=settings.spec_root.find(spec.model.path, field="model.path"),
             versions=versions_of(entry.record for entry in self._entries()),
             version=version,
+            best=best,
             adapters=adapters,
         )
 
-    def export(self, directory: str | Path, *, version: int | None = None) -> tuple[Any, Any]:
+    def export(self, directory: str | Path, *, version: int | None = None, best: bool = False) -> tuple[Any, Any]:
         """Does `save_model`, and loads the folder: (model, tokenizer), of transformers."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        saved = self.save_model(directory, version=version).directory
+        saved = self.save_model(directory, version=version, best=best).directory
         return AutoModelForCausalLM.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
 
     def close(self) -> None:

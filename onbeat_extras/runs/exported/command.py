@@ -33,6 +33,7 @@ def export(
     version: Annotated[
         int | None, typer.Option("--version", min=0, help="Policy version, one that is kept. [newest]")
     ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The kept version of the best held-out score.")] = False,
     adapters: Annotated[bool, typer.Option("--adapters", help="LoRA adapters as peft has them, not merged.")] = False,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
@@ -53,6 +54,7 @@ def export(
         model_folder=_model_folder(spec, options.model_root_or_default(model_root)),
         versions=None if records is None else versions_of(records),
         version=version,
+        best=best,
         adapters=adapters,
     )
     tell(asdict(exported), _table(exported, has_chain=records is not None), json_output=json_output)

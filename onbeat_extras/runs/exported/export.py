@@ -19,7 +19,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from contracts.encoding.json_lines import read_json_lines
 from contracts.errors import ContractViolation, InvalidInput, NotFound
+from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.weights import digest_of
@@ -64,16 +66,21 @@ def export(
     model_folder: Path,
     versions: Mapping[int, str] | None,
     version: int | None = None,
+    best: bool = False,
     adapters: bool = False,
 ) -> Exported:
-    """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest.
+    """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest, or with
+    `best` the one of the best held-out score, sampled.
 
     versions: of `kept_versions`. Raises InvalidInput for the target or a job without adapters, NotFound for a version
     or a model that isn't there, ContractViolation or WeightsRejected for what is damaged.
     """
+    if best and version is not None:
+        raise InvalidInput("it names another version than --best may", field="--version", cure="leave one of them out")
     _check_target(target)
     config = _config(model_folder)
-    kept = _choose(kept_versions(folder, versions), version, folder)
+    there = kept_versions(folder, versions)
+    kept = _choose(there, _best_of(there, folder) if best else version, folder)
     weights = read_version(kept, folder, spec, model_folder=model_folder)
     if adapters and not weights.matrices:
         raise InvalidInput(
@@ -114,6 +121,16 @@ def _check_target(target: Path) -> None:
             raise InvalidInput(f"{target} is not empty", field="DIR", cure="give a new folder, or empty this one")
     except OSError as error:
         raise InvalidInput(f"{target}: {error.strerror}", field="DIR", cure="give a folder") from error
+
+
+def _best_of(kept: list[KeptVersion], folder: RunFolder) -> int:
+    """Returns which version a trainer would call the best of those that are kept: of equal scores the oldest."""
+    scores = {score.policy_version: score.sampled for score in read_json_lines(folder.evaluations, EvaluationScore)}
+    scored = sorted({one.policy_version for one in kept} & scores.keys())
+    if not scored:
+        problem = f"no version of {folder.job_id} that is kept has a held-out score"
+        raise NotFound(problem, field="--best", cure="leave it out for the newest, or name one by --version")
+    return max(scored, key=lambda version: scores[version])
 
 
 def _choose(kept: list[KeptVersion], version: int | None, folder: RunFolder) -> KeptVersion:

@@ -21,6 +21,7 @@ from consumer.model.checkpoint import write_checkpoint
 from consumer.model.policy import Policy, load_policy
 from contracts.encoding.wire import decode_json, encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, WeightsRejected
+from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
@@ -143,6 +144,27 @@ def test_the_newest_checkpoint_becomes_a_model_that_transformers_loads(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(exported.files)
     assert "generation_config.json" in exported.files
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def score(version: int, sampled: float) -> bytes:
+    return encode_json(EvaluationScore(iteration=version, policy_version=version, sampled=sampled, num_prompts=8))
+
+
+def test_the_best_version_is_that_of_the_best_held_out_score_among_those_that_are_kept(
+    run: Run, tmp_path: Path
+) -> None:
+    for version in (1, 2, 3):
+        run.train(version)
+        run.save(version)
+    with pytest.raises(NotFound, match="--best: no version of job-1 that is kept has a held-out score"):
+        run.export(tmp_path / "none", best=True)
+    scores = [score(0, 0.9), score(1, 0.1), score(2, 0.5), score(1, 0.5), score(3, 0.4)]
+    run.folder.evaluations.write_bytes(b"".join(line + b"\n" for line in scores))
+    assert run.export(tmp_path / "best", best=True).policy_version == 1
+    assert digest_of([tmp_path / "best" / "model.safetensors"]) == run.digests[1]
+    assert run.export(tmp_path / "newest").policy_version == 3
+    with pytest.raises(InvalidInput, match="--version: it names another version than --best"):
+        run.export(tmp_path / "both", best=True, version=2)
 
 
 @pytest.mark.parametrize("transport", ["file", "delta"])
@@ -286,6 +308,8 @@ def test_the_command_works_from_the_run_folder_of_a_stack_that_is_down(
     assert "is not empty" in capsys.readouterr().err
     assert cli.run(["export", "job-1", str(tmp_path / "again"), *flags]) == 0
     assert "no audit chain is at hand" in capsys.readouterr().out
+    assert cli.run(["export", "job-1", str(tmp_path / "best"), "--best", *flags]) == 2
+    assert "has a held-out score" in capsys.readouterr().err
 
 
 def test_the_command_works_for_a_job_that_a_running_stack_has_forgotten(
