@@ -20,6 +20,7 @@ from onbeat.commands.options import Job
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.output import console_for, emit, tell
 from onbeat.terminal.words import one_line, plural
+from onbeat_extras.looking.job_list import WHOLE
 from onbeat_extras.looking.stream_report import live_report, report_line, report_tables
 
 T = TypeVar("T")
@@ -44,10 +45,15 @@ def streams(
     """Show a job's Redis streams: length, pending, age, leases, rejections, bytes. With --follow once a second."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         report = client.streams(job)
-        if not follow:
-            tell(report, Group(*report_tables(report)), json_output=json_output)
-            return
         console = console_for(json_output=False)
+        if not follow:
+            if json_output:
+                emit(report)
+                return
+            if not console.is_terminal:
+                console.width = WHOLE
+            console.print(*report_tables(report))
+            return
         if json_output or not console.is_terminal:
             for report, _ in _until_over(client, job, lambda: client.streams(job)):
                 if json_output:

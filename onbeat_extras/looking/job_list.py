@@ -17,8 +17,20 @@ from onbeat.terminal.job_view import STATE_STYLES, health_lines
 from onbeat.terminal.output import console_for, emit
 from onbeat.terminal.words import UNKNOWN, ago, duration, one_line, score, short, size
 
-WIDE = 108
-"""Columns from which there is room for digests; a file or a pipe has room for all."""
+COLUMNS = {
+    "job": 0,
+    "state": 0,
+    "iterations": 0,
+    "held-out": 0,
+    "submitted": 0,
+    "took": 96,
+    "disk": 0,
+    "name": 0,
+    "digest": 108,
+}
+"""What is told of a job → from how many columns of a terminal on: below, the name needs the room."""
+WHOLE = 4096
+"""Columns of a file or a pipe, beyond the longest value: a reader of lines gets each cell whole."""
 
 
 def jobs(
@@ -48,8 +60,8 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
     """Prints the jobs in the order given."""
     found = list(found)
     if not console.is_terminal:
-        console.width = 4096  # beyond the longest name: a reader of lines gets each cell whole
-    table = job_table(found, is_wide=console.width >= WIDE, now_s=now_s)
+        console.width = WHOLE
+    table = job_table(found, width=console.width, now_s=now_s)
     table.expand = console.is_terminal
     console.print(table)
     for status in found:
@@ -60,27 +72,29 @@ def show_jobs(found: Iterable[JobStatus], console: Console, *, now_s: float) -> 
             console.print(Text.assemble("\n", status.job_id, "  ").append(problem), soft_wrap=not console.is_terminal)
 
 
-def job_table(found: Iterable[JobStatus], *, is_wide: bool, now_s: float) -> Table:
+def job_table(found: Iterable[JobStatus], *, width: int, now_s: float) -> Table:
+    """width: of the terminal, in columns."""
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, expand=True)
-    columns = ["job", "state", "iterations", "held-out", "submitted", "took", "disk", "name"]
+    columns = [name for name, needed in COLUMNS.items() if width >= needed]
     found = list(found)
     least = max((len(status.job_id) for status in found), default=0)  # an id that is cut names no job
-    for column in [*columns, "digest"] if is_wide else columns:
-        ratio, width = 1 if column == "name" else None, least if column == "job" else None
-        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=width)
+    for column in columns:
+        ratio, min_width = 1 if column == "name" else None, least if column == "job" else None
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=min_width)
     for status in found:
         latest = status.evaluation_latest
-        row = [
-            status.job_id,
-            Text(status.state.value, STATE_STYLES[status.state]),
-            f"{status.iterations_committed}/{status.iterations}",
-            score(latest.sampled if latest else None),
-            ago(status.created_s, now_s),
-            _took(status, now_s),
-            UNKNOWN if status.disk_bytes is None else size(status.disk_bytes),
-            one_line(status.name),
-        ]
-        table.add_row(*row, *([short(status.weights_digest)] if is_wide else []))
+        told = {
+            "job": status.job_id,
+            "state": Text(status.state.value, STATE_STYLES[status.state]),
+            "iterations": f"{status.iterations_committed}/{status.iterations}",
+            "held-out": score(latest.sampled if latest else None),
+            "submitted": ago(status.created_s, now_s),
+            "took": _took(status, now_s),
+            "disk": UNKNOWN if status.disk_bytes is None else size(status.disk_bytes),
+            "name": one_line(status.name),
+            "digest": short(status.weights_digest),
+        }
+        table.add_row(*(told[column] for column in columns))
     return table
 
 

@@ -20,7 +20,7 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[Table]:
     if plain:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
-        table.add_column()
+        table.add_column(overflow="fold")  # a digest that is cut names no version
         for key, value in plain.items():
             table.add_row(_words(key), cell(key, value) or UNKNOWN)
         yield table
@@ -134,7 +134,7 @@ def _records_table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
     columns = list(dict.fromkeys(key for record in records for key in record))
     table = Table(title=_words(title), title_justify="left", title_style="bold", box=None, header_style="dim")
     for column in columns:
-        table.add_column(_words(column))
+        table.add_column(_words(column), overflow="fold")
     for record in records:
         table.add_row(*(cell(column, record.get(column)) for column in columns))
     return table

@@ -16,7 +16,8 @@ from onbeat.terminal.output import tell
 from onbeat_extras.projects.template import FILES
 
 MODEL = Path("configs/models/two-digit-addition")
-"""The demo's, which comes with a clone: small enough to be copied, and it knows what the rows ask."""
+"""The demo's, which comes with a clone: small enough to be copied, and it knows what the rows ask. It keeps its place,
+at which the page's form and the examples of docs look for it."""
 NUM_ROWS = 10
 
 
@@ -30,7 +31,7 @@ def init(
         raise InvalidInput(f"there is no {MODEL}", field="DIR", cure="its model comes with a clone of the repository")
     files: dict[str, bytes] = {name: text.lstrip("\n").encode() for name, text in FILES.items()}
     files["data/sums.jsonl"] = b"".join(encode_json(row) + b"\n" for row in rows())
-    files |= {f"models/{MODEL.name}/{path.name}": path.read_bytes() for path in source.iterdir() if path.is_file()}
+    files |= {f"{MODEL}/{path.name}": path.read_bytes() for path in source.iterdir() if path.is_file()}
     try:
         if directory.exists() and any(directory.iterdir()):
             raise InvalidInput(f"{directory} is not empty", field="DIR", cure="give a new folder, or empty this one")

@@ -9,7 +9,7 @@ iterations = 20
 seed = 0
 
 [model]
-path = "models/two-digit-addition"      # any Hugging Face causal LM: config.json, tokenizer, safetensors
+path = "configs/models/two-digit-addition"   # any Hugging Face causal LM: config.json, tokenizer, safetensors
 
 [dataset]
 type = "jsonl"
@@ -87,7 +87,7 @@ file | has
 `configs/job.toml` | the job
 `rewards.py`, `test_rewards.py` | its reward, and the reward's test
 `data/sums.jsonl` | ten rows, two of them held out
-`models/` | the model that is trained
+`configs/models/` | the model that is trained
 `train.py` | trains, and saves what was trained
 
 ```console
@@ -98,8 +98,8 @@ $ onbeat up                                 # or a stack that stays, and in anot
 $ onbeat submit configs/job.toml --wait
 ```
 
-Next: put your rows into `data/`, your model into `models/`, and write your reward. A look at a few iterations shows
-whether rewards rise, and whether they differ within a group: equal ones teach nothing.
+Next: put your rows into `data/`, your model into `configs/models/`, and write your reward. A look at a few iterations
+shows whether rewards rise, and whether they differ within a group: equal ones teach nothing.
 """
 
 FILES = {

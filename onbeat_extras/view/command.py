@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -52,7 +53,7 @@ def view(
 ) -> None:
     """Show runs whose stack is gone, or on another machine, on the page; Ctrl-C ends it. Nothing in DIR changes."""
     console = console_for(json_output=json_output)
-    with viewed(directory) as found:
+    with contextlib.suppress(KeyboardInterrupt), viewed(directory) as found:
         one = found.jobs[0] if len(found.jobs) == 1 else ""
         if json_output:
             emit({"gateway_url": found.url, "jobs": found.jobs})

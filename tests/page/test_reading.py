@@ -163,6 +163,10 @@ def test_on_a_phone_numbers_stand_before_what_changes_the_view(gateway: Gateway,
         page.locator(".chart canvas").first.wait_for()
         tops = [page.locator(place).evaluate("(one) => one.getBoundingClientRect().top") for place in places]
         assert tops == sorted(tops)
+        for tab in page.locator(".tabs a").all():
+            box = tab.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= PHONE["width"], "no tab lies where nobody looks"
         page.goto(f"{gateway.url}/#/jobs/{job_id}/fence")
         expect(page.get_by_text("scroll it sideways").first).to_be_visible()
     with at(browser, gateway, f"jobs/{job_id}/fence") as page:

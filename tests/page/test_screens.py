@@ -174,6 +174,17 @@ def test_a_job_that_ended_unwell_is_no_green_one_and_says_what_to_do(gateway: Ga
         expect(page.locator(".of-events")).to_contain_text("Alarms only (1)")
 
 
+def test_a_job_that_ended_before_its_first_iteration_is_said_to_have_none(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="none"))
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        expect(page.get_by_text("No iteration is committed yet")).to_be_visible()
+        gateway.jobs.move(job_id, JobState.RUNNING)
+        gateway.jobs.fail(job_id, "no such model")
+        expect(page.get_by_text("No iteration was committed")).to_be_visible()
+        page.goto(f"{gateway.url}/#/jobs/{job_id}/audit")
+        expect(page.get_by_text("No iteration was committed")).to_be_visible()
+
+
 def test_a_job_is_cancelled_resumed_and_deleted_after_a_question_that_names_it(
     gateway: Gateway, browser: Browser
 ) -> None:

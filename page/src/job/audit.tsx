@@ -8,7 +8,7 @@ import { describe, newestFirst } from "./audit/chain";
 import type { ChainLink } from "./audit/chain";
 import { Verify } from "./audit/verify";
 import "./audit/audit.css";
-import { Absent, isAbsent, Table } from "./parts";
+import { Absent, isAbsent, noIteration, Table } from "./parts";
 import { Plain } from "./plain";
 import type { AuditChain, StreamReport } from "../types";
 import type { TabProps } from "./tab";
@@ -36,7 +36,7 @@ export function Audit({ jobId, status }: TabProps): JSX.Element {
           <span class="quiet small">{plural(length, "record")}, newest first</span>
         </div>
         <Failure error={chain.error} />
-        {chain.value && records.length === 0 && <Empty title="No iteration is committed yet" />}
+        {chain.value && records.length === 0 && <Empty title={noIteration(status.state)} />}
         <ol class="chain">
           {records.map((record) => <Link key={record.digest} record={record} />)}
         </ol>

@@ -10,6 +10,7 @@ import { AddCurve, CurveCard, HeldOutCard, setsOf, type View } from "./curves";
 import { Events } from "./events";
 import { byTags, type Run } from "./groups";
 import { Model } from "./model";
+import { noIteration } from "./parts";
 import { Readout } from "./readout";
 import { columnNames, isFinal, NOTHING, useStories, type Story } from "./series";
 import type { TabProps } from "./tab";
@@ -91,8 +92,8 @@ export function Overview({ jobId, status, query }: TabProps): JSX.Element {
         ) : (
           <section class="card">
             {stories.has(jobId) ? (
-              <Empty title="No iteration is committed yet">
-                <p>{status.reason || "The first one is on its way."}</p>
+              <Empty title={noIteration(status.state)}>
+                {!isFinal(status.state) && <p>{status.reason || "The first one is on its way."}</p>}
               </Empty>
             ) : (
               <Empty title="Waiting for the gateway" />

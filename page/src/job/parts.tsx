@@ -3,6 +3,7 @@ import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Refused } from "../api";
 import { Empty } from "../ui/parts";
+import { isFinal } from "./series";
 import "./parts.css";
 
 /** Whether the gateway has no such route: it is of another release. That a job is gone is said by the page. */
@@ -16,6 +17,11 @@ export function Absent({ what }: { what: string }): JSX.Element {
       <p>Its release is another than this page’s: load the page again.</p>
     </Empty>
   );
+}
+
+/** What stands where iterations would; a job that has ended gets none any more. */
+export function noIteration(state: string): string {
+  return isFinal(state) ? "No iteration was committed" : "No iteration is committed yet";
 }
 
 export interface TableProps {

@@ -32,11 +32,12 @@ def test_jobs_are_asked_for_by_state_and_name_and_shown_with_times_and_reasons(
     assert "days ago" in text
     assert run(["jobs", "--state", "asleep"]) == 2
     long = replace(gateway.status(), job_id="job-0123456789ab", name="n" * 90, iterations_committed=150)
-    narrow = drawn(job_table([long], is_wide=False, now_s=160.0))
+    narrow = drawn(job_table([long], width=80, now_s=160.0))
+    assert "n" * 12 in narrow[1], "a job is told by its name, too"
     assert all(len(line.rstrip()) <= 80 for line in narrow)
     assert "60 s ago" in narrow[1]
     assert all(
-        drawn(job_table([long], is_wide=False, now_s=160.0), width=width)[1].startswith(f"{long.job_id} ")
+        drawn(job_table([long], width=width, now_s=160.0), width=width)[1].startswith(f"{long.job_id} ")
         for width in (40, 60, 80)
     )
     in_a_pipe = io.StringIO()

@@ -10,10 +10,13 @@ import pytest
 from rich.console import Group, RenderableType
 
 from contracts.monitor import GeneratorSeen, ServiceSeen
+from onbeat.cli import run
+from onbeat.client.gateway import GatewayClient
 from onbeat.terminal.output import TextConsole
 from onbeat.terminal.words import UNKNOWN
 from onbeat_extras.looking.stream_report import cell, live_report, report_line, report_tables
 from tests.contract.golden_files import golden
+from tests.e2e.stand_in_gateway import JOB
 from tests.extras.looking.test_panel import WINDOW, shown
 from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 
@@ -58,6 +61,24 @@ def test_an_empty_value_is_a_dash() -> None:
 )
 def test_a_value_of_the_stream_monitor_is_shown_as_its_key_asks(key: str, value: object, text: str) -> None:
     assert cell(key, value) == text
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_digest_is_whole_in_a_narrow_terminal_and_on_one_line_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = "0123456789abcdef" * 4
+    console, written = terminal()
+    console.width = 60
+    console.print(*report_tables({"weights_digest": digest, "generators": [{"id": digest, "info": digest}]}))
+    assert "…" not in written.getvalue()
+    report = {"weights_digest": digest, "generators": [{"generator_id": "g1", "info": {"engine": "e " * 90}}]}
+    monkeypatch.setattr(GatewayClient, "streams", lambda *_: report)
+    assert run(["streams", JOB]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["weights", "digest", digest]
+    assert "e e e " in lines[-1]
+    assert len(lines) == 4
 
 
 def test_a_report_of_a_job_without_a_lag_has_no_window() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,13 +20,15 @@ from onbeat.prompts.examples import load_dataset
 from onbeat_extras.projects.template import FILES
 from reward_service.scorers import plugin
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture
 def project(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     folder = tmp_path / "my project"
     assert run(["init", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {"data/sums.jsonl", "models/two-digit-addition/config.json", *FILES} <= set(told["files"])
+    assert {"data/sums.jsonl", "configs/models/two-digit-addition/config.json", *FILES} <= set(told["files"])
     return folder
 
 
@@ -54,6 +57,12 @@ def test_its_program_names_what_is_there(project: Path) -> None:
     spec = tomllib.loads((project / "configs" / "job.toml").read_text())
     assert all((project / path).exists() for path in (spec["model"]["path"], spec["dataset"]["train_path"]))
     assert (project / spec["reward"]["components"][0]["file"]).exists()
+
+
+def test_what_the_pages_form_begins_with_is_a_job_of_its_stack(project: Path) -> None:
+    draft = (ROOT / "page" / "src" / "submit" / "draft.ts").read_text()
+    (path,) = re.findall(r'model: \{ path: "([^"]+)" \}', draft)
+    assert (project / path / "config.json").is_file()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from contracts.errors import InvalidInput, NotFound, OnbeatError
 from contracts.jobs import JobState
 from contracts.run_folder import RunFolder
+from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient
+from onbeat.stack.stack import EmbeddedStack
 from onbeat_extras.view.command import run_folders, viewed
 from tests.chaos.short_job import short_job
 from tests.pipeline import Pipeline
@@ -45,6 +47,19 @@ def test_a_run_is_shown_as_its_folder_has_it_and_only_to_be_looked_at(trained: t
             with pytest.raises(OnbeatError, match="the key of view has the scope read"):
                 refused(folder.job_id)
     assert files_of(folder.path) == before
+
+
+def test_ctrl_c_is_the_end_of_a_view_and_no_failure(
+    trained: tuple[RunFolder, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(_: EmbeddedStack) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EmbeddedStack, "tick", pressed)
+    assert run(["view", str(trained[0].path)]) == 0
+    said = capsys.readouterr()
+    assert "Ctrl-C ends the view" in said.out
+    assert said.err == ""
 
 
 def test_a_run_that_was_cut_off_says_so(trained: tuple[RunFolder, str], tmp_path: Path) -> None:
