@@ -97,7 +97,7 @@ class Healing:
 
     def of_a_worker(self, spec: JobSpec) -> float:
         """Seconds until the successor of its trainer has committed an iteration."""
-        return self._of_who_trains(spec, lambda _job_id: self._stack.pids["worker"])
+        return self._of_who_trains(spec, lambda _job_id: self._stack.pids["consumer"])
 
     def of_a_service(self, spec: JobSpec, name: str) -> float:
         """Seconds until the second commit after it, or until the gateway answers."""

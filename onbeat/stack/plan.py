@@ -21,12 +21,12 @@ from contracts.spec_tables.stages import ExternalStage, LlmJudgeStage
 from onbeat.process.launcher import NUMERIC_THREADS, THREADS_BY_LOAD
 from onbeat.stack.profile import StackProfile
 
-REDIS_ROLES = {"gateway": GATEWAY, "worker": TRAINER, "generator": GENERATOR, "stage": STAGE}
+REDIS_ROLES = {"gateway": GATEWAY, "consumer": TRAINER, "generator": GENERATOR, "stage": STAGE}
 """Service → its user in Redis (broker/connection/roles.py)."""
 SECRETS: Mapping[str, frozenset[str]] = {
     "reward_service": frozenset({"metrics_key", "reward_key", "mcp_servers"}),
     "gateway": frozenset({"metrics_key", "redis_url", "api_key", "reward_key"}),
-    "worker": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
+    "consumer": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "generator": frozenset({"metrics_key", "redis_url", "reward_key", "cache_key"}),
     "stage": frozenset({"metrics_key", "redis_url", "judge_key"}),
 }

@@ -1,6 +1,6 @@
 """The embedded stack: every service as its own process on loopback, on free ports, under one supervisor.
 
-    onbeat submit ──HTTP──▶ gateway ──job──▶ Redis ──job──▶ worker ──starts──▶ trainer
+    onbeat submit ──HTTP──▶ gateway ──job──▶ Redis ──job──▶ consumer ──starts──▶ trainer
                                               │ ▲                                      │   ▲
                                       prompts │ │ weights t+1, fence, audit            │   │ rollouts
                                               ▼ └──────────────────────────────────────┘   │
@@ -59,7 +59,7 @@ POLL_S = 0.1
 MAX_READY_BYTES = 65536
 GENERATOR_GRACE_S = 8.0
 """Stage workers have the same."""
-WORKER_GRACE_S = 20.0
+CONSUMER_GRACE_S = 20.0
 """A trainer writes a checkpoint before it ends."""
 SERVICE_GRACE_S = 8.0
 LOG = Path("logs", "stack.log")
@@ -69,14 +69,14 @@ STACK_MARK = "EMBEDDED_STACK_MARK"
 MODULES = {
     "reward_service": "reward_service",
     "gateway": "gateway",
-    "worker": "consumer.supervisor",
+    "consumer": "consumer.supervisor",
     "generator": "producer",
     "stage": "",
 }
 """Service → module that `python -m` runs; "" of one that an extra has."""
 EXTRA_PROCESSES = "onbeat.processes"
 """The group of entry points in which those are found, by the service's name."""
-PROCESSES = ("worker", "generator", "stage")
+PROCESSES = ("consumer", "generator", "stage")
 """Services without HTTP."""
 SCALED = ("generator-", "stage-")
 """How the names of services begin of which there may be several; what they hold goes to others when they die."""
@@ -184,13 +184,13 @@ class EmbeddedStack:
         scaled = [child for name, child in self.children.items() if name.startswith(SCALED)]
         self._stop_together(scaled, GENERATOR_GRACE_S)
         for name, grace_s in (
-            ("worker", WORKER_GRACE_S),
+            ("consumer", CONSUMER_GRACE_S),
             ("gateway", SERVICE_GRACE_S),
             ("reward_service", SERVICE_GRACE_S),
         ):
             if name in self.children:
                 self.children[name].stop(grace_s=grace_s)
-        # A trainer whose worker was killed has another parent by now; the mark that it inherited is still there.
+        # A trainer whose consumer was killed has another parent by now; the mark that it inherited is still there.
         child_process.kill_all(child_process.marked(STACK_MARK, self._mark))
         if self.redis is not None:
             self.redis.stop()
@@ -257,7 +257,7 @@ class EmbeddedStack:
         return {role: replace(told, metrics_key="").environment() for role, told in roles.items()}
 
     def _plan_children(self, settings: StackSettings) -> list[ChildProcess]:
-        ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"worker": 0}
+        ports = {service: int(url.rpartition(":")[2]) for service, url in self._urls.items()} | {"consumer": 0}
         generators = [f"generator-{number}" for number in range(1, self.plan.generators + 1)]
         stages = [f"stage-{number}" for number in range(1, self.plan.stage_workers + 1)]
         names = [name for name in (*ports, *generators, *stages) if name.partition("-")[0] in self._modules]
@@ -291,7 +291,7 @@ class EmbeddedStack:
             settings = self._targets.told(name, settings)
         environment = child_environment(self._inherited(), settings_of(service, settings), port=port)
         if service in ("generator", "stage"):
-            # They compute by themselves; a worker's trainer gets its environment from its worker.
+            # They compute by themselves; a consumer's trainer gets its environment from that.
             environment = with_large_pages(environment)
         return ChildProcess(
             name,

@@ -168,7 +168,7 @@ class Campaign:
             "kill reward service": lambda now: self._kill(now, "reward_service"),
             "hang reward service": lambda now: self._pause(now, "reward_service", HANG_S),
             "kill gateway": lambda now: self._kill(now, "gateway"),
-            "kill worker": lambda now: self._kill(now, "worker"),
+            "kill consumer": lambda now: self._kill(now, "consumer"),
         }
         if stack.plan.stage_workers:
             self._kinds |= {

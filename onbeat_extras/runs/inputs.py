@@ -8,6 +8,7 @@ tools=[my_function]   ─▶ inputs/tools-0d42….py            { name = "ToolsO
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,10 @@ def reward_table(reward: Any, put: Put) -> Any:
 
 
 def _components(components: Any, put: Put) -> Any:
+    for component in components:
+        if isinstance(component, str):
+            built_in = f'{{"type": {json.dumps(component)}}}'
+            raise InvalidInput(f"`{component}` is a text", field="reward", cure=f"give a function, or {built_in}")
     return [_component(component, put) if callable(component) else component for component in components]
 
 

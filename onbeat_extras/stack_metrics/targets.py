@@ -3,8 +3,8 @@
     ports ─▶ ONBEAT_METRICS_PORT of each process ─▶ Prometheus ◀─ file_sd_configs: <run_dir>/prometheus_targets.json
                                                               ◀─ credentials_file: <run_dir>/prometheus.key
 
-deploy/prometheus/embedded.yml reads both. The trainer, of which a worker has one at a time, has a port of its worker's
-that stays: its target is down while no job runs.
+deploy/prometheus/embedded.yml reads both. The trainer, of which a consumer has one at a time, has a port of its
+consumer's that stays: its target is down while no job runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onbeat.stack.ports import HOST, free_port
 
 TARGETS, KEY = "prometheus_targets.json", "prometheus.key"
 TRAINER = "trainer"
-WORKER = "worker"
+CONSUMER = "consumer"
 
 
 class MetricsTargets:
@@ -37,7 +37,7 @@ class MetricsTargets:
     def told(self, name: str, settings: StackSettings) -> StackSettings:
         """What a process of this name is told, beside the rest; the same at each of its starts."""
         settings = replace(settings, metrics_port=self._port(name))
-        return replace(settings, trainer_metrics_port=self._port(TRAINER)) if name == WORKER else settings
+        return replace(settings, trainer_metrics_port=self._port(TRAINER)) if name == CONSUMER else settings
 
     def _port(self, name: str) -> int:
         while name not in self._ports:

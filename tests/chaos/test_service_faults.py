@@ -66,7 +66,7 @@ def test_a_killed_gateway_and_a_killed_worker_cost_the_job_and_its_watchers_noth
         job_id = client.submit(spec, idempotency_key=uuid.uuid4().hex).job_id
         watcher = Watcher(client, job_id)
         tick_until(stack, lambda: watcher.count(TrainerStarted) == 1, "a trainer")
-        kill(stack, "worker")
+        kill(stack, "consumer")
         os.kill(stack.pids["generator-1"], signal.SIGCONT)
         tick_until(stack, lambda: watcher.count(IterationCommitted) >= 1, "an iteration")
         kill(stack, "gateway")

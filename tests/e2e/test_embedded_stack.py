@@ -30,7 +30,7 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 MODULES = {
     "reward_service": "stand_in_http",
     "gateway": "stand_in_http",
-    "worker": "stand_in_worker",
+    "consumer": "stand_in_worker",
     "generator": "stand_in_generator",
     "stage": "stand_in_generator",
 }
@@ -57,11 +57,11 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
     stack = EmbeddedStack(plan(tmp_path, generators=2, stage_workers=2), modules=MODULES)
     scaled = {"generator-1", "generator-2", "stage-1", "stage-2"}
     with stack:
-        assert set(stack.pids) == {"redis", "reward_service", "gateway", "worker", *scaled}
+        assert set(stack.pids) == {"redis", "reward_service", "gateway", "consumer", *scaled}
         assert len(set(stack.pids.values())) == 8
-        worker = stack.pids["worker"]
-        until(lambda: len(child_process.descendants(worker)) == 1, "the worker's trainer")
-        everything = identities(stack.pids) | child_process.descendants(worker)
+        consumer = stack.pids["consumer"]
+        until(lambda: len(child_process.descendants(consumer)) == 1, "the consumer's trainer")
+        everything = identities(stack.pids) | child_process.descendants(consumer)
         assert len(everything) == 9
         assert httpx.get(f"{stack.gateway_url}/readyz").is_success
         assert stack.redis is not None
@@ -71,13 +71,13 @@ def test_every_service_is_its_own_process_and_none_outlives_the_stack(tmp_path: 
 
 
 @linux_only
-def test_a_trainer_whose_worker_was_killed_still_ends_with_the_stack(tmp_path: Path) -> None:
+def test_a_trainer_whose_consumer_was_killed_still_ends_with_the_stack(tmp_path: Path) -> None:
     with EmbeddedStack(plan(tmp_path), modules=MODULES) as stack:
-        worker = stack.pids["worker"]
-        until(lambda: len(child_process.descendants(worker)) == 1, "the worker's trainer")
-        trainer = child_process.descendants(worker)
-        os.kill(worker, signal.SIGKILL)
-        until(lambda: stack.pids["worker"] != worker, "another worker", tick=stack.tick)
+        consumer = stack.pids["consumer"]
+        until(lambda: len(child_process.descendants(consumer)) == 1, "the consumer's trainer")
+        trainer = child_process.descendants(consumer)
+        os.kill(consumer, signal.SIGKILL)
+        until(lambda: stack.pids["consumer"] != consumer, "another consumer", tick=stack.tick)
         assert child_process.living(trainer) == trainer
     assert not child_process.living(trainer)
 
@@ -94,7 +94,7 @@ def test_a_killed_service_and_a_killed_redis_come_back_at_their_addresses(tmp_pa
         until(lambda: gateway_answers(stack.gateway_url), "the gateway", tick=stack.tick)
         assert stack.redis.url == url
         assert probe(url).version
-        assert stack.pids["worker"] == before["worker"]
+        assert stack.pids["consumer"] == before["consumer"]
 
 
 def gateway_answers(url: str) -> bool:

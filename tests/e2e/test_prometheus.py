@@ -69,7 +69,7 @@ def test_prometheus_finds_every_process_and_alarms_when_the_generators_die(tmp_p
         body = encode_json(short_job(iterations=2000, timeouts__no_generator_s=600.0))
         created = httpx.post(f"{stack.gateway_url}/v1/jobs", content=body, headers=headers, timeout=30.0)
         job_id = created.raise_for_status().json()["job_id"]
-        until(lambda: value(url, 'sum(up{service=~"gateway|generator|worker|reward_service"})') == 5, "every target")
+        until(lambda: value(url, 'sum(up{service=~"gateway|generator|consumer|reward_service"})') == 5, "every target")
         until(lambda: (value(url, "onbeat_trainer_iterations_total") or 0) > 3, "the trainer's own metrics")
         until(lambda: (value(url, "sum(onbeat_generator_generation_seconds_count)") or 0) > 3, "the generators'")
         until(lambda: value(url, f'onbeat_job_batches_accepted_total{{job="{job_id}"}}'), "the job's")

@@ -14,7 +14,7 @@ target, folder = Path(sys.argv[1]), Path(sys.argv[2])
 MODULES = {
     "reward_service": "stand_in_http",
     "gateway": "stand_in_http",
-    "worker": "stand_in_generator",
+    "consumer": "stand_in_generator",
     "generator": "stand_in_generator",
 }
 stack = EmbeddedStack(StackPlan(run_root=folder, model_root=folder), modules=MODULES)

@@ -54,7 +54,7 @@ def test_a_detached_stack_is_up_is_seen_is_one_and_ends(folder: Path, capsys: py
     assert run(["status", "--run-dir", root, "--json"]) == 0
     look: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (look["state"], look["pid"]) == ("up", started["pid"])
-    assert {"redis", "gateway", "reward_service", "worker", "generator-1"} <= look["processes"].keys()
+    assert {"redis", "gateway", "reward_service", "consumer", "generator-1"} <= look["processes"].keys()
     assert look["shared"]["num_jobs"] == 0
     again = typed(folder, "up", "-d")
     assert again.returncode == 2

@@ -198,9 +198,10 @@ def test_tools_are_functions_of_the_program_beside_built_in_ones(tmp_path: Path)
         ({"tools": [short, short], "environment": {"name": "echo"}}, "tools: are of the built-in environment"),
         ({"tools": [len]}, "tools len: is no function with a name"),
         ({"tools": []}, "tools: names none"),
+        ({"reward": "exact"}, r'reward: `exact` is a text \(give a function, or {"type": "exact"}'),
     ],
 )
-def test_what_is_no_environment_and_no_tool_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
+def test_what_is_no_environment_tool_or_reward_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         spec(tmp_path, **given)
 

@@ -28,8 +28,8 @@ def test_with_metrics_each_process_has_a_port_and_prometheus_finds_it_with_a_key
         stack.stop()
     assert not any(path.exists() for path in files)
     assert groups["generator-1"] == [f"127.0.0.1:{told['generator-1'].metrics_port}"]
-    assert groups["trainer"] == [f"127.0.0.1:{told['worker'].trainer_metrics_port}"]
-    assert set(groups) == {"gateway", "reward_service", "worker", "trainer", "generator-1", "generator-2"}
+    assert groups["trainer"] == [f"127.0.0.1:{told['consumer'].trainer_metrics_port}"]
+    assert set(groups) == {"gateway", "reward_service", "consumer", "trainer", "generator-1", "generator-2"}
     ports = [settings.metrics_port for settings in told.values() if settings.metrics_port]
     assert len(set(ports)) == len(ports) == 3
     assert {settings.metrics_key for settings in told.values()} == {key}

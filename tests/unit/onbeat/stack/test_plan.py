@@ -97,7 +97,7 @@ ENGINE_CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "packed_weights_mb": (64, {"engine": "transformers"}),
 }
 """Option of an engine → the same."""
-SERVICES = ("reward_service", "gateway", "worker", "generator-1", "stage-1")
+SERVICES = ("reward_service", "gateway", "consumer", "generator-1", "stage-1")
 
 
 class Started(Exception):
@@ -244,7 +244,7 @@ def test_a_process_of_a_private_redis_gets_the_user_of_its_role_and_no_other_sec
     finally:
         stack.stop()
     redis = stack.redis
-    users = {"gateway": GATEWAY, "worker": TRAINER, "generator-1": GENERATOR, "stage-1": STAGE}
+    users = {"gateway": GATEWAY, "consumer": TRAINER, "generator-1": GENERATOR, "stage-1": STAGE}
     for service, role in users.items():
         assert children[service]["ONBEAT_REDIS_URL"] == redis.url_of(role)
         assert [name for name in children if password_of(redis.url_of(role)) in told_to(children[name])] == [service]
@@ -297,7 +297,7 @@ def test_a_stack_has_no_more_processes_and_threads_than_a_machine_could_start(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "of_generator", "of_worker"),
+    ("chosen", "of_generator", "of_consumer"),
     [
         ({"generators": 3}, 2, 0),
         ({"generators": 9}, 1, 0),
@@ -306,12 +306,12 @@ def test_a_stack_has_no_more_processes_and_threads_than_a_machine_could_start(
     ],
 )
 def test_generators_share_the_cores_in_their_turn_unless_a_number_is_chosen(
-    chosen: dict[str, Any], of_generator: int, of_worker: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chosen: dict[str, Any], of_generator: int, of_consumer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onbeat.stack.plan.usable_cores", lambda: 8)
     settings = told(StackPlan(run_root=tmp_path, model_root=ROOT, **chosen))
     assert settings["generator-1"].colocated_threads == of_generator
-    assert settings["worker"].colocated_threads == settings["stage-1"].colocated_threads == of_worker
+    assert settings["consumer"].colocated_threads == settings["stage-1"].colocated_threads == of_consumer
 
 
 JUDGE = {"type": "llm_judge", "model": "m", "prompt": "{completion}"}
