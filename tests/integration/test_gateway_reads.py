@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from broker.keys import GENERATORS, sealed_name
 from broker.presence import Presence
@@ -181,6 +183,23 @@ def test_a_long_answer_is_compressed_where_the_client_takes_it_and_an_event_stre
     services.jobs.move(job_id, JobState.CANCELLED)
     stream = ask("GET", f"/v1/jobs/{job_id}/events", headers={"Accept-Encoding": "gzip"})
     assert "Content-Encoding" not in stream.headers
+
+
+def test_a_page_of_a_thousand_iterations_is_less_than_four_tenths_of_a_megabyte(ask: Ask, services: Services) -> None:
+    job_id, dice, metrics = rig.submit(ask), random.Random(1), rig.iteration_metrics()
+    numbers = [name for name, value in asdict(metrics).items() if isinstance(value, float)]
+    assert len(numbers) > 20
+    lines = [replace(metrics, iteration=at, **{name: dice.random() for name in numbers}) for at in range(1000)]
+    folder_of(services, job_id).metrics.write_bytes(b"\n".join(map(encode_json, lines)))
+    commit_up_to(services, job_id, 999)
+    assets = re.findall(r"(assets/[\w.-]+)", ask("GET", "/").text)
+    assert {path.rpartition(".")[2] for path in assets} >= {"js", "css"}
+    paths = ["/", *(f"/{path}" for path in assets), f"/v1/jobs/{job_id}/story?after=&iteration=0"]
+    answers = [ask("GET", path, headers={"Accept-Encoding": "gzip"}) for path in paths]
+    assert len(answers[-1].json()["iterations"]) == 1000
+    assert sum(int(answer.headers["Content-Length"]) for answer in answers) < 400_000, [
+        answer.headers["Content-Length"] for answer in answers
+    ]
 
 
 def test_a_log_is_read_in_parts_that_make_the_whole_of_it(ask: Ask, services: Services) -> None:
