@@ -1,7 +1,7 @@
 """`python -m consumer JOB_ID`: one trainer for one job, until the job ends or SIGTERM.
 
     one rank     this process is the trainer
-    more ranks   this process is their launcher: torch's, as torchrun has it, which starts this program once for each
+    more ranks   this process is their launcher, which starts this program once for each (consumer/ranks/processes.py)
     more hosts   this process offers its host, and is the launcher of the ranks here
 
 Exit codes: `contracts.jobs.TrainerExit`.
@@ -21,54 +21,35 @@ from msgspec.structs import replace
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import connect
 from broker.job_store import JobStore
-from contracts.errors import InvalidInput, OnbeatError, Unavailable
+from consumer.ranks.processes import rank_processes
+from contracts.errors import OnbeatError, Unavailable
 from contracts.jobs import TrainerExit
 from contracts.settings import PREFIX, StackSettings, settings_from
 from onbeat.process import crash_points
-from onbeat.process.entry_points import all_of
 from onbeat.process.launcher import NUMERIC_THREADS, end_with_parent, importing
 from onbeat.telemetry.logs import configure
 
 COMPUTING = ("passes ", "rank 0")
-"""What the names of threads that train batches begin with (consumer/ranks)."""
+"""What the names of threads that train batches begin with."""
 
 log = logging.getLogger(__name__)
 
 
 def run(settings: StackSettings, job_id: str) -> int:
-    """Runs what this process is, and returns its exit code. Raises OnbeatError before the job's lease is held.
-
-    Each branch imports what it needs: a launcher needs no model library, a rank no launcher.
-    """
+    """Runs what this process is, and returns its exit code. Raises OnbeatError before the job's lease is held."""
     rank = os.environ.get("RANK")
     if rank is not None:
         end_with_parent(signal.SIGTERM if rank == "0" else signal.SIGKILL)
     if rank is not None and rank != "0":
-        with importing():
-            from consumer.ranks.rank import follow
-
-        return follow(settings)
+        return rank_processes().follow(settings)
     broker = connect(settings, patience_s=settings.broker_timeout_s)
     spec = JobStore(broker).spec(job_id)
-    if spec.trainer.over_hosts and rank is None:
-        launcher = all_of("onbeat.launchers").get("hosts")
-        if launcher is None:
-            raise InvalidInput("what launches ranks over hosts isn't installed", field="trainer.hosts")
-        return launcher(settings, broker, spec, job_id).run()
     world_size = min(spec.trainer.world_size, settings.most_ranks)
     if spec.schedule_rule.takes_turns:
         settings = with_all_cores(settings, world_size)
-    if rank is None and world_size > 1:
-        from consumer.ranks.launcher import launch_ranks
-
-        broker.close()
-        return launch_ranks(job_id, world_size)
-    if rank is not None and not spec.trainer.over_hosts and os.environ.get("WORLD_SIZE") != str(world_size):
-        raise InvalidInput(
-            f"there should be {world_size} ranks, the launcher started {os.environ.get('WORLD_SIZE')}",
-            field="trainer.world_size",
-            cure="start it by `python -m consumer`, which asks the job",
-        )
+    if rank is None and (spec.trainer.over_hosts or world_size > 1):
+        field = "trainer.hosts" if spec.trainer.over_hosts else "trainer.world_size"
+        return rank_processes(field).launch(settings, broker, spec, job_id)
     with importing():
         from consumer.trainer.job_run import train
 

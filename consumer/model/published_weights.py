@@ -100,13 +100,3 @@ class WeightStream:
         if self._weights.is_made(name):
             self._sink.make_room(self._layout[name].num_bytes)
         self._sink.add(name, self._weights[name])
-
-
-class Nowhere:
-    """The TensorSink of a rank that only takes part in gathering."""
-
-    def make_room(self, num_bytes: int) -> None:
-        """Waits for nothing."""
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Drops the tensor: rank 0 has it."""

@@ -1,1 +1,1 @@
-"""The processes that share one job's training: rank 0 gives orders, and every rank carries them out and answers."""
+"""What trains a job's batches, as the loop sees it: this process, its threads, or ranks that an extra brings."""

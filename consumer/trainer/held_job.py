@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
 from consumer.model.policy import Policy
-from consumer.ranks.group import make_ranks
+from consumer.ranks.threads import make_ranks
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec

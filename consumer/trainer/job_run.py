@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
-from consumer.ranks.orders import own_seat
+from consumer.ranks.processes import own_processes
 from consumer.trainer.commit import save
 from consumer.trainer.held_job import HeldJob
 from consumer.trainer.trainer import run_iterations
@@ -51,9 +51,10 @@ log = logging.getLogger(__name__)
 def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -> TrainerExit:
     """Trains in the only process of a trainer, or in its rank 0. Raises OnbeatError before the lease is held."""
     side = trainer_side(broker, job_id, spec, owner=settings.process_id())
+    processes = own_processes()
+    sealed = processes.sealed(settings, spec) if processes else 0
     try:
-        seat = own_seat()
-        epoch = side.acquire(seat.sealed if seat else 0)
+        epoch = side.acquire(sealed)
     except errors.Conflict as error:
         log.info("job %s: %s", job_id, error)
         return TrainerExit.HELD

@@ -16,8 +16,6 @@ from contracts.errors import InvalidInput
 PR_SET_PDEATHSIG = 1
 LAUNCHER_PID = "TRAINER_LAUNCHER_PID"
 """Environment variable: the process number of a rank's parent."""
-SEAT_FD = "TRAINER_SEAT_FD"
-"""Environment variable: the descriptor from which a rank of several hosts reads its seat (consumer/ranks/orders.py)."""
 NUMERIC_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Environment variables that numeric libraries read once, when they are loaded."""
 THREADS_BY_LOAD = "OMP_DYNAMIC"

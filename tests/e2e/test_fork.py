@@ -18,6 +18,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from tests.builders import job_spec
+from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
 
 ROWS = [{"prompt": f"{number}+{number}=", "completion": str(2 * number)[::-1]} for number in range(8)]
@@ -74,6 +75,7 @@ def test_a_fork_that_is_killed_ends_with_the_weights_of_one_longer_job(pipeline:
     assert all(bool(one.forked) is (one.iteration == 0) for one in others)
 
 
+@needs_ranks
 def test_ranks_and_another_learning_rate_go_on_from_it(pipeline: Pipeline, source: str) -> None:
     fork = {"job": source, "version": 2}
     one = pipeline.train(spec(pipeline, 1, fork=fork, optimizer__learning_rate=1e-3))

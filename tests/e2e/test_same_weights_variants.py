@@ -15,6 +15,7 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from tests.builders import CHANGED_LOGITS, job_spec
 from tests.chaos.short_job import long_variant
+from tests.needed_extras import needs_ranks
 from tests.pipeline import Pipeline
 
 NUM_GENERATORS = 1
@@ -156,6 +157,7 @@ def test_a_killed_trainer_and_two_generators_leave_the_weights_of_the_undisturbe
         assert tracked_iterations(pipeline, job_id) == list(range(ITERATIONS))
 
 
+@needs_ranks
 @long_variant
 @pytest.mark.parametrize(
     ("variant", "sharding"),
@@ -200,6 +202,7 @@ def test_truncated_sampling_leaves_no_gap_to_the_generator(pipeline: Pipeline, o
         assert metrics.entropy > 0.0
 
 
+@needs_ranks
 def test_merged_weights_and_adapters_through_redis_are_the_same_versions(
     pipeline: Pipeline, oracles: dict[str, str]
 ) -> None:

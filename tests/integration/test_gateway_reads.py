@@ -23,8 +23,8 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from gateway.services import Services
 from tests.builders import job_spec
-from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
+from tests.needed_extras import needs_extra_routes
 
 services = rig.services
 ask = rig.ask

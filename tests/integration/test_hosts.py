@@ -15,7 +15,7 @@ from broker.monitor import job_status
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat_extras.hosts.launcher import HostLauncher, clocks_apart
+from onbeat_extras.ranks.hosts.launcher import HostLauncher, clocks_apart
 from tests.builders import job_spec
 
 KIND = HostKind(code="code", torch="2.0", device="cpu", cpu="cpu")

@@ -23,9 +23,9 @@ from gateway.services import Services
 from onbeat_extras.replay.files import INDEX, write_record
 from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
 from tests.builders import job_spec
-from tests.extra_routes import needs_extra_routes
 from tests.integration import test_gateway as rig
 from tests.integration.dead_batches import bury, running
+from tests.needed_extras import needs_extra_routes
 from tests.recorded import record_of, recorded
 from tests.served import services_over
 

@@ -21,9 +21,9 @@ from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
 from onbeat_extras.replay.records import RecordedBatch
-from tests.extra_routes import needs_extra_routes
 from tests.integration.dead_batches import bury, running
 from tests.integration.test_gateway import audit_record, services, serving  # noqa: F401
+from tests.needed_extras import needs_extra_routes
 from tests.page.browsing import PHONE, chromium, opened
 from tests.recorded import record_of, recorded
 from tests.spans import one_iteration

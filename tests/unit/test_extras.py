@@ -28,7 +28,6 @@ WITH_EXTRAS = {
     "tests/contract/test_trl.py": "the same",
     "tests/contract/test_trl_options.py": "the same",
     "tests/contract/golden_files.py": "records that extras keep or answer",
-    "tests/contract/test_rank_options.py": "how much of a model a rank of several reads",
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/e2e/test_shell_blocks.py": "the tests that run a page's commands",
     "tests/forked.py": "the process of a stage worker",

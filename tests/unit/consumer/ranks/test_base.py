@@ -7,7 +7,6 @@ import inspect
 import pytest
 
 from consumer.ranks.base import Ranks
-from consumer.ranks.group import RankGroup
 from consumer.ranks.threads import ThreadedRank
 
 MEMBERS = {"begin", "close", "most_handed_out", "publish", "rest", "save", "step", "train", "train_again"}
@@ -18,7 +17,7 @@ def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", [Ranks, RankGroup, ThreadedRank])
+@pytest.mark.parametrize("kind", [Ranks, ThreadedRank])
 def test_ranks_have_nine_members_and_their_kinds_have_no_other(kind: type[Ranks]) -> None:
     assert public(kind) == MEMBERS
     assert len(MEMBERS) == 9

@@ -14,8 +14,16 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.ranks import threads
 from consumer.ranks.base import Ranks
-from consumer.ranks.group import make_ranks
-from consumer.ranks.threads import ONE_BY_ONE, Passes, Room, ThreadedRank, input_tokens, passes_at_once, with_threads
+from consumer.ranks.threads import (
+    ONE_BY_ONE,
+    Passes,
+    Room,
+    ThreadedRank,
+    input_tokens,
+    make_ranks,
+    passes_at_once,
+    with_threads,
+)
 from contracts.errors import ContractViolation, DeadlineExceeded
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidInput
-from onbeat_extras.hosts import network
-from onbeat_extras.hosts.network import OwnAddress, answers, listening_on, own_address
+from onbeat_extras.ranks.hosts import network
+from onbeat_extras.ranks.hosts.network import OwnAddress, answers, listening_on, own_address
 
 HERE = {
     "lo": [("127.0.0.1", socket.AF_INET)],

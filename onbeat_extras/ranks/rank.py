@@ -17,18 +17,17 @@ from torch import Tensor
 
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
-from consumer.gradient.saved_state import save_state_of, send_state
 from consumer.model.checkpoint import Checkpoint, read_checkpoint
-from consumer.model.published_weights import Nowhere
 from consumer.model.rows import store_errors
-from consumer.ranks import orders
-from consumer.ranks.orders import Exchange, idle_patience_s, join
 from contracts.checkpoints import CheckpointState
 from contracts.errors import FenceViolation, OnbeatError
 from contracts.jobs import TrainerExit
 from contracts.settings import StackSettings
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.publication import TensorSink
+from onbeat_extras.ranks import orders
+from onbeat_extras.ranks.orders import Exchange, idle_patience_s, join
+from onbeat_extras.ranks.sent_state import save_state_of, send_state
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the integers that hold its bits."""
@@ -192,6 +191,16 @@ class Rank:
             raise FenceViolation(
                 "the ranks hold different weights", field="ranks", cure="run all of them on the same kind of machine"
             )
+
+
+class Nowhere:
+    """The TensorSink of a rank that only takes part in gathering."""
+
+    def make_room(self, num_bytes: int) -> None:
+        """Waits for nothing."""
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Drops the tensor: rank 0 has it."""
 
 
 class FromRank0(StoredTensors):

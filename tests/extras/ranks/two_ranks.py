@@ -13,7 +13,7 @@ import torch.distributed as dist
 from onbeat.stack.ports import free_port
 
 IMPORTED = [
-    *("torch.distributed", "consumer.gradient.assembly", "consumer.ranks.rank", "tests.builders"),
+    *("torch.distributed", "consumer.gradient.assembly", "onbeat_extras.ranks.rank", "tests.builders"),
     "transformers.models.qwen3.modeling_qwen3",
 ]
 """What ranks need: they are forked from a process that has it."""

@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from consumer.model.policy import load_model, load_whole
 from consumer.model.rows import gathered
-from consumer.ranks.orders import join
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec, ModelSpec
 from contracts.spec_tables.root import SpecRoot
-from onbeat_extras.sharding.sharded_loading import load_sharded
+from onbeat_extras.ranks.orders import join
+from onbeat_extras.ranks.sharding.sharded_loading import load_sharded
 from tests.builders import job_spec
-from tests.two_ranks import run_two_ranks
+from tests.extras.ranks.two_ranks import run_two_ranks
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 83,

@@ -22,8 +22,8 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat import processors
-from onbeat_extras.hosts import launcher
-from onbeat_extras.hosts.launcher import Gone, HostLauncher, Membership, expected_s, kind_of_host
+from onbeat_extras.ranks.hosts import launcher
+from onbeat_extras.ranks.hosts.launcher import Gone, HostLauncher, Membership, expected_s, kind_of_host
 from tests.builders import job_spec
 from tests.chaos.short_job import short_job, until
 from tests.integration.test_hosts import KIND, formed_by

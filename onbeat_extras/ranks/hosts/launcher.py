@@ -36,8 +36,8 @@ from onbeat.process.crash_points import reach
 from onbeat.process.launcher import HOME
 from onbeat.process.own_packages import PACKAGES
 from onbeat.processors import cpu_kind, gpu_kind
-from onbeat_extras.hosts.local_ranks import LocalRanks, WaitingRanks
-from onbeat_extras.hosts.network import answers, listening_on, own_address
+from onbeat_extras.ranks.hosts.local_ranks import LocalRanks, WaitingRanks
+from onbeat_extras.ranks.hosts.network import answers, listening_on, own_address
 
 LOOK_S = 0.05
 ASK_S = 0.25

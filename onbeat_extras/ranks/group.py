@@ -8,7 +8,6 @@ rank 0, main thread    claims, hands out, decides ── orders ──▶ rank 0
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 from collections.abc import Callable
@@ -17,30 +16,24 @@ from pathlib import Path
 from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner, OptimizerStep, Trained
 from consumer.model.checkpoint import Checkpoint
-from consumer.ranks import orders
 from consumer.ranks.base import Ranks
-from consumer.ranks.orders import Exchange, idle_patience_s, join
-from consumer.ranks.rank import Rank, told
-from consumer.ranks.threads import HANDED_OUT, POKE_S, has_room_for_gradients, passes_at_once, with_threads
+from consumer.ranks.threads import HANDED_OUT, POKE_S
 from contracts.errors import DeadlineExceeded, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.process.waiting import Waiting
 from onbeat.weights.publication import Publication, TensorSink
+from onbeat_extras.ranks import orders
+from onbeat_extras.ranks.orders import Exchange, idle_patience_s, join
+from onbeat_extras.ranks.rank import Rank, told
 
 END_GRACE_S = 5.0
 """The time in which a rank finishes its order when it is asked to end: rank 0 waits no longer for its own thread."""
 
 
-def make_ranks(settings: StackSettings, spec: JobSpec) -> Ranks:
-    """Returns this process alone as the ranks, with threads or without, or the group that its launcher has put it into.
-
-    Raises what `make_learner` and `join` raise.
-    """
-    if "RANK" not in os.environ:
-        learner, passes = make_learner(settings, spec), passes_at_once(settings, spec)
-        return with_threads(learner, passes) if passes.then > 1 and has_room_for_gradients(learner) else Ranks(learner)
+def make_group(settings: StackSettings, spec: JobSpec) -> RankGroup:
+    """Returns the group that its launcher has put this process into. Raises what `make_learner` and `join` raise."""
     member = join(spec, device=settings.device)
     return RankGroup(
         member.exchange,

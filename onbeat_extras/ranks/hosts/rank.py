@@ -1,4 +1,4 @@
-"""`python -m onbeat_extras.hosts.rank JOB_ID`: a rank of several hosts, until it is a rank as any other.
+"""`python -m onbeat_extras.ranks.hosts.rank JOB_ID`: a rank of several hosts, until it is a rank as any other.
 
     started ── imports what it needs ──▶ waits for its seat ──▶ has gloo at its host's address ──▶ consumer/__main__.py
 
@@ -41,7 +41,7 @@ def take_seat() -> None:
         from torch.distributed import Backend  # pyright: ignore[reportPrivateImportUsage]
 
         import consumer.trainer.job_run  # noqa: F401
-        from consumer.ranks.orders import OWN_GLOO, own_seat
+        from onbeat_extras.ranks.orders import OWN_GLOO, own_seat
     seat = own_seat()
     assert seat is not None
     os.environ |= seat.environment | {OWN_GLOO: GLOO_HERE}

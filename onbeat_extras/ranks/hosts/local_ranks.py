@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 from broker.hosts_side import HostGroup
-from consumer.ranks.orders import Seat
 from contracts.encoding.wire import encode
-from onbeat.process.launcher import LAUNCHER_PID, SEAT_FD, end_with_launcher
-from onbeat_extras.hosts.network import OwnAddress
-from onbeat_extras.hosts.rank import ADDRESS
+from onbeat.process.launcher import LAUNCHER_PID, end_with_launcher
+from onbeat_extras.ranks.hosts.network import OwnAddress
+from onbeat_extras.ranks.hosts.rank import ADDRESS
+from onbeat_extras.ranks.orders import SEAT_FD, Seat
 
 STOP_GRACE_S = 12.0
 """For rank 0 to save, when its launcher is asked to end; below the grace that a consumer gives its trainer."""
@@ -52,7 +52,7 @@ class WaitingRanks:
     def _started(self) -> tuple[subprocess.Popen[bytes], int]:
         reader, writer = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "onbeat_extras.hosts.rank", self._job_id],
+            [sys.executable, "-m", "onbeat_extras.ranks.hosts.rank", self._job_id],
             env=os.environ | {SEAT_FD: str(reader), LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             pass_fds=(reader,),

@@ -33,11 +33,12 @@ from contracts.errors import OnbeatError, Unavailable
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from onbeat.process.crash_points import reach
-from onbeat.process.launcher import SEAT_FD
 
 ORDERS = "orders"
 ANSWERS = "answers"
 SIGNATURE_BYTES = 32
+SEAT_FD = "TRAINER_SEAT_FD"
+"""Environment variable: the descriptor from which a rank of several hosts reads its seat."""
 OWN_GLOO = "TRAINER_GLOO"
 """Environment variable: the name of torch's backend by which CPUs add in gloo's place."""
 

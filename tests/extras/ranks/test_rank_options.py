@@ -19,18 +19,18 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import OptimizerStep
 from consumer.model.rows import local_rows
 from consumer.ranks.base import Ranks
-from consumer.ranks.group import RankGroup
-from consumer.ranks.orders import Exchange, join
-from consumer.ranks.rank import Rank
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.weights.hashing import tensors_digest
-from onbeat_extras.sharding import sharded_loading
+from onbeat_extras.ranks.group import RankGroup
+from onbeat_extras.ranks.orders import Exchange, join
+from onbeat_extras.ranks.rank import Rank
+from onbeat_extras.ranks.sharding import sharded_loading
 from onbeat_extras.stages.teachers import WholeVocabulary
 from tests.builders import CHANGED_LOGITS, job_spec, rollout_batch, tiny_model_folder
 from tests.contract.test_distillation import taught
+from tests.extras.ranks.two_ranks import run_two_ranks
 from tests.trajectories import ENVIRONMENT, played_batch
-from tests.two_ranks import run_two_ranks
 
 DEADLINE_S = 300.0
 ITERATIONS = 2

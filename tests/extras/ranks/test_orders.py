@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,15 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from consumer.model.checkpoint import Checkpoint
-from consumer.ranks import orders
-from consumer.ranks.group import RankGroup
-from consumer.ranks.orders import ANSWERS, ORDERS, Begin, Done, Exchange, Rest, Save, Seat
+from consumer.ranks.base import Ranks
 from contracts.checkpoints import CheckpointState
 from contracts.encoding.wire import encode
 from contracts.errors import Unavailable
 from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat_extras.ranks import orders
+from onbeat_extras.ranks.group import RankGroup
+from onbeat_extras.ranks.orders import ANSWERS, ORDERS, Begin, Done, Exchange, Rest, Save, Seat
+from tests.unit.consumer.ranks.test_base import MEMBERS, public
 
 SEAT = Seat(sealed=7, key="ab" * 32, environment={})
 DEADLINE_S = 120.0
@@ -39,6 +42,12 @@ def test_what_no_rank_of_the_group_signed_is_dropped_and_counted(store: TCPStore
     mine.order(Rest())
     assert mine.next_order(DEADLINE_S) == Rest()
     assert mine.num_forged == 1
+
+
+def test_a_group_has_the_members_of_ranks_and_no_other() -> None:
+    assert public(RankGroup) == MEMBERS
+    for name in MEMBERS - {"most_handed_out"}:
+        assert inspect.signature(getattr(RankGroup, name)) == inspect.signature(getattr(Ranks, name))
 
 
 def test_an_answer_is_no_order_and_a_changed_byte_is_no_message(store: TCPStore) -> None:

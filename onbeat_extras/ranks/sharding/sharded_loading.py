@@ -4,7 +4,7 @@
 
 transformers reads a parameter that is a DTensor by rows. Its `from_pretrained` shards only some architectures, so here
 the parameters are sharded before transformers reads. The steps are those of `from_pretrained`, by public functions of
-transformers; tests/extras/sharding/test_sharded_loading.py holds the result against what `from_pretrained` loads.
+transformers; tests/extras/ranks/sharding/test_sharded_loading.py holds the result against what `from_pretrained` loads.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from consumer.gradient.assembly import make_learner
 from consumer.gradient.learner import Learner
 from consumer.model.checkpoint import MODEL_FILE, OPTIMIZER_FILE, Checkpoint, file_of_rank
 from consumer.model.rows import local_rows
-from consumer.ranks.orders import Begin, Done, End, Exchange, Failed, Save, TrainBatch, join
-from consumer.ranks.rank import Rank, checksum, told
 from contracts.checkpoints import CheckpointState
 from contracts.errors import ContractViolation, FenceViolation
 from contracts.settings import StackSettings
 from onbeat.weights.files.stored_tensors import StoredTensors
+from onbeat_extras.ranks.orders import Begin, Done, End, Exchange, Failed, Save, TrainBatch, join
+from onbeat_extras.ranks.rank import Rank, checksum, told
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
-from tests.two_ranks import run_two_ranks
+from tests.extras.ranks.two_ranks import run_two_ranks
 
 DEADLINE_S = 120.0
 

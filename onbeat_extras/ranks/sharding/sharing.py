@@ -19,9 +19,9 @@ from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.model.policy import load_model
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat_extras.sharding.lockstep import Lockstep
-from onbeat_extras.sharding.sharded_loading import load_sharded
-from onbeat_extras.sharding.sharded_sums import ShardedAccumulator
+from onbeat_extras.ranks.sharding.lockstep import Lockstep
+from onbeat_extras.ranks.sharding.sharded_loading import load_sharded
+from onbeat_extras.ranks.sharding.sharded_sums import ShardedAccumulator
 
 
 class Fsdp:

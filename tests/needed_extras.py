@@ -1,12 +1,14 @@
-"""The gateway's routes that extras offer: tests that need them are skipped where the extras were deleted."""
+"""What extras offer: tests of the core that need it are skipped where the extras were deleted."""
 
 from __future__ import annotations
 
 import pytest
 
+from consumer.ranks.processes import GROUP
 from gateway.app import EXTRAS
 from onbeat.process.entry_points import OURS, all_of
 
 needs_extra_routes = pytest.mark.skipif(
     not all_of(EXTRAS, distribution=OURS), reason="the extras that offer these routes are not there"
 )
+needs_ranks = pytest.mark.skipif(not all_of(GROUP), reason="the extra of ranks that are processes is not there")
