@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from consumer.model.policy import load_policy
 from contracts.encoding.arrays import pack_float32, unpack_int32
@@ -24,6 +25,18 @@ from tests.contract.test_streamed_gradient import relative_error, streamed_gradi
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a * b)} for a in (1, 7, 12) for b in (3, 44, 180)]
+CONVERSATIONS = [
+    {
+        "prompt": [{"role": "user", "content": row["prompt"]}],
+        "completion": [{"role": "assistant", "content": row["completion"]}],
+    }
+    for row in ROWS
+]
+TURNS_THAT_END = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""A chat template whose turns end with a token, behind which it writes nothing."""
 
 
 def batches_of(prompts: list[Prompt]) -> list[RolloutBatch]:
@@ -39,7 +52,13 @@ def rollout_of(prompt: Prompt) -> Rollout:
     return Rollout(completion=completion, text="", reward=0.0, reward_breakdown={})
 
 
-def sft_trainer(model: Path, **options: Any) -> Any:
+def tokenizer_of_turns() -> PreTrainedTokenizerFast:
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = TURNS_THAT_END
+    return tokenizer
+
+
+def sft_trainer(model: Path, rows: list[dict[str, Any]]) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -49,33 +68,35 @@ def sft_trainer(model: Path, **options: Any) -> Any:
         bf16=False,
         gradient_checkpointing=False,
         report_to=[],
-        per_device_train_batch_size=len(ROWS),
-        **options,
+        per_device_train_batch_size=len(rows),
     )
     return SFTTrainer(
-        model=str(model), args=config, train_dataset=Dataset.from_list(ROWS), processing_class=char_tokenizer()
+        model=str(model), args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer_of_turns()
     )
 
 
-def test_rows_are_the_same_tokens_with_the_same_loss_and_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "chat"), [(ROWS, {}), (CONVERSATIONS, {"chat": {}})], ids=["texts", "conversations"])
+def test_rows_are_the_same_tokens_with_the_same_loss_and_gradient(
+    tmp_path: Path, rows: list[dict[str, Any]], chat: dict[str, Any]
+) -> None:
     model = tiny_model_folder(tmp_path, hidden_size=16, num_layers=1)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = job_spec(
         algorithm={"loss": "sft", "advantage": "none"},
-        dataset={"type": "jsonl", "train_path": "rows.jsonl"},
+        dataset={"type": "jsonl", "train_path": "rows.jsonl"} | chat,
         rollout={
             "group_size": 1,
-            "batches_per_iteration": len(ROWS),
+            "batches_per_iteration": len(rows),
             "prompts_per_batch": 1,
             "sampling": {"max_new_tokens": 8},
         },
         evaluation={"num_prompts": 0},
     )
     root = SpecRoot(tmp_path)
-    source = prompt_source(spec, root=root, tokenizer=char_tokenizer(), context_tokens=64)
+    source = prompt_source(spec, root=root, tokenizer=tokenizer_of_turns(), context_tokens=64)
     prompts = list(source.training_prompts(0))
 
-    trainer = sft_trainer(model)
+    trainer = sft_trainer(model, rows)
     (inputs,) = list(trainer.get_train_dataloader())
     inputs = trainer._prepare_inputs(inputs)
     theirs = {
