@@ -37,12 +37,14 @@ audit: $(STAMP)
 	test -f $(VENV)/pip.log || (echo "make audit: $(VENV) has no pip.log: remove it, and run make setup" && false)
 	! grep -A 1 'is a yanked version' $(VENV)/pip.log
 
-# README and docs/ as a site that needs no network, in build/site; a link that leads nowhere fails it.
+# README and docs/ as a site that needs no network, in build/site; a link that leads nowhere, or what a
+# page would fetch from elsewhere, fails it.
 site: $(STAMP)
 	test -x .venv-site/bin/mkdocs || ($(PYTHON) -m venv .venv-site && .venv-site/bin/python -m pip install -q mkdocs==1.6.1 mkdocs-material==9.8.2)
 	rm -rf build/pages
 	$(BIN)/python -m docs.make_site build/pages
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet --strict
+	! grep -rlE '<(script|img|link|iframe)[^>]* (src|href)="https?://' build/site --include='*.html'
 
 # The page of the gateway, from page/ into gateway/page/static/; needs Node 20 or newer. The types of what the gateway
 # answers come from contracts/.

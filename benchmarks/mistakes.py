@@ -31,7 +31,9 @@ from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import MODULES, EmbeddedStack
 from tests.integration.test_typical_mistakes import CLI, JOB, REWARD, STACK, TRAINER, write_root
 
-EXPECTED = "Before the first run: a command alone ≤ 1 s, what a trainer finds ≤ 8 s (its start takes 4 to 6 s)."
+LIMIT_S = 5.0
+"""What each is to keep to, on a machine that does nothing else; the exit code says whether all did."""
+EXPECTED = f"A command alone ≤ 1 s; what a trainer finds, whose start takes 3 to 4 s, ≤ {LIMIT_S:g} s."
 DEADLINE_S = 120.0
 NO_GENERATOR = "no generator"
 
@@ -116,7 +118,11 @@ def main() -> None:
             for mistake, took_s, line in measured:
                 rows[mistake] = round(took_s, 2)
                 print(f"{took_s:6.2f}  {mistake:<44}  {line[:100]}", flush=True)
-    print(write_result("mistakes", {"expected": EXPECTED, "slowest_s": max(rows.values()), "seconds": rows}))
+    late = {mistake: took_s for mistake, took_s in rows.items() if took_s > LIMIT_S}
+    found = {"expected": EXPECTED, "slowest_s": max(rows.values()), "later_than_limit": late, "seconds": rows}
+    print(write_result("mistakes", found))
+    if late:
+        raise SystemExit(f"later than {LIMIT_S:g} s: {', '.join(late)}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ tools=[my_function]   ─▶ inputs/tools-0d42….py            { name = "ToolsO
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,9 +122,15 @@ def dataset_table(dataset: Any, put: Put) -> Any:
     `evaluation_path` have in place of a path."""
     if isinstance(dataset, Mapping):
         named = {key: value for key, value in dataset.items() if key in NAMING}
-        return {key: _file(value, key, put, named) if key in FILES else value for key, value in dataset.items()}
-    rows = Path(dataset) if isinstance(dataset, str | os.PathLike) else dataset
+        files = {key: _file(_rows_of(value), key, put, named) for key, value in dataset.items() if key in FILES}
+        return {**dataset, **files}
+    rows = Path(dataset) if isinstance(dataset, str | os.PathLike) else _rows_of(dataset)
     return {"type": "jsonl", "train_path": _file(rows, "train_path", put, {})}
+
+
+def _rows_of(dataset: Any) -> Any:
+    """The rows that a function returns, or yields; it is called here, not in a cage."""
+    return dataset() if inspect.isroutine(dataset) else dataset
 
 
 def _file(rows: str | Path | Rows, key: str, put: Put, named: Mapping[str, Any]) -> str:

@@ -89,7 +89,7 @@ def test_a_spec_may_be_a_file_a_record_or_its_keys(tmp_path: Path, kind: str) ->
 def test_rows_of_any_kind_are_lines_of_one_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     paths = set()
-    for rows in (ROWS, tuple(ROWS), Table(), (row for row in ROWS)):
+    for rows in (ROWS, tuple(ROWS), Table(), (row for row in ROWS), ROWS.copy):
         dataset = spec(tmp_path, dataset=rows).dataset
         assert isinstance(dataset, JsonlDataset)
         assert lines_of(dataset.train_path) == ROWS
@@ -99,7 +99,7 @@ def test_rows_of_any_kind_are_lines_of_one_file(tmp_path: Path) -> None:
         dataset = spec(tmp_path, dataset=path).dataset
         assert isinstance(dataset, JsonlDataset)
         assert lines_of(dataset.train_path) == ROWS
-    both = spec(tmp_path, dataset={"type": "jsonl", "train_path": ROWS, "evaluation_path": ROWS[:1]}).dataset
+    both = spec(tmp_path, dataset={"type": "jsonl", "train_path": ROWS.copy, "evaluation_path": ROWS[:1]}).dataset
     assert isinstance(both, JsonlDataset)
     assert lines_of(both.evaluation_path) == ROWS[:1]
     assert (tmp_path / "inputs").stat().st_mode & 0o077 == 0
