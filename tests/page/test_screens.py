@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
-from contracts.events import HealthChanged, IterationCommitted, IterationMetrics, MismatchAlarm
+from contracts.events import HealthChanged, IterationCommitted, IterationMetrics, MismatchAlarm, TrajectoryMetrics
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -418,6 +418,27 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
         expect(readout.locator("tr").filter(has_text="reward mean")).to_contain_text("0.100")
     gateway.jobs.move(job_id, JobState.FAILED, reason="the test is over")
     gateway.jobs.move(other, JobState.CANCELLED)
+
+
+def test_a_job_of_many_turns_shows_its_turns_and_calls_first(gateway: Gateway, browser: Browser) -> None:
+    job_id, _ = gateway.jobs.create(job_spec(name="an agent"))
+    played = TrajectoryMetrics(
+        turns_mean=2.25,
+        turns_max=8,
+        done_share=0.75,
+        max_turns_share=0.25,
+        max_tokens_share=0.0,
+        observation_tokens_mean=35.5,
+        environment_reward_mean=0.625,
+        num_begun_again=0,
+        environment={"calls": 1.5},
+    )
+    gateway.trained(job_id, range(3), trajectories=played)
+    with at(browser, gateway, f"jobs/{job_id}") as page:
+        heads = page.locator(".charts h2")
+        expect(heads.nth(3)).to_be_visible()
+        assert {"Turns mean", "Done share", "Environment: calls"} <= set(heads.all_inner_texts()[:5])
+    gateway.jobs.move(job_id, JobState.CANCELLED)
 
 
 def test_a_curve_is_walked_by_keys_and_tells_the_numbers_that_the_mouse_would(
