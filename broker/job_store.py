@@ -16,11 +16,11 @@ from broker import keys
 from broker.connection.client import Broker
 from broker.keys import OpenKeys, num_open_of
 from broker.ledger import ids_among, read_of
-from broker.removals import Removal
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, ContractViolation, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
 from contracts.jobs import NEXT_STATES, EvaluationScore, HealthProblem, JobState, ResumeRequest, resumed_spec
+from contracts.run_folder import Removal
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_of
 

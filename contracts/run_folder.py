@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePath
+from typing import Literal
 
 from contracts.encoding.names import check_job_id
+from contracts.encoding.wire import Record
 
 VERSION, CHECKPOINT = "v", "i"
 """First letters of the folders that are numbered by version and by iteration."""
@@ -76,3 +78,12 @@ def numbered(parent: Path, letter: str) -> list[tuple[int, Path]]:
     """(number, folder) of those in `parent`, by number; [] where there is no such folder."""
     found = [(number_of(path, letter), path) for path in parent.iterdir()] if parent.is_dir() else []
     return sorted((number, path) for number, path in found if number is not None and path.is_dir())
+
+
+class Removal(Record, frozen=True, kw_only=True):
+    """What becomes of the files of a job whose keys are gone."""
+
+    files: Literal["removed", "kept"]
+    """kept: they outlive the job's keys, with its audit chain among them."""
+    at_s: float
+    """Unix time of the removal."""

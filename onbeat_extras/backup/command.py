@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from broker.removals import MADE_HERE
 from contracts.encoding.digests import file_digest
+from contracts.encoding.names import MADE_HERE
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, OnbeatError
 from contracts.run_folder import RunFolder

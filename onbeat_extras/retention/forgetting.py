@@ -18,13 +18,14 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
-from broker.removals import MADE_HERE, Removal, Removals
-from broker.retention import DueJob, due_jobs, is_all_of
+from contracts.encoding.names import MADE_HERE
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound
-from contracts.run_folder import RunFolder
+from contracts.run_folder import Removal, RunFolder
 from gateway.services import BRING_S, HasServices, Services
 from onbeat.audit.folder import read_audit_file
 from onbeat.run_files import run_files
+from onbeat_extras.retention.due_jobs import DueJob, due_jobs, is_all_of
+from onbeat_extras.retention.removals import Removals
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

@@ -42,11 +42,10 @@ from typing import TYPE_CHECKING
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.monitor import job_status
-from broker.removals import MADE_HERE, Removal, Removals
-from broker.retention import DueJob, audit_links, due_jobs, is_all_of
+from contracts.encoding.names import MADE_HERE
 from contracts.encoding.wire import encode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
-from contracts.run_folder import RunFolder
+from contracts.run_folder import Removal, RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import DAY_S, kept_for
 from onbeat.audit.chain import AuditEntry
@@ -55,6 +54,8 @@ from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import sync
 from onbeat.run_files import RunFiles, run_files
+from onbeat_extras.retention.due_jobs import DueJob, audit_links, due_jobs, is_all_of
+from onbeat_extras.retention.removals import Removals
 
 if TYPE_CHECKING:
     from onbeat.telemetry.metrics import WorkerMetrics

@@ -19,7 +19,7 @@ import typer
 from msgspec.structs import replace
 
 from broker.connection.client import connect
-from broker.removals import MADE_HERE
+from contracts.encoding.names import MADE_HERE
 from contracts.errors import NotFound, OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings

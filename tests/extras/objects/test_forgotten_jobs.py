@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from broker.connection.client import connect
-from broker.removals import Removals
 from contracts.encoding.wire import encode
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -23,6 +22,7 @@ from onbeat_extras.objects.blobs import open_blobs
 from onbeat_extras.objects.run_files import FileList, Listed, Piece
 from onbeat_extras.retention import sweeper
 from onbeat_extras.retention.forgetting import forget_due, remove_for_good
+from onbeat_extras.retention.removals import Removals
 from onbeat_extras.retention.sweeper import Sweeper
 from tests.extras.retention.test_retention import Stack, known
 

@@ -17,11 +17,10 @@ from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, TRAINER
 from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
-from broker.removals import Removal, Removals
 from contracts.encoding.wire import encode
 from contracts.errors import NotFound, OnbeatError
 from contracts.jobs import JobState
-from contracts.run_folder import RunFolder
+from contracts.run_folder import Removal, RunFolder
 from contracts.settings import StackSettings
 from gateway.app import create_app
 from gateway.event_stream import EventStream
@@ -29,6 +28,7 @@ from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat.telemetry.metrics import WorkerMetrics
 from onbeat_extras.retention import sweeper
+from onbeat_extras.retention.removals import Removals
 from onbeat_extras.retention.sweeper import Sweeper, hidden_name, remove_tree
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, job_of

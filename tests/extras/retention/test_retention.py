@@ -20,8 +20,6 @@ from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, TRAINER
 from broker.job_store import JobStore
 from broker.monitor import job_status
-from broker.removals import Removals
-from broker.retention import audit_links, due_jobs
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode_json
 from contracts.errors import Conflict, NotFound
@@ -34,7 +32,9 @@ from onbeat.audit.chain import verify_run
 from onbeat.audit.folder import read_audit, read_spec
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.retention import sweeper
+from onbeat_extras.retention.due_jobs import audit_links, due_jobs
 from onbeat_extras.retention.forgetting import forget_due, remove_for_good
+from onbeat_extras.retention.removals import Removals
 from onbeat_extras.retention.sweeper import Sweeper, needless, put_aside
 from tests.builders import commit_record, job_spec
 from tests.integration.test_fence import DIGEST, Job, answer_to

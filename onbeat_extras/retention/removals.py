@@ -6,27 +6,16 @@ remove_job ─▶ onbeat:removed ─▶ a consumer, which alone may write to the
 from __future__ import annotations
 
 import logging
-import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from broker import keys
 from broker.connection.client import Broker
-from contracts.encoding.wire import Record, decode, encode
+from contracts.encoding.names import MADE_HERE
+from contracts.encoding.wire import decode, encode
 from contracts.errors import ContractViolation
+from contracts.run_folder import Removal
 
 log = logging.getLogger(__name__)
-
-MADE_HERE = re.compile(r"job-[0-9a-f]{12}")
-"""The ids that the job store gives: nothing else in a run root is ever removed, as the folder of a Redis."""
-
-
-class Removal(Record, frozen=True, kw_only=True):
-    """What becomes of the files of a job whose keys are gone."""
-
-    files: Literal["removed", "kept"]
-    """kept: they outlive the job's keys, with its audit chain among them."""
-    at_s: float
-    """Unix time of the removal."""
 
 
 class Notes(NamedTuple):
