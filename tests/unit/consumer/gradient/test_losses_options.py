@@ -51,6 +51,7 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"advantage": "gae", "loss": {"type": "plugin", "entry_point": "mine"}}, "advantage", "a loss of the family"),
         ({"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"}, "entropy_coefficient would", "set it to 0"),
         (KL | {"advantage": "reinforce++"}, "kl_placement", 'set kl_placement = "reward"'),
+        ({"advantage": "gdpo", "distillation_coefficient": 1}, "distillation_coefficient would", 'or "none"'),
         ({"entropy_coefficient": 0.1, "advantage": "reinforce++"}, "entropy_coefficient would", "set it to 0"),
         ({"advantage": "reinforce++", "old_policy": "generator"}, "old_policy", 'set loss = "cispo"'),
         ({"advantage": "reinforce++", "updates_per_iteration": 2}, "updates_per_iteration", "set it to 1"),
