@@ -15,6 +15,12 @@ KEPT: dict[str, str] = {
     "contracts/settings.py settings_from: error.field not in own": (
         "every value of a setting is refused by the setting's name: it tells the type checker that there is a name"
     ),
+    "onbeat/loop/gathering.py with_stage_rewards: not weights": (
+        "without weights nothing is added to a reward: it saves building each rollout anew"
+    ),
+    "onbeat/loop/gathering.py _marked: not marks": (
+        "without marks a rollout's are joined with none: it saves building each anew"
+    ),
     "onbeat_extras/stages/llm_judge.py JudgeService.values: not isinstance(judge, LlmJudgeStage)": (
         "a worker gives a service items of its own kinds only: it names the kind for the type checker"
     ),

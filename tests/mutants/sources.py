@@ -98,7 +98,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/consumer/trainer/test_report.py",
     ),
     "onbeat/loop/chain.py": ("tests/unit/onbeat/loop/test_chain.py", "tests/unit/consumer/trainer/test_commit.py"),
-    "onbeat/loop/gathering.py": ("tests/unit/consumer/trainer/test_gather.py",),
+    "onbeat/loop/gathering.py": ("tests/unit/consumer/trainer/test_gather.py", "tests/unit/onbeat/loop/test_staged.py"),
     "onbeat/loop/trained_job.py": (
         "tests/unit/consumer/trainer/test_commit.py",
         "tests/integration/test_trainer_restarts.py",
