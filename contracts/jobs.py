@@ -149,12 +149,12 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
 
 
 def passes_in_words(score: EvaluationScore) -> str:
-    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, `, sums 0.611` of each source, `; aime: sampled 0.300` of each
+    """`, pass@1 0.412 ± 0.021, pass@8 0.731 ± 0.030`, `, sums 0.611` of each source, `; aime: sampled 0.3` of each
     other set; "" of none."""
-    words = "".join(f", {name} {mean:.3f}" for name, mean in (score.by_source or {}).items())
+    words = "".join(f", {name} {mean:.4g}" for name, mean in (score.by_source or {}).items())
     for name, one in (score.sets or {}).items():
-        greedy = "" if one.greedy is None else f", greedy {one.greedy:.3f}"
-        words += f"; {name}: sampled {one.sampled:.3f}{greedy}{_passes(one)}"
+        greedy = "" if one.greedy is None else f", greedy {one.greedy:.4g}"
+        words += f"; {name}: sampled {one.sampled:.4g}{greedy}{_passes(one)}"
     return _passes(score) + words
 
 

@@ -69,7 +69,7 @@ def log_run(job_id: str, spec: JobSpec, policy: Policy, *, first: int | None, nu
 def log_iteration(metrics: IterationMetrics, num_iterations: int) -> None:
     """One line an iteration."""
     log.info(
-        "iteration %d of %d: reward %.3f, %d tokens, %.1f s, version %d",
+        "iteration %d of %d: reward %.4g, %d tokens, %.3f s, version %d",
         metrics.iteration,
         num_iterations,
         metrics.reward_mean,
@@ -122,10 +122,10 @@ class RunLog:
 
     def evaluation(self, score: EvaluationScore) -> None:
         append_lines(self._folder.evaluations, [score])
-        greedy = "" if score.greedy is None else f", greedy {score.greedy:.3f}"
+        greedy = "" if score.greedy is None else f", greedy {score.greedy:.4g}"
         where = f"version {score.policy_version}, {score.num_prompts} held-out prompts"
         greedy += passes_in_words(score)
-        log.info("%s: sampled %.3f%s", where, score.sampled, greedy, extra={"facts": {"sampled": score.sampled}})
+        log.info("%s: sampled %.4g%s", where, score.sampled, greedy, extra={"facts": {"sampled": score.sampled}})
         self._trackers.evaluation(score)
 
 

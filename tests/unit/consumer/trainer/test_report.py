@@ -104,7 +104,7 @@ def test_each_set_has_its_scores_and_the_one_that_best_names_stands_for_the_vers
     of_hard = found.sets["hard"]
     assert (of_hard.sampled, of_hard.greedy, of_hard.num_prompts) == (0.25, 1.0, 1)
     assert [(one.k, one.share) for one in of_hard.pass_at or ()] == [(1, 0.5), (2, 1.0)]
-    assert "; hard: sampled 0.250, greedy 1.000, pass@1 0.500" in passes_in_words(found)
+    assert "; hard: sampled 0.25, greedy 1, pass@1 0.500" in passes_in_words(found)
     best = evaluation_score(expected, arrived, replace(spec, best="hard"))
     assert best is not None
     assert best.sets is not UNSET
@@ -195,11 +195,13 @@ def test_an_iteration_and_a_held_out_score_are_a_line_each(tmp_path: Path, caplo
     caplog.set_level(logging.INFO)
     metrics = replace(iteration_metrics(), iteration=7, policy_version=7, reward_mean=0.5, num_tokens=96, wall_s=1.25)
     log_iteration(metrics, 20)
+    log_iteration(replace(metrics, reward_mean=5.2e-4, wall_s=0.042), 20)
     run_log = RunLog(RunFolder(tmp_path, "job"), job_spec())
     run_log.evaluation(score(2, 0.75))
     run_log.evaluation(replace(score(2, 0.75), greedy=0.5))
     assert lines_of(caplog) == [
-        "iteration 7 of 20: reward 0.500, 96 tokens, 1.2 s, version 8",
-        "version 2, 8 held-out prompts: sampled 0.750",
-        "version 2, 8 held-out prompts: sampled 0.750, greedy 0.500",
+        "iteration 7 of 20: reward 0.5, 96 tokens, 1.250 s, version 8",
+        "iteration 7 of 20: reward 0.00052, 96 tokens, 0.042 s, version 8",
+        "version 2, 8 held-out prompts: sampled 0.75",
+        "version 2, 8 held-out prompts: sampled 0.75, greedy 0.5",
     ]
