@@ -181,8 +181,10 @@ def test_a_job_that_ended_before_its_first_iteration_is_said_to_have_none(gatewa
         gateway.jobs.move(job_id, JobState.RUNNING)
         gateway.jobs.fail(job_id, "no such model")
         expect(page.get_by_text("No iteration was committed")).to_be_visible()
-        page.goto(f"{gateway.url}/#/jobs/{job_id}/audit")
-        expect(page.get_by_text("No iteration was committed")).to_be_visible()
+        expect(page.get_by_role("heading", name="No iteration", exact=True)).to_be_visible()
+        for tab, said in (("audit", "No iteration was"), ("lanes", "No iteration was"), ("rollouts", "Nothing was")):
+            page.goto(f"{gateway.url}/#/jobs/{job_id}/{tab}")
+            expect(page.get_by_text(said)).to_be_visible()
 
 
 def test_a_job_is_cancelled_resumed_and_deleted_after_a_question_that_names_it(

@@ -7,7 +7,7 @@ import { go } from "../router";
 import { Empty, Failure, FINAL } from "../ui/parts";
 import { LaneChart } from "./lanes/chart";
 import { Legend } from "./lanes/facts";
-import { Absent, isAbsent } from "./parts";
+import { Absent, isAbsent, noIteration } from "./parts";
 import type { TimelineReport } from "../types";
 import "./lanes/lanes.css";
 import type { TabProps } from "./tab";
@@ -52,7 +52,11 @@ export function Lanes({ jobId, status, query }: TabProps): JSX.Element {
           <LaneChart report={report} />
         </>
       ) : (
-        report && <Empty title="No iteration is done yet">The lanes of the first one stand here after its commit.</Empty>
+        report && (
+          <Empty title={noIteration(status.state)}>
+            {!isFinal && <p>The lanes of the first one stand here after its commit.</p>}
+          </Empty>
+        )
       )}
     </section>
   );

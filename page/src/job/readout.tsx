@@ -29,8 +29,8 @@ export function Readout({ iteration, told, isHovered }: ReadoutProps): JSX.Eleme
   return (
     <aside class="card readout" aria-label="Numbers of one iteration">
       <div class="card-head">
-        <h2>{iteration < 0 ? "No iteration yet" : `Iteration ${iteration}`}</h2>
-        <span class="small faint">{isHovered ? "under the cursor" : told.length > 1 ? "the newest of all" : "the newest"}</span>
+        <h2>{iteration < 0 ? "No iteration" : `Iteration ${iteration}`}</h2>
+        {iteration >= 0 && <span class="small faint">{isHovered ? "under the cursor" : told.length > 1 ? "the newest of all" : "the newest"}</span>}
       </div>
       {started != null && <p class="small quiet when">{date(started)}</p>}
       <div class="scroll">

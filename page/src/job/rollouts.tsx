@@ -2,12 +2,13 @@
 import type { JSX } from "preact";
 import { useRef } from "preact/hooks";
 import { useResource } from "../live";
-import { Empty, Failure, FINAL } from "../ui/parts";
+import { Empty, Failure } from "../ui/parts";
 import { Absent, isAbsent } from "./parts";
 import { Batch } from "./rollouts/batch";
 import { Iterations } from "./rollouts/iterations";
 import { NotRecorded } from "./rollouts/not_recorded";
 import { Search } from "./rollouts/search";
+import { isFinal } from "./series";
 import type { RecordedList } from "../types";
 import "./rollouts/rollouts.css";
 import type { TabProps } from "./tab";
@@ -37,8 +38,8 @@ export function Rollouts({ jobId, status, query }: TabProps): JSX.Element {
         <Batch key={batchId} jobId={jobId} batchId={batchId} group={Number(query.get("group") ?? 0) || 0} sample={sample} />
       ) : (
         <section class="card">
-          <Empty title="Nothing is recorded yet">
-            <p>{FINAL.includes(status.state) ? "The job ended before an iteration was recorded." : "The first iteration stands here after its commit."}</p>
+          <Empty title={isFinal(status.state) ? "Nothing was recorded" : "Nothing is recorded yet"}>
+            <p>{isFinal(status.state) ? "The job ended before an iteration was." : "The first iteration stands here after its commit."}</p>
           </Empty>
         </section>
       )}
