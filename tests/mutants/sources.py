@@ -100,6 +100,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/loop/chain.py": ("tests/unit/onbeat/loop/test_chain.py", "tests/unit/consumer/trainer/test_commit.py"),
     "onbeat/loop/gathering.py": ("tests/unit/consumer/trainer/test_gather.py", "tests/unit/onbeat/loop/test_staged.py"),
     "onbeat/loop/trained_job.py": (
+        "tests/extras/health/test_watch.py",
         "tests/unit/consumer/trainer/test_commit.py",
         "tests/integration/test_trainer_restarts.py",
         "tests/integration/test_older_redis.py",
