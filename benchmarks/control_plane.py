@@ -31,7 +31,7 @@ from benchmarks._results import REPOSITORY, write_result
 from benchmarks.broker import LEASE_S, NUM_BATCHES, FencedTrainer, publish
 from broker.connection.client import Broker, connect
 from broker.generator_side import Claim, GeneratorSide
-from broker.keys import wake_stream
+from broker.keys import wake_channel
 from broker.presence import Presence
 from contracts.monitor import GeneratorSeen
 from contracts.rollouts import RolloutBatch
@@ -48,7 +48,7 @@ DEADLINE_S = 60.0
 
 
 class Waiting:
-    """N generators whose claims found nothing, each with a connection in XREAD on the stream that wakes it."""
+    """N generators whose claims found nothing, each with a connection that listens to the channel that wakes it."""
 
     def __init__(self, broker: Broker, url: str, job_id: str, count: int) -> None:
         parts = urlsplit(url)
@@ -66,19 +66,19 @@ class Waiting:
             connection.sendall(hello)
             if not connection.recv(64).startswith(b"+OK"):
                 raise RuntimeError("the server refuses a waiting connection")
+            connection.sendall(command("SUBSCRIBE", wake_channel(name)))
+            if b"subscribe" not in connection.recv(1 << 16):
+                raise RuntimeError("the server refuses a channel")
             self._sockets.append(connection)
             self._poller.register(connection, select.POLLIN)
-        self._left = set(range(count))
-        """Those that don't wait."""
+        self._left = set[int]()
+        """Those that were woken."""
 
     def wait(self) -> None:
         """Each of them claims in vain, and waits for what goes out from then on."""
         for side in self._sides:
             if side.claim(LEASE_S) is not None:
                 raise RuntimeError("a batch was left")
-        for number in self._left:
-            stream = wake_stream(f"waiting-{number}")
-            self._sockets[number].sendall(command("XREAD", "BLOCK", "0", "STREAMS", stream, "$"))
         self._left.clear()
 
     def woken(self, count: int) -> None:

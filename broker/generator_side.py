@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from broker.connection.client import Broker
-from broker.keys import OpenKeys, batch_shape, chunk_field, wake_stream
+from broker.keys import OpenKeys, batch_shape, chunk_field
 from broker.leases import Lease, LeasedSide
 from broker.spans import report_spans
 from contracts.encoding.wire import Record, decode
@@ -77,8 +77,6 @@ class GeneratorSide(LeasedSide[Claim]):
         deterministic: the first that a job is claimed with stays its only one (I7). None promises nothing."""
         super().__init__(broker, job_id, generator_id)
         self._engine = engine
-        self._waits_since = "0"
-        """The last claim that found nothing, in ms by the server's clock, or the entry of a wake after it."""
         self._last_shard = "0-0"
         self._has_news = False
         self._hedge_due_s: float | None = None
@@ -112,7 +110,6 @@ class GeneratorSide(LeasedSide[Claim]):
             raise WrongEngine.between(kept=rest[0].decode(), own=self._engine or "", job_id=self._job_id)
         if outcome == b"none":
             self._hedge_due_s = rest[0] / 1000 if rest[0] > 0 else None
-            self._waits_since = str(rest[1])
             return None
         attempt, number, payload, packed = rest
         manifest = decode(packed, WeightManifest)
@@ -146,7 +143,7 @@ class GeneratorSide(LeasedSide[Claim]):
         return answer
 
     def wait_for_prompts(self, timeout_s: float) -> list[WeightShard]:
-        """Blocks until there is work for this generator since the last empty claim, a batch is late, or for timeout_s.
+        """Blocks until there is work for this generator, a batch is late, or for timeout_s.
 
         Ends early for shards of a version that is still being written, and answers them; those of a job with a lag
         are `wait_for_weights`'s.
@@ -154,26 +151,25 @@ class GeneratorSide(LeasedSide[Claim]):
         if self._hedge_due_s is not None:  # known of the last claim: without another one it ends one wait
             timeout_s, self._hedge_due_s = min(timeout_s, self._hedge_due_s), None
         shards = self._job.keys.shards
-        also = {} if self._job.spec.schedule_rule.lags else {shards: self._last_shard}
-        news = self.wait_for_wake(self._waits_since, timeout_s, also)
-        for entry, _ in news.get(wake_stream(self._worker_id).encode(), ()):
-            self._waits_since = entry.decode()  # the same of a wake
-        return self._read(news.get(shards.encode(), []))
+        heard = self.wait_for_wake(timeout_s, *(() if self._job.spec.schedule_rule.lags else (shards,)))
+        return self._read_shards() if shards in heard else []
 
-    def _read(self, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[WeightShard]:
+    def _read_shards(self, blocks_s: float | None = None) -> list[WeightShard]:
+        """Those that were announced since the last time; blocks_s: how long to wait for one."""
+        block = max(1, int(blocks_s * 1000)) if blocks_s else None
+        with self.broker.call(blocks_s=blocks_s or 0.0):
+            answer: Any = self.broker.redis.xread({self._job.keys.shards: self._last_shard}, block=block)
+        entries = answer[0][1] if answer else []
         if entries:
             self._last_shard = entries[-1][0].decode()
         return [decode(fields[b"shard"], WeightShard) for _, fields in entries]
 
     def wait_for_weights(self, timeout_s: float) -> WeightNews:
         """Blocks until a file or a version of a job with a lag is announced, or for timeout_s; not the first time."""
-        keys = self._job.keys
-        block = max(1, int(timeout_s * 1000)) if self._has_news else None
-        with self.broker.call(blocks_s=timeout_s):
-            answer: Any = self.broker.redis.xread({keys.shards: self._last_shard}, block=block)
+        shards = self._read_shards(timeout_s if self._has_news else None)
         versions = tuple(self.announced_weights())
         self._has_news = True
-        newest, shards = versions[-1].policy_version if versions else -1, self._read(answer[0][1] if answer else [])
+        newest = versions[-1].policy_version if versions else -1
         return WeightNews(versions=versions, shards=tuple(shard for shard in shards if shard.policy_version > newest))
 
     def announced_weights(self) -> list[WeightManifest]:

@@ -35,7 +35,6 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:spec_bytes | string, encoded bytes of all specs | job store | job store | for ever |
 | onbeat:removed | hash, job id → Removal | job store | consumers | until the job's files are as its removal says |
 | onbeat:active | set of job ids | job store | generators | while not final |
-| onbeat:wake:W | stream, an entry when there is work for worker W, who waits | scripts | W | newest 1, 3 s |
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
 | onbeat:journal | stream, who changed which job | gateway | gateway | newest 10,000 |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
@@ -45,7 +44,8 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:S:stage_workers | hash, worker id → ms, StageWorkerSeen | stage workers | trainer, status | heartbeat |
 | onbeat:S:consumers | hash, consumer id → ms, ConsumerSeen | consumers | status | heartbeat |
 
-What stands in the ledger for a batch is `BatchRecord` of ledger.py.
+What stands in the ledger for a batch is `BatchRecord` of ledger.py. Two channels, which keep nothing, call who waits to
+look: onbeat:wake:W worker W, and onbeat:{J}:shards those who wait for that stream.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def idempotency(key: str) -> str:
     return f"onbeat:idempotency:{key}"
 
 
-def wake_stream(worker_id: str) -> str:
-    """What a worker waits for whose claim found nothing."""
+def wake_channel(worker_id: str) -> str:
+    """What a worker listens to whose claim found nothing."""
     return f"onbeat:wake:{worker_id}"
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
-from broker.keys import OpenKeys, wake_stream
+from broker.keys import OpenKeys, wake_channel
 from contracts.encoding.wire import Record
 from contracts.experience.plan import StagePlan
 from contracts.spec import JobSpec
@@ -85,15 +85,14 @@ class LeasedSide(ABC, Generic[C]):
     @abstractmethod
     def _lease_of(self, claim: C) -> Lease: ...
 
-    def wait_for_wake(self, since: str, timeout_s: float, also: Mapping[str, str] | None = None) -> dict[bytes, Any]:
-        """Blocks until there is work for this worker, for timeout_s, or until another stream has entries.
+    def wait_for_wake(self, timeout_s: float, *also: str) -> set[str]:
+        """Blocks until this worker is called, or another of the channels, or for timeout_s; answers those that were.
 
-        since: the ms that its claim in vain was answered, or the entry of a wake after it. also: stream → the entry
-        behind which to read; what is read is answered.
+        A call between a claim and its wait is not missed: the worker listens on, and its first wait ends at once.
         """
-        after: Any = {wake_stream(self._worker_id): since, **(also or {})}
+        channels = {wake_channel(self._worker_id), *also}
         with self.broker.call(blocks_s=timeout_s):
-            return dict(self.broker.redis.xread(after, count=1, block=max(1, int(timeout_s * 1000))))  # type: ignore[arg-type]
+            return self.broker.connections.heard(self._worker_id, channels, timeout_s)
 
     def renew(self, claims: Sequence[C]) -> Renewal[C]:
         """Begins the leases anew; answers those that are no longer this worker's (I5)."""

@@ -67,9 +67,9 @@ class StageSide(LeasedSide[ClaimedItem]):
     def __init__(self, broker: Broker, job_id: str, worker_id: str) -> None:
         super().__init__(broker, job_id, worker_id)
         self._batches = BatchCache()
-        self.empty: dict[str, tuple[int, float]] = {}
-        """Stage → when its latest claim found nothing, in ms by the server's clock, and the seconds until a lease of
-        another worker ends, infinite without one; (0, 0.0) where it found some."""
+        self.empty: dict[str, float] = {}
+        """Stage → the seconds until a lease of another worker ends, infinite without one, where its latest claim found
+        nothing; 0.0 where it found some."""
 
     @property
     def spec(self) -> JobSpec:
@@ -104,10 +104,9 @@ class StageSide(LeasedSide[ClaimedItem]):
                 held={batch_id: cached.digest for batch_id, cached in held.items()},
                 is_idle=is_idle,
             )
-            self.empty[stage] = (0, 0.0)
+            self.empty[stage] = 0.0
             if outcome == b"none":
-                due_ms, from_ms = rest
-                self.empty[stage] = (from_ms, due_ms / 1000 if due_ms >= 0 else math.inf)
+                self.empty[stage] = rest[0] / 1000 if rest[0] >= 0 else math.inf
                 return []
             answer = decode(rest[0], _Answer)
             self._heard[number] = answer.claim
@@ -269,6 +268,5 @@ def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], ti
     if not waits:
         raise ValueError("there is no job to wait for")
     side = waits[0][0]
-    each = [empty for side, stages in waits for name, empty in side.empty.items() if stages is None or name in stages]
-    from_ms = min((from_ms for from_ms, _ in each), default=0)
-    side.wait_for_wake(str(from_ms), min([timeout_s, *(due_s for _, due_s in each)]))
+    each = [due_s for side, stages in waits for name, due_s in side.empty.items() if stages is None or name in stages]
+    side.wait_for_wake(min([timeout_s, *each]))

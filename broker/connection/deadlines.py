@@ -206,4 +206,16 @@ def bounded(connection_class: type[Any], patience: Patience) -> type[Any]:
                 self.disconnect()
             super().send_packed_command(command, check_health)
 
+        def hear(self, timeout_s: float) -> Any:
+            """The next message of one that has subscribed; None where none comes within timeout_s."""
+            ends_s = patience.clock() + timeout_s
+            while not self.can_read(max(0.0, min(SLICE_S, ends_s - patience.clock()))):
+                if patience.left_s <= 0:
+                    raise TimeoutError("the call is over")
+                if getattr(self, "is_left", lambda: False)():
+                    raise ConnectionError("another server is the primary now")
+                if patience.clock() >= ends_s:
+                    return None
+            return self.read_response(push_request=True)
+
     return Bounded

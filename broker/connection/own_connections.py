@@ -7,10 +7,12 @@ copies into one text of the protocol goes out in pieces.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import hiredis
@@ -20,6 +22,8 @@ from redis.exceptions import ResponseError
 LARGE_BYTES = 2**16
 """From here on an argument is sent from where it lies, not copied behind the others."""
 CRLF = b"\r\n"
+MOST_CHANNELS = 64
+"""Of one who waits; then those of jobs that are over are left, with the connection."""
 
 Command = Sequence[str | int | bytes]
 
@@ -31,6 +35,7 @@ class OwnConnections:
         self._pool = pool
         self._idle: deque[Any] = deque()
         self._last = threading.local()
+        self._subscriptions: dict[str, Subscription] = {}
         self._process = os.getpid()
 
     def ask(self, *command: str | int | bytes) -> Any:
@@ -57,8 +62,14 @@ class OwnConnections:
         """Names the server that answered this thread last; None before."""
         return getattr(self._last, "place", None)
 
+    def heard(self, who: str, channels: Collection[str], timeout_s: float) -> set[str]:
+        """As Subscription.wait, over the connection of one who waits. Raises redis-py's errors."""
+        return self._subscriptions.setdefault(who, Subscription(self._pool)).wait(channels, timeout_s)
+
     def close(self) -> None:
         """Those that are used meanwhile stay open."""
+        for subscription in self._subscriptions.values():
+            subscription.close()
         while self._idle:
             self._pool.release(self._idle.pop())
 
@@ -69,6 +80,62 @@ class OwnConnections:
             return self._idle.pop()
         except IndexError:
             return self._pool.get_connection()
+
+
+class Subscription:
+    """What one who waits hears, over a connection of its own. Thread-safe.
+
+    The server keeps no message for who isn't there. So a channel that is new to a connection counts as heard, and who
+    waits looks: what came before that, also while the connection was lost, is not missed.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self._connection: Any = None
+        self._known, self._heard = set[bytes](), set[bytes]()
+        self._lock = threading.Lock()
+
+    def wait(self, channels: Collection[str], timeout_s: float) -> set[str]:
+        """Those of the channels that called since they were waited for; blocks until one does, or for timeout_s.
+
+        Raises redis-py's errors.
+        """
+        names, ends_s = {channel.encode() for channel in channels}, time.monotonic() + timeout_s
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._pool.get_connection()
+                self._connection.register_connect_callback(self._connected)
+            if len(self._known) > MOST_CHANNELS:
+                self._connection.disconnect()
+            self._connection.retry.call_with_retry(
+                lambda: self._listen(names, ends_s), lambda _error: self._connection.disconnect()
+            )
+            heard = self._heard & names
+            self._heard -= heard
+        return {name.decode() for name in heard}
+
+    def _connected(self, _connection: Any) -> None:
+        self._known.clear()
+
+    def _listen(self, names: set[bytes], ends_s: float) -> None:
+        """Asks for the channels at each wait, so that a connection that is lost is noticed."""
+        connection = self._connection
+        connection.send_packed_command(connection.pack_command("SUBSCRIBE", *names), check_health=False)
+        num_asked, left_s = len(names), 0.0
+        while num_asked or left_s >= 0.0:  # who calls without end holds nobody
+            message = connection.read_response(push_request=True) if num_asked else connection.hear(left_s)
+            if message is None:
+                return
+            kind, name, _ = message
+            num_asked -= kind == b"subscribe"
+            if kind == b"message" or name not in self._known:
+                self._heard.add(name)
+            self._known.add(name)
+            left_s = min(0.0 if self._heard & names else math.inf, ends_s - time.monotonic())
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
 
 
 def _answers(connection: Any, commands: Sequence[Command]) -> list[Any]:

@@ -82,7 +82,7 @@ S = f"onbeat:{SEAL_MARK}"
 
 WORKERS = (
     ("+time", ""),
-    (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~onbeat:wake:* %R~{S}:*"),
+    (WATCH, f"%R~onbeat:{{*}}:* %R~onbeat:jobs %R~onbeat:active %R~{S}:*"),
     ("+zadd +zrem", f"~{S}:{{*}}:work*"),
     ("+hset +hdel", f"~{S}:{{*}}:items*"),
     ("+xadd", f"~{S}:{{*}}:rollouts* ~{S}:{{*}}:dead ~{S}:{{*}}:buried ~{S}:{{*}}:spans"),
@@ -91,7 +91,8 @@ WORKERS = (
     ("+hincrby", f"~{S}:{{*}}:counters"),
     ("+hset +del", f"~{S}:{{*}}:claimers"),
     ("+zadd +zrem +zremrangebyrank", f"~{S}:{{*}}:waiting"),
-    ("+xadd +pexpire +del", "~onbeat:wake:*"),
+    ("+publish +subscribe", "&onbeat:wake:*"),
+    ("+subscribe", "&onbeat:{*}:shards"),
 )
 """What generators and stage workers have in common."""
 
@@ -132,7 +133,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+hdel", f"~{S}:{{*}}:progress"),
         ("+xgroup|create +xgroup|destroy +xreadgroup +xclaim +xautoclaim +xtrim", f"~{S}:{{*}}:rollouts*"),
         ("+xadd", "~onbeat:{*}:audit ~onbeat:{*}:events ~onbeat:{*}:shards ~onbeat:changes"),
-        ("+xadd +pexpire", "~onbeat:wake:*"),
+        ("+publish", "&onbeat:wake:* &onbeat:{*}:shards"),
         ("+set +get +pexpire +del", "~onbeat:{*}:starting"),
         ("+sadd +srem", "~onbeat:active"),
         ("+hgetall +hset +hdel", "~onbeat:removed"),

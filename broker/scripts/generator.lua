@@ -7,7 +7,7 @@
 --   ones, and none take the work that makes room
 --   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, attempt, number, payload, manifest}
---    | {none, ms until a batch has taken long enough for a hedge, or -1, ms from which on to wait for a wake}
+--    | {none, ms until a batch has taken long enough for a hedge, or -1}
 --    | {wrong_engine, the kind that the job is sampled with}
 -- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
@@ -19,7 +19,7 @@ require_number(a.heard, 0, MAX_CLAIM)
 local fence, now = read_fence(), now_ms()
 local function nothing(hedge_ms)
   note_waiting(0, a.generator, a.is_idle and now + IDLE_MS or now)
-  return { 'none', hedge_ms, now - 1 }
+  return { 'none', hedge_ms }
 end
 if #fence.window == 0 or is_ended() then return nothing(-1) end
 local kept = engine_of_job()

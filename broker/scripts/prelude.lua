@@ -443,15 +443,13 @@ local function score_of(stage, ends_ms)
   return string.format('%.17g', stage * BAND + ends_ms)
 end
 
--- Who claims in vain waits for an entry in a stream of its own, and looks again in any case each second: a wake is a hint, so one that
--- goes to a dead worker, or one who spoils a stream, costs no more than that. Neither the file nor a replica has it: a server that
+-- Who claims in vain listens to a channel of its own, and looks again in any case each second: a wake is a hint, so one that goes to
+-- a dead worker, or one who calls without need, costs no more than that. Neither the file nor a replica has it: a server that
 -- waits writes nothing. is_idle: one that has work in hand, or can't take all, comes a second behind the others.
-local IDLE_MS, WAKE_MS = 1000, 3000 -- ahead of others; until a stream goes
+local IDLE_MS = 1000
 local function note_waiting(stage, who, from_ms)
   if #who > MAX_WHO or redis.call('EXISTS', JOB) == 0 or is_ended() then return end
   redis.set_repl(redis.REPL_NONE)
-  local stream = 'onbeat:wake:' .. who -- what is dated ahead there, as of before a clock stepped back, would end each wait at once
-  if #redis.pcall('XREVRANGE', stream, '+', whole(from_ms + 1), 'COUNT', '1') > 0 then redis.pcall('DEL', stream) end
   if redis.call('ZCARD', WAITING) >= MAX_CLAIMERS then redis.call('ZREMRANGEBYRANK', WAITING, '0', '0') end
   redis.call('ZADD', WAITING, score_of(stage, from_ms), whole(stage) .. '/' .. who)
   redis.set_repl(redis.REPL_ALL)
@@ -462,10 +460,10 @@ local function wake(stage, number)
   local members = redis.call('ZRANGE', WAITING, score_of(stage, BAND - 1), score_of(stage, 1), 'BYSCORE', 'REV', 'LIMIT', '0', number)
   redis.set_repl(redis.REPL_NONE)
   call_with('ZREM', WAITING, members)
+  local from = #whole(stage) + 2 -- behind the slash
   for _, member in ipairs(members) do
-    local woken = 'onbeat:wake:' .. string.match(member, '/(.*)')
-    redis.pcall('XADD', woken, 'MAXLEN', '1', '*', 'of', JOB_ID)
-    redis.pcall('PEXPIRE', woken, WAKE_MS)
+    local woken = 'onbeat:wake:' .. string.sub(member, from)
+    redis.call('PUBLISH', woken, '')
   end
   redis.set_repl(redis.REPL_ALL)
 end

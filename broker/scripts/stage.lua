@@ -144,7 +144,7 @@ local function nothing()
     if left and (due < 0 or left < due) then due = left end
   end
   note_waiting(a.stage, a.worker, a.is_idle and now + IDLE_MS or now)
-  return { 'none', due, now - 1 }
+  return { 'none', due }
 end
 if is_ended() then return nothing() end
 local last = unheard(who, a.heard)

@@ -52,7 +52,7 @@ def by_hand(draw: Draw, role: str, *, job_id: str, seal: str) -> list[Any] | Non
     pattern = draw(names.split())
     if not words or pattern.startswith("%R~"):
         return None
-    key = pattern.removeprefix("~").replace(SEAL_MARK, seal).replace("{*}", f"{{{job_id}}}")
+    key = pattern.lstrip("~&").replace(SEAL_MARK, seal).replace("{*}", f"{{{job_id}}}")
     key = re.sub(r"\*$", lambda _: draw(["", ":1", "x"]), key)
     arguments = _ARGUMENTS.get(" ".join(words))
     return None if arguments is None else [*words, *arguments(draw, key, job_id)]
@@ -103,6 +103,7 @@ _ARGUMENTS: dict[str, Callable[[Draw, str, str], list[Any]]] = {
     "HSETNX": lambda draw, key, _: [key, draw(FIELDS), draw(VALUES)],
     "HINCRBY": lambda draw, key, _: [key, draw(FIELDS), draw([1, -1, 2**63 - 1, -(2**63)])],
     "HDEL": lambda draw, key, _: [key, draw(FIELDS)],
+    "PUBLISH": lambda draw, key, _: [key, draw(VALUES)],
     "SADD": lambda draw, key, job_id: [key, _member(draw, job_id)],
     "SREM": lambda draw, key, job_id: [key, _member(draw, job_id)],
     "ZADD": lambda draw, key, job_id: [key, draw(SCORES), _member(draw, job_id)],

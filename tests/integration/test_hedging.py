@@ -232,7 +232,7 @@ def test_a_batch_that_is_late_ends_one_wait_of_a_generator_that_claims_nothing(
     stack.held_for(0.0)
     assert stack.hedge() is None
     timeouts_s: list[float] = []
-    monkeypatch.setattr(stack.quick, "wait_for_wake", lambda _, timeout_s, also: timeouts_s.append(timeout_s) or {})
+    monkeypatch.setattr(stack.quick, "wait_for_wake", lambda timeout_s, *_: timeouts_s.append(timeout_s) or set())
     for _ in range(2):
         stack.quick.wait_for_prompts(LEASE_S)
     assert 0.0 < timeouts_s[0] < timeouts_s[1] == LEASE_S

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from broker.connection.roles import GATEWAY, GENERATOR, ROLES, STAGE, TRAINER
 from broker.job_search import find_jobs
 from broker.job_store import JobStore
-from broker.keys import wake_stream
+from broker.keys import wake_channel
 from broker.monitor import job_status, stream_report
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import OnbeatError
@@ -210,7 +210,7 @@ def look(attacked: Driven, beside: Driven, run_root: Path) -> None:
 
 @pytest.mark.parametrize("role", [GENERATOR, STAGE])
 def test_a_generator_and_a_stage_worker_have_nothing_to_write_by_hand(role: str, server: EmbeddedRedis) -> None:
-    """By its rights it might, where it could name a key: what it can name is only read, but for a stream that wakes."""
+    """By its rights it might, where it could name a key: what it can name is only read, and it may call who waits."""
     client, job, draw = redis.Redis.from_url(server.url_of(role)), staged(server), drawing(role)
     job.open()
     job.publish()
@@ -222,7 +222,7 @@ def test_a_generator_and_a_stage_worker_have_nothing_to_write_by_hand(role: str,
                 client.execute_command(*command)
                 done.add(next(word for word in command if str(word).startswith("onbeat:")))
     assert done
-    assert all(name.startswith(wake_stream("")) for name in done), "hints, which go by themselves"
+    assert all(name.startswith(wake_channel("")) for name in done), "hints, which no server keeps"
 
 
 @pytest.mark.parametrize("role", [GENERATOR, STAGE])
@@ -243,7 +243,7 @@ def test_no_answer_to_a_lower_role_repeats_the_secret_of_a_name(role: str, serve
         ("CLIENT", "LIST"),
         ("SUBSCRIBE", "__keyspace@0__:*"),
         ("CONFIG", "GET", "*"),
-        ("XINFO", "STREAM", wake_stream(role)),
+        ("PUBSUB", "CHANNELS"),
     ):
         with contextlib.suppress(ResponseError):
             answer = client.execute_command(*command)

@@ -28,7 +28,7 @@ from broker.keys import (
     SlotKeys,
     idempotency,
     sealed_name,
-    wake_stream,
+    wake_channel,
 )
 from contracts.encoding.wire import encode
 from contracts.errors import InvalidInput
@@ -63,6 +63,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "HSTRLEN": (FIRST, "f"),
     "INFO": ("memory",),
     "PEXPIRE": (FIRST, "1"),
+    "PUBLISH": (FIRST, ""),
     "SADD": (FIRST, "m"),
     "SET": (FIRST, "v"),
     "SREM": (FIRST, "m"),
@@ -111,7 +112,7 @@ NAMED |= {
     "SPEC_BYTES": SPEC_BYTES,
     "CHANGES": CHANGES,
     "reservation": idempotency("k"),
-    "woken": wake_stream("w"),
+    "woken": wake_channel("w"),
 }
 NAMED |= {"SPEC": KEYS.spec, "SHARDS": KEYS.shards, "CHUNKS": KEYS.chunks}
 """Variable → its key; the others are made where they are used, or are of a slot."""
@@ -225,6 +226,9 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
         "end another's connection": (nobody, ("CLIENT", "KILL", "TYPE", "normal")),
         "pause everybody": (nobody, ("CLIENT", "PAUSE", 60_000)),
         "listen to channels": (nobody, ("SUBSCRIBE", "any")),
+        "listen to all channels": (nobody, ("PSUBSCRIBE", "*")),
+        "call those who wait for weights": (not_trainer, ("PUBLISH", keys.shards, "")),
+        "wake another's workers": ((GATEWAY, LOADER), ("PUBLISH", wake_channel("w"), "")),
         "move a key to another server": (nobody, ("MIGRATE", "127.0.0.1", 1, keys.spec, 0, 1000)),
         "restore a key": (nobody, ("RESTORE", keys.slots[0].ledger, 0, b"")),
         "write into another namespace": (nobody, ("SET", "somebody:else", "1")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from broker.connection.client import Broker, connect
+from broker.connection.own_connections import MOST_CHANNELS
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from broker.keys import wake_stream
+from broker.keys import wake_channel
 from broker.leases import FailOutcome
 from broker.stage_side import StageSide
 from contracts.jobs import JobState
@@ -49,6 +51,7 @@ class Waiting:
             self._add(f"{stage}-{name}", partial(side.claim, stage), side.wait)
 
     def _add(self, name: str, claim: Callable[[], Any], wait: Callable[[float], Any]) -> None:
+        wait(0.001)  # the first one begins to listen, and ends at once
         assert not claim(), "there is work already"
         self._claims[name] = self._threads.submit(lambda: (wait(LONG_S), claim())[1])
 
@@ -162,8 +165,16 @@ def test_an_item_of_each_row_wakes_no_more_than_wait(redis_server: EmbeddedRedis
     waiting.woken(NUM_WAITING - NUM_ROWS)
 
 
-def woken_of(broker: Broker, *names: str) -> list[str]:
-    return [name for name in names if broker.redis.exists(wake_stream(name))]
+def called_of(broker: Broker, *names: str) -> list[str]:
+    """Those of the names that were called since they were asked for; the first time it begins to listen to them."""
+    channels = {wake_channel(name): name for name in names}
+    heard = [broker.connections.heard(name, {channel}, 0.01) for channel, name in channels.items()]
+    return [channels[channel] for one in heard for channel in one]
+
+
+def listens(broker: Broker, *names: str) -> None:
+    """From here on each hears what it is called for, as a worker does from its first wait on."""
+    assert called_of(broker, *names) == list(names), "the first wait ends at once"
 
 
 def in_vain(job: LaggingJob, prefix: str, **told: Any) -> list[str]:
@@ -178,9 +189,10 @@ def in_vain(job: LaggingJob, prefix: str, **told: Any) -> list[str]:
 def test_the_wakes_of_killed_generators_cost_another_no_more_than_its_next_look(broker: Broker) -> None:
     job = at_its_end(delayed(broker, 0))
     (lives, _), killed = in_vain(job, "lives"), in_vain(job, "killed")
+    listens(broker, lives, *killed)
     job.commit(0)
-    assert woken_of(broker, lives, *killed) == killed
-    assert [broker.redis.pttl(wake_stream(name)) <= 3000 for name in killed] == [True] * NUM_TRAIN
+    assert called_of(broker, lives, *killed) == killed
+    assert not broker.redis.keys(wake_channel("*")), "of a call to the dead nothing is left"
     job.generator(lives).wait_for_prompts(PROMPTS_WAIT_S)
     assert job.claim(lives).prompt_batch.iteration == 1
 
@@ -190,19 +202,21 @@ def test_who_looks_again_is_woken_before_the_dead_and_who_is_idle_before_the_bus
     idle, dead = in_vain(job, "idle"), in_vain(job, "dead")
     assert in_vain(job, "idle") == idle
     others = [*in_vain(job, "busy", is_idle=False), *in_vain(job, "without room", oldest_only=True), *dead]
+    listens(broker, *idle, *others)
     job.commit(0)
-    assert woken_of(broker, *idle, *others) == idle
+    assert called_of(broker, *idle, *others) == idle
 
 
 def test_who_has_found_work_meanwhile_is_not_woken(broker: Broker) -> None:
     job = delayed(broker, 0)
     held = [job.claim(), job.claim()]
     (first, second) = in_vain(job, "waits")
+    listens(broker, first, second)
     assert job.generator().fail(held[0], "no reward") is FailOutcome.RETRIED
-    assert woken_of(broker, first, second) == [second]
+    assert called_of(broker, first, second) == [second]
     job.claim(first)
     assert job.generator().fail(held[1], "no reward") is FailOutcome.RETRIED
-    assert woken_of(broker, first) == []
+    assert called_of(broker, first) == []
     job.claim(second)
 
 
@@ -212,47 +226,87 @@ def test_a_stage_worker_that_has_found_items_of_one_stage_is_not_woken_for_anoth
     idle, busy = [f"{name}-{job.job_id}" for name in ("idle", "busy")]
     for name in (idle, busy):
         assert job.stage(name).claim("after") == []
+    listens(job.operator, idle, busy)
     job.publish()
     items = job.stage(busy).claim("judge")
     job.stage(busy).put([(item, job.made(item)) for item in items])
-    assert woken_of(job.operator, idle, busy) == [idle]
+    assert called_of(job.operator, idle, busy) == [idle]
 
 
-def test_a_wake_between_a_claim_and_its_wait_is_not_missed(broker: Broker) -> None:
+@pytest.mark.parametrize("listens_before", [False, True])
+def test_a_wake_between_a_claim_and_its_wait_is_not_missed(listens_before: bool, broker: Broker) -> None:
     job = at_its_end(delayed(broker, 0))
     name, _ = in_vain(job, "waits")
+    if listens_before:
+        job.generator(name).wait_for_prompts(0.001)
     job.commit(0)
     job.generator(name).wait_for_prompts(LONG_S)
     job.claim(name)
 
 
-def test_a_wait_that_is_over_is_not_ended_by_the_same_wake_again(broker: Broker) -> None:
-    job = at_its_end(delayed(broker, 0))
-    name, other = in_vain(job, "waits")
-    job.commit(0)
-    time.sleep(0.005)
-    for _ in range(NUM_TRAIN):
-        job.claim(other)
-    side = job.generator(name)
-    assert side.claim(LEASE_S) is None
-    before_s = time.monotonic()
-    side.wait_for_prompts(0.3)
-    assert time.monotonic() - before_s >= 0.29
-
-
-def test_a_wake_that_is_dated_ahead_ends_no_wait_after_a_claim_and_keeps_no_later_one_away(broker: Broker) -> None:
-    """As a clock that stepped back leaves it, or one who spoils the stream."""
+def test_a_wake_while_the_connection_was_lost_is_not_missed(broker: Broker) -> None:
     job = at_its_end(delayed(broker, 0))
     name, _ = in_vain(job, "waits")
-    broker.redis.xadd(wake_stream(name), {"of": "another"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    job.generator(name).wait_for_prompts(0.001)
+    broker.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    job.commit(0)
+    job.generator(name).wait_for_prompts(LONG_S)
+    job.claim(name)
+
+
+def test_a_wait_goes_on_where_its_connection_breaks(broker: Broker) -> None:
+    job = at_its_end(delayed(broker, 0))
+    name, _ = in_vain(job, "waits")
     side = job.generator(name)
+    side.wait_for_prompts(0.001)
+    with ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(side.wait_for_prompts, LONG_S)
+        while not broker.redis.pubsub_numsub(wake_channel(name))[0][1]:
+            time.sleep(0.01)
+        time.sleep(QUIET_S)
+        assert not waits.done()
+        broker.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert waits.result(DEADLINE_S) == [], "what it may have missed meanwhile it looks for"
+
+
+@pytest.mark.parametrize("num_calls", [1, 1000])
+def test_a_wait_that_is_over_is_not_ended_by_the_same_wake_again(num_calls: int, broker: Broker) -> None:
+    """However often it was called: one who calls without need costs a claim."""
+    job = at_its_end(delayed(broker, 0))
+    name, other = in_vain(job, "waits")
+    side = job.generator(name)
+    side.wait_for_prompts(0.001)
+    job.commit(0)
+    for _ in range(num_calls - 1):
+        broker.redis.publish(wake_channel(name), "")
+    for _ in range(NUM_TRAIN):
+        job.claim(other)
+    side.wait_for_prompts(LONG_S)
     assert side.claim(LEASE_S) is None
     before_s = time.monotonic()
     side.wait_for_prompts(0.3)
     assert time.monotonic() - before_s >= 0.29
-    job.commit(0)
-    side.wait_for_prompts(LONG_S)
-    job.claim(name)
+
+
+def test_one_who_is_called_without_end_waits_no_longer_than_it_asked_to(broker: Broker) -> None:
+    is_over = threading.Event()
+    listens(broker, "called")
+
+    def call() -> None:
+        while not is_over.is_set():
+            with broker.redis.pipeline(transaction=False) as pipe:
+                for _ in range(1000):
+                    pipe.publish(wake_channel("called"), "")
+                pipe.execute()
+
+    with ThreadPoolExecutor(1) as thread:
+        calling = thread.submit(call)
+        before_s = time.monotonic()
+        for _ in range(3):
+            assert broker.connections.heard("called", {wake_channel("called")}, 1.0) == {wake_channel("called")}
+        assert time.monotonic() - before_s < 10.0
+        is_over.set()
+        calling.result(DEADLINE_S)
 
 
 def test_a_wake_that_no_claim_follows_ends_one_wait(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,21 +314,30 @@ def test_a_wake_that_no_claim_follows_ends_one_wait(broker: Broker, monkeypatch:
     job = at_its_end(delayed(broker, 0))
     name, _ = in_vain(job, "waits")
     side = job.generator(name)
+    side.wait_for_prompts(0.001)
     assert side.claim(LEASE_S) is None
-    wait, news = side.wait_for_wake, list[Any]()
+    wait, news = side.wait_for_wake, list[set[str]]()
     monkeypatch.setattr(side, "wait_for_wake", lambda *told: news.append(wait(*told)) or news[-1])
     job.commit(0)
     side.wait_for_prompts(LONG_S)
     side.wait_for_prompts(0.01)
-    broker.redis.xadd(wake_stream(name), {"of": "another"})
+    broker.redis.publish(wake_channel(name), "")
     side.wait_for_prompts(LONG_S)
-    assert [wake_stream(name).encode() in found for found in news] == [True, False, True]
+    assert news == [{wake_channel(name)}, set(), {wake_channel(name)}]
+
+
+def test_the_channels_of_one_who_waits_on_many_jobs_are_bounded(broker: Broker) -> None:
+    for number in range(200):
+        assert broker.connections.heard("w", {f"channel-{number}"}, 0.0) == {f"channel-{number}"}
+    channels: Any = broker.redis.pubsub_channels("channel-*")
+    assert len(channels) <= MOST_CHANNELS + 1
 
 
 def test_a_worker_is_woken_by_each_of_its_jobs(broker: Broker, waiting: Waiting) -> None:
     awaited, other = at_its_end(delayed(broker, 0)), at_its_end(delayed(broker, 0))
     name = f"waits-{awaited.job_id}"
     assert other.generator(name).claim(LEASE_S) is None
+    awaited.generator(name).wait_for_prompts(0.001)
     assert awaited.generator(name).claim(LEASE_S) is None
     other.commit(0)
     awaited.generator(name).wait_for_prompts(LONG_S)

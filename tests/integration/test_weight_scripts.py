@@ -52,10 +52,14 @@ def test_a_generator_that_waits_for_prompts_is_told_of_each_shard_once(
         WeightShard(policy_version=4, path=f"j/weights/.v000004.0/{name}", name=name, num_bytes=8) for name in "ab"
     ]
     generator = GeneratorSide(broker, job, "generator-a")
+    assert generator.wait_for_prompts(0.01) == []
     for shard in shards:
         trainer.announce_shard(shard)
-    assert [generator.wait_for_prompts(1.0) for _ in shards] == [[shard] for shard in shards]
+        assert generator.wait_for_prompts(60.0) == [shard]
     assert generator.wait_for_prompts(0.01) == []
+    late = GeneratorSide(broker, job, "generator-b")
+    assert late.wait_for_prompts(60.0) == shards, "one that comes late has them at once"
+    assert late.wait_for_prompts(0.01) == []
 
 
 def test_a_generator_of_a_job_with_a_lag_is_told_of_versions_and_of_the_files_after_them(broker: Broker) -> None:
