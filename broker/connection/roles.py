@@ -91,8 +91,8 @@ WORKERS = (
     ("+hincrby", f"~{S}:{{*}}:counters"),
     ("+hset +del", f"~{S}:{{*}}:claimers"),
     ("+zadd +zrem +zremrangebyrank", f"~{S}:{{*}}:waiting"),
-    ("+publish +subscribe", "&onbeat:wake:*"),
-    ("+subscribe", "&onbeat:{*}:shards"),
+    ("+publish", "&onbeat:wake:*"),
+    ("+subscribe", "&onbeat:wake:* &onbeat:{*}:shards"),
 )
 """What generators and stage workers have in common."""
 
@@ -156,7 +156,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     LOADER: (("+function|load +function|list", ""),),
 }
-"""Role → (commands, keys). A command passes that one of these lines allows with all of its keys."""
+"""Role → (commands, keys and channels). A command passes that one of these lines allows with all of its keys."""
 
 
 def gate(script: str) -> str:

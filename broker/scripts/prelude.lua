@@ -463,7 +463,7 @@ local function wake(stage, number)
   local from = #whole(stage) + 2 -- behind the slash
   for _, member in ipairs(members) do
     local woken = 'onbeat:wake:' .. string.sub(member, from)
-    redis.call('PUBLISH', woken, '')
+    redis.pcall('PUBLISH', woken, '') -- a user that lacks this right must not stop halfway
   end
   redis.set_repl(redis.REPL_ALL)
 end

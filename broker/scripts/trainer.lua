@@ -258,7 +258,7 @@ return { 'published' }
 local SHARDS = job_key('shards')
 if not is_trainer() then return { 'fenced' } end
 redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
-redis.call('PUBLISH', SHARDS, '')
+redis.pcall('PUBLISH', SHARDS, '')
 return { 'announced' }
 
 -- put_chunk: {epoch, field, keep_ms}, payload its bytes -> {put} | {fenced} | OOM, at maxmemory; keep_ms: until all chunks go

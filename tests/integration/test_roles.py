@@ -15,6 +15,7 @@ from redis.retry import Retry
 from broker.connection.client import Broker, connect
 from broker.connection.roles import GATEWAY, GENERATOR, LOADER, ROLES, SCRIPT_ROLES, STAGE, TRAINER, rules
 from broker.connection.script_texts import PRELUDE, function_name, library_text, scripts
+from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.keys import (
     ACTIVE,
@@ -30,6 +31,7 @@ from broker.keys import (
     sealed_name,
     wake_channel,
 )
+from broker.stage_side import StageSide
 from contracts.encoding.wire import encode
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
@@ -267,6 +269,15 @@ def test_the_write_script_gives_nobody_more_than_his_own_rights(redis_server: Em
     for command, name in (("HSET", "weights"), ("XADD", "audit")):
         with pytest.raises(InvalidInput, match="may not do that"):
             gateway.write(command, name, *(["0", "x"] if command == "HSET" else ["*", "record", "x"]), job=job.job_id)
+
+
+def test_who_claims_may_listen_to_its_own_channel_and_to_files_of_the_next_version(
+    redis_server: EmbeddedRedis, job: Job
+) -> None:
+    by_role = brokers(redis_server)
+    generator = GeneratorSide(by_role[GENERATOR], job.job_id, "g")
+    assert [generator.wait_for_prompts(0.01) for _ in range(2)] == [[], []]
+    assert StageSide(by_role[STAGE], job.job_id, "s").wait_for_wake(0.01) == {wake_channel("s")}
 
 
 def called(script: str) -> Iterator[tuple[str, str]]:
