@@ -6,9 +6,10 @@ N generators have claimed in vain and wait for a wake, each by a connection of i
 one claims and publishes the 128 batches of 45 KB of each iteration. The server's processor milliseconds are taken
 around each step, medians of the rounds: of a claim, a heartbeat (presence and lease) and a publication; of a whole
 opening, with the trainer's reading and commit before it, which wakes as many as there are batches; and of a claim in
-vain, as each that was woken beyond them would make. Each N has a server of its own, and they take turns round by round.
-Before an opening each server has had as many claims in vain as there are waiting generators at most, since they alone
-put what it reads next out of the processor's caches.
+vain, as each that was woken beyond them would make. Each N has a server of its own, and they take turns round by round;
+beside the milliseconds stand the medians of their ratios to those with one that waits, round by round. Before an
+opening each server has had as many claims in vain as the most that wait make: they alone put what it reads next out of
+the processor's caches.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -165,6 +167,13 @@ class Row:
         """Milliseconds; the first round warms up."""
         return {what: round(statistics.median(values[1:]), 4) for what, values in self._found.items()}
 
+    def times(self, other: Row) -> dict[str, float]:
+        """Medians of the ratios to the other one's steps in the same round."""
+        return {
+            what: round(statistics.median(map(truediv, values[1:], other._found[what][1:])), 3)
+            for what, values in self._found.items()
+        }
+
 
 def claim_each(side: GeneratorSide, claims: list[Claim]) -> None:
     for _ in range(NUM_BATCHES[SIZE]):
@@ -201,9 +210,11 @@ def main() -> None:
             for row in rows[:: -1 if number % 2 else 1]:
                 row.round()
         found = {str(count): row.medians() for count, row in zip(WAITING, rows, strict=True)}
+        of_first = {str(count): row.times(rows[0]) for count, row in zip(WAITING[1:], rows[1:], strict=True)}
     for count, medians in found.items():
-        print(count, medians, flush=True)
-    path = write_result("control-plane", {"expected": EXPECTED, "size": SIZE, "server_ms": found})
+        print(count, medians, of_first.get(count, ""), flush=True)
+    result = {"expected": EXPECTED, "size": SIZE, "server_ms": found, "times_the_first_by_round": of_first}
+    path = write_result("control-plane", result)
     print(f"written to {path.relative_to(REPOSITORY)}")
 
 
