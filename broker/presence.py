@@ -64,7 +64,7 @@ class _Board(Generic[Seen]):
         live: list[Seen] = []
         for name, value in zip(names_and_values[0::2], names_and_values[1::2], strict=True):
             at_ms, _, record = value.partition(b" ")
-            ago_s = (int(now_ms) - int(at_ms)) / 1000 if at_ms.isdigit() else math.inf
+            ago_s = (int(now_ms) - int(at_ms)) / 1000 if at_ms.isdigit() and len(at_ms) < 20 else math.inf
             try:
                 worker = changed(decode(record, self.kind), seen_s=max(0.0, ago_s))
             except ContractViolation as error:  # it hides no other one; one of another Onbeat beats again

@@ -270,7 +270,15 @@ def test_generators_are_listed_with_what_they_do(ask: Ask, services: Services) -
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"junk", b"1 junk", b"9999999999999 \x80", encode({"worker_id": "g2", "seen_s": 1.0, "info": {}})]
+    "said",
+    [
+        b"",
+        b"junk",
+        b"1 junk",
+        b"9999999999999 \x80",
+        b"9" * 400,
+        encode({"worker_id": "g2", "seen_s": 1.0, "info": {}}),
+    ],
 )
 def test_what_is_no_sign_of_life_is_told_and_forgotten_and_hides_no_generator(
     said: bytes, ask: Ask, services: Services, caplog: pytest.LogCaptureFixture
