@@ -32,7 +32,6 @@ COMMANDS = {
     "watch": "jobs",
     "cancel": "jobs",
     "resume": "jobs",
-    "verify": "jobs",
 }
 """Command → its module of onbeat/commands/, where it is the function of its name; in the order of `onbeat --help`."""
 EXTRAS = "onbeat.commands"

@@ -68,8 +68,6 @@ class OwnConnections:
 
     def close(self) -> None:
         """Those that are used meanwhile stay open."""
-        for subscription in self._subscriptions.values():
-            subscription.close()
         while self._idle:
             self._pool.release(self._idle.pop())
 
@@ -132,10 +130,6 @@ class Subscription:
                 self._heard.add(name)
             self._known.add(name)
             left_s = min(0.0 if self._heard & names else math.inf, ends_s - time.monotonic())
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.disconnect()
 
 
 def _answers(connection: Any, commands: Sequence[Command]) -> list[Any]:

@@ -48,8 +48,6 @@ def open_plain(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
 
 
 T = TypeVar("T")
-TAIL_BYTES = 64 * 1024
-"""Far more than one line of metrics.jsonl."""
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +58,6 @@ def read_json_lines(path: Path, kind: type[T]) -> list[T]:
         return _decoded(read_plain(path), kind, source=str(path))
     except FileNotFoundError:
         return []
-
-
-def last_json_line(path: Path, kind: type[T]) -> T | None:
-    """Returns the last whole record, without reading the file up to it; None where there is none. Raises OSError."""
-    records, _ = last_json_lines(path, kind, max_bytes=TAIL_BYTES)
-    return records[-1] if records else None
 
 
 def last_json_lines(path: Path, kind: type[T], *, max_bytes: int) -> tuple[list[T], bool]:

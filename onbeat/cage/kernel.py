@@ -28,8 +28,6 @@ MOUNT_SETATTR = 442
 """Its number on every machine: Linux 5.12."""
 AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = -100, 0x8000, 0x1
 
-M_ARENA_MAX = -8
-
 SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
 
 PR_SET_PDEATHSIG = 1
@@ -53,12 +51,6 @@ def prctl(option: int, value: int) -> bool:
 def unshare(flags: int) -> bool:
     """Enters all of the namespaces, or none of them."""
     return IS_LINUX and libc().unshare(flags) == 0
-
-
-def share_one_heap() -> None:
-    """Has all threads allocate from one heap: each other one reserves 64 MiB of address space, which is limited."""
-    if IS_LINUX:
-        libc().mallopt(M_ARENA_MAX, 1)
 
 
 def raise_loopback() -> bool:

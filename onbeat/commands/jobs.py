@@ -9,28 +9,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from contracts.answers import AuditVerdict
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
-from contracts.run_folder import RunFolder
-from contracts.settings import settings_from
-from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
-from onbeat.audit.folder import read_audit, verify_folder
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import flag_settings, load_spec
 from onbeat.commands import options
 from onbeat.commands.options import Job
-from onbeat.run_files import bring_missing
 from onbeat.stack.access import run_dir_flag, run_root_from
 from onbeat.terminal.follow import follow
 from onbeat.terminal.job_view import health_lines, view_for
 from onbeat.terminal.output import FAILED, console_for, emit, tell
-from onbeat.terminal.words import UNKNOWN, one_line, plural
-
-VERIFY_WITHIN_S = 3600.0
-"""The gateway has a deadline of its own, ONBEAT_VERIFY_TIMEOUT_S."""
+from onbeat.terminal.words import UNKNOWN, one_line
 
 
 def submit(
@@ -106,36 +96,6 @@ def resume(
         _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 
-def verify(
-    job: Job,
-    json_output: options.Json = False,
-    gateway: options.Gateway = None,
-    api_key: options.ApiKey = None,
-    run_dir: options.RunDir = None,
-) -> None:
-    """Re-check a job's audit chain and the weights on disk; exit code 1 on any gap.
-
-    A run whose stack is gone is verified from the audit file of its folder: give the folder with --run-dir. Where the
-    run folder isn't on this machine, the gateway verifies what it sees.
-    """
-    offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
-    if gateway is None and run_dir is not None:
-        bring_missing(settings_from(os.environ), offline)
-    if gateway is None and (offline.path / AUDIT_FILE).exists():
-        verdict = verify_folder(offline, *read_audit(offline))
-    else:
-        access = options.access_from(gateway, api_key, run_dir, job=job)
-        folder = RunFolder(Path(access.run_root), job)
-        with options.client_for(access) as client:
-            if folder.path.is_dir():
-                verdict = verify_folder(folder, client.job(job), client.audit(job))
-            else:
-                verdict = client.verify(job, within_s=VERIFY_WITHIN_S)
-    tell(verdict, _verdict_text(verdict), json_output=json_output)
-    if not verdict.verified:
-        raise typer.Exit(FAILED)
-
-
 def _follow_or_show(
     client: GatewayClient, status: JobStatus, run_dir: Path | None, *, wait: bool, json_output: bool
 ) -> None:
@@ -165,16 +125,3 @@ def _follow_to_end(client: GatewayClient, job_id: str, *, json_output: bool) -> 
         console.print(*health_lines(status), sep="\n", end="\n" * bool(status.health), soft_wrap=True)
     if status.state is not JobState.SUCCEEDED:
         raise typer.Exit(FAILED)
-
-
-def _verdict_text(verdict: AuditVerdict) -> Text:
-    facts = (
-        f"{plural(verdict.iterations, 'iteration')}, {verdict.batches_trained} training and "
-        f"{verdict.batches_evaluated} evaluation batches, {plural(verdict.rewinds, 'rewind')}, "
-        f"{plural(verdict.digests_recomputed, 'weight folder')} hashed again"
-    )
-    if verdict.environments:
-        facts += f"; played by {', then '.join(map(one_line, verdict.environments))}"
-    head = ("verified", "green") if verdict.verified else ("not verified", "red")
-    lines = (f"\n  {one_line(line)}" for line in (*verdict.gaps, *verdict.notes))
-    return Text.assemble(head, f"  {one_line(verdict.job_id)}: {facts}", *lines)

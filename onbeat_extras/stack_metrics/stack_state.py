@@ -32,7 +32,7 @@ from broker.keys import JOBS, OpenKeys
 from broker.ledger import ids_among
 from broker.monitor import job_status, stream_report
 from broker.presence import Presence
-from contracts.encoding.json_lines import last_json_line
+from contracts.encoding.json_lines import last_json_lines
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
@@ -46,6 +46,8 @@ from gateway.services import Services
 from onbeat.telemetry.logs import shown
 
 GAUGE, COUNTER = "gauge", "counter"
+TAIL_BYTES = 64 * 1024
+"""Far more than one line of metrics.jsonl."""
 REASONS = frozenset(outcome.value for outcome in set(PublishOutcome) - WAITS) - {"accepted"}
 MAX_JOBS = 50
 """The newest active ones: every job is a new label, and a server keeps labels for ever."""
@@ -288,9 +290,10 @@ def _add_job(
     job_id: str,
     generators: Sequence[GeneratorSeen],
 ) -> None:
-    metrics = None
+    newest: list[IterationMetrics] = []
     with contextlib.suppress(Unavailable), readable():  # a folder that can't be read: Redis is spoken of all the same
-        metrics = last_json_line(folder_of(job_id).metrics, IterationMetrics)
+        newest, _ = last_json_lines(folder_of(job_id).metrics, IterationMetrics, max_bytes=TAIL_BYTES)
+    metrics = newest[-1] if newest else None
     if metrics is not None:
         _add_iteration(samples, metrics, job_id)
     try:

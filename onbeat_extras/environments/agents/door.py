@@ -33,6 +33,7 @@ from onbeat_extras.environments.agents.refusal import Refusal
 from onbeat_extras.environments.agents.tokens import generate_answer, read_generate
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+M_ARENA_MAX = -8
 BACKLOG = 1024
 """Connections that wait for the server's thread."""
 KEEP_ALIVE_S = 24 * 3600
@@ -68,7 +69,8 @@ class Door:
 
     def __init__(self) -> None:
         """Raises OSError where the cage has no network of its own."""
-        kernel.share_one_heap()
+        if kernel.IS_LINUX:  # one heap for all threads: each other one reserves 64 MiB of limited address space
+            kernel.libc().mallopt(M_ARENA_MAX, 1)
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind(("127.0.0.1", 0))
         listener.listen(BACKLOG)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.encoding import json_lines
-from contracts.encoding.json_lines import append_json_lines, last_json_line, read_json_lines
+from contracts.encoding.json_lines import append_json_lines, last_json_lines, read_json_lines
 from contracts.encoding.wire import encode_json
 from contracts.jobs import EvaluationScore
 
@@ -63,15 +63,15 @@ def test_what_is_written_behind_a_torn_line_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail_bytes", [80, 150, 10_000])
 def test_the_last_record_is_found_from_the_end(
-    tail_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tail_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(json_lines, "TAIL_BYTES", tail_bytes + len(encode_json(score(9))))
+    max_bytes = tail_bytes + len(encode_json(score(9)))
     path = tmp_path / "evaluations.jsonl"
-    assert last_json_line(path, EvaluationScore) is None
+    assert last_json_lines(path, EvaluationScore, max_bytes=max_bytes) == ([], True)
     append_json_lines(path, map(score, range(9)))
     with path.open("ab") as file:
         file.write(encode_json(score(9))[:-5])
-    assert last_json_line(path, EvaluationScore) == score(8)
+    assert last_json_lines(path, EvaluationScore, max_bytes=max_bytes)[0][-1] == score(8)
     assert not caplog.records, "where the reading begins, no line is torn"
 
 
@@ -88,4 +88,4 @@ def test_what_is_no_plain_file_or_larger_than_any_run_writes_is_not_read(
             read_json_lines(path, EvaluationScore)
         assert raised.value.errno == number
     with pytest.raises(OSError, match="no plain file"):
-        last_json_line(pipe, EvaluationScore)
+        last_json_lines(pipe, EvaluationScore, max_bytes=100)

@@ -19,10 +19,10 @@ from contracts.events import BatchDead, GeneratorsChanged, HealthChanged, StateC
 from contracts.jobs import HealthProblem, JobState, JobStatus
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
-from onbeat.commands.jobs import _verdict_text
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_view import PlainView, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
+from onbeat_extras.looking.verify_command import _verdict_text
 from tests.until import until
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
