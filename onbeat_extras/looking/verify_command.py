@@ -49,12 +49,12 @@ def verify(
                 verdict = verify_folder(folder, client.job(job), client.audit(job))
             else:
                 verdict = client.verify(job, within_s=VERIFY_WITHIN_S)
-    tell(verdict, _verdict_text(verdict), json_output=json_output)
+    tell(verdict, verdict_text(verdict), json_output=json_output)
     if not verdict.verified:
         raise typer.Exit(FAILED)
 
 
-def _verdict_text(verdict: AuditVerdict) -> Text:
+def verdict_text(verdict: AuditVerdict) -> Text:
     facts = (
         f"{plural(verdict.iterations, 'iteration')}, {verdict.batches_trained} training and "
         f"{verdict.batches_evaluated} evaluation batches, {plural(verdict.rewinds, 'rewind')}, "

@@ -12,7 +12,6 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from contracts.answers import AuditVerdict
 from contracts.encoding.wire import encode_json
 from contracts.errors import InvalidInput
 from contracts.events import BatchDead, GeneratorsChanged, HealthChanged, StateChanged
@@ -22,7 +21,6 @@ from onbeat.client.progress import JobProgress
 from onbeat.terminal.follow import EventReader
 from onbeat.terminal.job_view import PlainView, view_for
 from onbeat.terminal.output import TextConsole, emit, emit_error, tell_page
-from onbeat_extras.looking.verify_command import _verdict_text
 from tests.until import until
 
 HOSTILE = "[bold]a[/bold][/]\x1b[2Jb\x9b31m\nc :boom:\u202e"
@@ -37,17 +35,6 @@ STATUS = JobStatus(
     iterations=3,
     created_s=1.0,
     health=(HealthProblem(rule="entropy_gone", since=7, problem=HOSTILE, cure=HOSTILE),),
-)
-VERDICT = AuditVerdict(
-    job_id=HOSTILE,
-    verified=False,
-    records=0,
-    iterations=0,
-    batches_trained=0,
-    batches_evaluated=0,
-    rewinds=0,
-    digests_recomputed=0,
-    gaps=(HOSTILE,),
 )
 
 
@@ -73,7 +60,6 @@ def show_live(console: TextConsole) -> None:
 VIEWS = {
     "live panel": show_live,
     "lines": show_events,
-    "verify": lambda console: console.print(_verdict_text(VERDICT)),
     "any text": lambda console: console.print(HOSTILE.replace("\n", r"\n")),
 }
 
