@@ -120,7 +120,7 @@ class Subscription:
         connection = self._connection
         connection.send_packed_command(connection.pack_command("SUBSCRIBE", *names), check_health=False)
         num_asked, left_s = len(names), 0.0
-        while num_asked or left_s >= 0.0:  # who calls without end holds nobody
+        while num_asked or left_s >= 0.0:  # one who is called without end is not held for longer
             message = connection.read_response(push_request=True) if num_asked else connection.hear(left_s)
             if message is None:
                 return
