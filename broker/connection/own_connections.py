@@ -23,7 +23,7 @@ LARGE_BYTES = 2**16
 """From here on an argument is sent from where it lies, not copied behind the others."""
 CRLF = b"\r\n"
 MOST_CHANNELS = 64
-"""Of one who waits; then those of jobs that are over are left, with the connection."""
+"""A worker listens to so many; then it leaves those of jobs that are over, with the connection."""
 
 Command = Sequence[str | int | bytes]
 
