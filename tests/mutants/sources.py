@@ -131,6 +131,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
+        "tests/integration/test_job_store.py",
         "tests/integration/test_gateway.py",
         "tests/integration/test_submitted_environments.py",
         "tests/integration/test_submitted_plugins.py",

@@ -79,3 +79,11 @@ def test_a_split_of_a_folder_of_the_hub_names_no_file_and_is_the_trainers_to_rea
     held_out = {"name": "saved", "num_prompts": 1, "dataset": saved}
     changes = {"dataset": saved} if place == "dataset" else {"evaluation__sets": [held_out]}
     check_paths(job_spec(model__path=".", **changes), StackSettings(model_root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "huggingface"])
+def test_data_that_is_not_there_is_refused_by_its_field(kind: str, tmp_path: Path) -> None:
+    stub_model(tmp_path)
+    spec = job_spec(model__path=".", dataset={"type": kind, "train_path": "nowhere/train"})
+    with pytest.raises(InvalidInput, match=r"dataset\.train_path: there is no file nowhere/train under the model root"):
+        check_paths(spec, StackSettings(model_root=str(tmp_path)))
