@@ -124,7 +124,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/weights/delta/reader.py": RECEIVER,
     "onbeat/weights/files/store.py": RECEIVER,
     "onbeat/weights/chunks.py": RECEIVER,
-    "onbeat/weights/whole.py": RECEIVER,
+    "onbeat/weights/whole.py": (*RECEIVER, "tests/unit/consumer/model/test_older_versions.py"),
     "onbeat/weights/files/tensor_folder.py": (*RECEIVER, "tests/unit/consumer/model/test_checkpoint.py"),
     "onbeat/audit/chain.py": tuple(
         f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")
