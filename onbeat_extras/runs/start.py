@@ -66,8 +66,7 @@ def train(
 
     reward: a function of this program, which gets those of prompt, completion, reference, task_entry and metadata that
     it names; or a list of functions and components; or the table. dataset: rows of `prompt` and `reference` (dicts, a
-    function that returns or yields them, a Hugging Face `Dataset`), a file of them (JSON lines, parquet), or the table,
-    whose paths may be rows.
+    function that makes them, a Hugging Face `Dataset`), a file (JSON lines, parquet), or the table, with rows as paths.
 
     environment: a class of this program with `reset` and `step`, or the table, whose `name` may be one. tools:
     functions of this program, and names of built-in tools; their table is changed by `environment`.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import contracts
 from contracts.encoding.wire import Record, decode, encode
-from contracts.events import IterationMetrics
+from contracts.events import IterationMetrics, TrajectoryMetrics
 
 FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))
@@ -59,6 +59,22 @@ def golden_bytes(name: str) -> bytes:
 def golden(name: str) -> Any:
     """The value of a file."""
     return decode(golden_bytes(name), kind_of(name))
+
+
+def trajectory_metrics(**changes: Any) -> TrajectoryMetrics:
+    """Those of an iteration whose trajectories had some turns."""
+    played = TrajectoryMetrics(
+        turns_mean=2.25,
+        turns_max=8,
+        done_share=0.75,
+        max_turns_share=0.25,
+        max_tokens_share=0.0,
+        observation_tokens_mean=35.5,
+        environment_reward_mean=0.625,
+        num_begun_again=0,
+        environment={"calls": 1.5},
+    )
+    return replace(played, **changes)
 
 
 def iteration_metrics(**changes: Any) -> IterationMetrics:

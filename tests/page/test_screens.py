@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from broker.connection.client import connect
 from broker.job_store import JobStore
 from contracts.encoding.json_lines import append_json_lines, read_json_lines
-from contracts.events import HealthChanged, IterationCommitted, IterationMetrics, MismatchAlarm, TrajectoryMetrics
+from contracts.events import HealthChanged, IterationCommitted, IterationMetrics, MismatchAlarm
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -23,7 +23,7 @@ from onbeat.stack.access import page_address
 from onbeat.stack.ports import free_port
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, stub_model
-from tests.contract.golden_files import iteration_metrics
+from tests.contract.golden_files import iteration_metrics, trajectory_metrics
 from tests.page.browsing import PHONE, chromium, opened
 from tests.served import services_over, serving
 
@@ -424,18 +424,7 @@ def test_the_curves_grow_while_a_job_trains_and_another_lies_over_them(gateway: 
 
 def test_a_job_of_many_turns_shows_its_turns_and_calls_first(gateway: Gateway, browser: Browser) -> None:
     job_id, _ = gateway.jobs.create(job_spec(name="an agent"))
-    played = TrajectoryMetrics(
-        turns_mean=2.25,
-        turns_max=8,
-        done_share=0.75,
-        max_turns_share=0.25,
-        max_tokens_share=0.0,
-        observation_tokens_mean=35.5,
-        environment_reward_mean=0.625,
-        num_begun_again=0,
-        environment={"calls": 1.5},
-    )
-    gateway.trained(job_id, range(3), trajectories=played)
+    gateway.trained(job_id, range(3), trajectories=trajectory_metrics())
     with at(browser, gateway, f"jobs/{job_id}") as page:
         heads = page.locator(".charts h2")
         expect(heads.nth(3)).to_be_visible()

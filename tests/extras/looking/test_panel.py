@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console, RenderableType
 
 from contracts.encoding.wire import encode
-from contracts.events import IterationCommitted, TrajectoryMetrics
+from contracts.events import IterationCommitted
 from contracts.jobs import EvaluationScore, JobState, SetScore, WindowIteration
 from onbeat.client.progress import JobProgress
 from onbeat.terminal.job_view import iteration_line
 from onbeat.terminal.words import lags_of
 from onbeat_extras.looking.panel import environment_in_words, kind_in_words, panel
-from tests.contract.golden_files import golden, iteration_metrics
+from tests.contract.golden_files import golden, iteration_metrics, trajectory_metrics
 from tests.e2e.stand_in_gateway import FakeGateway, events_of, metrics_of
 from tests.unit.onbeat.terminal.test_output import STATUS, assert_is_text, terminal
 
@@ -99,17 +99,7 @@ def test_a_bounded_job_says_that_its_lag_is_the_most() -> None:
 
 
 def test_a_job_with_an_environment_shows_what_was_played_and_no_other_does() -> None:
-    of_environment = TrajectoryMetrics(
-        turns_mean=2.25,
-        turns_max=8,
-        done_share=0.75,
-        max_turns_share=0.25,
-        max_tokens_share=0.0,
-        observation_tokens_mean=35.5,
-        environment_reward_mean=0.625,
-        num_begun_again=2,
-        environment={"calls\x1b[2J": 1.5},
-    )
+    of_environment = trajectory_metrics(num_begun_again=2, environment={"calls\x1b[2J": 1.5})
     committed = msgspec.structs.replace(iteration_metrics(), trajectories=of_environment)
     seen = progress(PERIODIC, committed)
     words = environment_in_words(of_environment)
