@@ -35,7 +35,7 @@ class OwnConnections:
         self._pool = pool
         self._idle: deque[Any] = deque()
         self._last = threading.local()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[tuple[int, str], Subscription] = {}
         self._process = os.getpid()
 
     def ask(self, *command: str | int | bytes) -> Any:
@@ -64,7 +64,7 @@ class OwnConnections:
 
     def heard(self, who: str, channels: Collection[str], timeout_s: float) -> set[str]:
         """As Subscription.wait, over the connection of one who waits. Raises redis-py's errors."""
-        return self._subscriptions.setdefault(who, Subscription(self._pool)).wait(channels, timeout_s)
+        return self._subscriptions.setdefault((os.getpid(), who), Subscription(self._pool)).wait(channels, timeout_s)
 
     def close(self) -> None:
         """Those that are used meanwhile stay open."""

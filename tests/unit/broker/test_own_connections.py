@@ -59,8 +59,11 @@ def test_threads_ask_beside_each_other_and_get_their_own_answers(connections: Ow
 
 def test_a_fork_has_connections_of_its_own(connections: OwnConnections, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = connections.ask("CLIENT", "ID")
+    assert connections.heard("w", {"onbeat:wake:w"}, 0.01) == {"onbeat:wake:w"}
+    assert connections.heard("w", {"onbeat:wake:w"}, 0.01) == set()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert connections.ask("CLIENT", "ID") != mine
+    assert connections.heard("w", {"onbeat:wake:w"}, 0.01) == {"onbeat:wake:w"}  # new to a connection of its own
 
 
 def test_commands_that_belong_together_are_repeated_together(
