@@ -114,6 +114,15 @@ def test_what_a_restart_forgot_was_given_reaches_a_successor_though_the_next_was
     assert [one.batch.batch_id for one in arrived] == ["0/train/0", "0/train/1"]
 
 
+def test_a_claim_of_what_was_read_ahead_leaves_what_came_since_to_the_next(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=2), {0: DIGEST})
+    publish(job)
+    job.trainer.wait_for_rollouts(0, 10.0)
+    publish(job)
+    claims = [job.trainer.claim_rollouts(0, max_batches=8)[0] for _ in range(2)]
+    assert [[one.batch.batch_id for one in arrived] for arrived in claims] == [["0/train/0"], ["0/train/1"]]
+
+
 def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
     claim = job.generator().claim(10)
