@@ -10,7 +10,6 @@ A resume between two of these steps wins: `remove_job` looks at the job once mor
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,11 +20,12 @@ from broker.job_store import JobStore
 from broker.keys import OpenKeys
 from broker.ledger import read_of
 from contracts.encoding.wire import UNREADABLE, decode
-from contracts.errors import ContractViolation
+from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.events import AuditRecord
-from contracts.jobs import JobStatus
+from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from contracts.spec_tables.retention import DAY_S, RetentionSpec, kept_for
+from onbeat.audit.folder import read_audit_file
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +72,15 @@ def audit_links(broker: Broker, job_id: str) -> list[tuple[AuditRecord, str]]:
         return [(decode(fields[b"record"], AuditRecord), fields[b"digest"].decode()) for _, fields in rows]
 
 
-def is_all_of(broker: Broker, due: DueJob, status: JobStatus, links: Sequence[tuple[AuditRecord, str]]) -> bool:
-    """Whether a stored status and chain are those of the job as it was seen: compared with Redis, record by record."""
-    if (status.ended_s, len(links)) != (float(due.ended_s), due.num_records):
+def is_put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
+    """Whether the run folder holds chain and status of the job as it was seen: each record is compared with Redis."""
+    try:
+        stored = read_audit_file(folder.audit_aside)
+    except (NotFound, InvalidInput):
         return False
-    return list(links) == audit_links(broker, due.job_id)
+    if (stored.status.ended_s, len(stored.entries)) != (float(due.ended_s), due.num_records):
+        return False
+    return [(entry.record, entry.digest) for entry in stored.entries] == audit_links(broker, due.job_id)
 
 
 def _due_of(broker: Broker, settings: StackSettings, job_ids: list[str], now_s: float) -> list[DueJob]:

@@ -19,12 +19,11 @@ from http import HTTPStatus
 from fastapi import APIRouter, Response
 
 from contracts.encoding.names import MADE_HERE
-from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound
+from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.run_folder import Removal, RunFolder
 from gateway.services import BRING_S, HasServices, Services
-from onbeat.audit.folder import read_audit_file
 from onbeat.run_files import run_files
-from onbeat_extras.retention.due_jobs import DueJob, due_jobs, is_all_of
+from onbeat_extras.retention.due_jobs import DueJob, due_jobs, is_put_aside
 from onbeat_extras.retention.removals import Removals
 
 log = logging.getLogger(__name__)
@@ -91,8 +90,4 @@ def _stands_alone(services: Services, folder: RunFolder, due: DueJob) -> bool:
     if due.num_records == 0 and not folder.path.exists():
         return True
     run_files(services.settings, folder, deadline_s=BRING_S).bring(below=folder.audit_aside.name)
-    try:
-        stored = read_audit_file(folder.audit_aside)
-    except (NotFound, InvalidInput):
-        return False
-    return is_all_of(services.broker, due, stored.status, [(one.record, one.digest) for one in stored.entries])
+    return is_put_aside(services.broker, folder, due)

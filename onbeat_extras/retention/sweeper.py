@@ -54,7 +54,7 @@ from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import sync
 from onbeat.run_files import RunFiles, run_files
-from onbeat_extras.retention.due_jobs import DueJob, audit_links, due_jobs, is_all_of
+from onbeat_extras.retention.due_jobs import DueJob, audit_links, due_jobs, is_put_aside
 from onbeat_extras.retention.removals import Removals
 
 if TYPE_CHECKING:
@@ -193,15 +193,6 @@ def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
             _write(folder.spec, encode_json(spec))
         _write(folder.audit_aside, encode_json(AuditFile(status=status, entries=entries)))
     return True
-
-
-def is_put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
-    """Whether the run folder holds the chain and the status of the job as it was seen."""
-    try:
-        stored = read_audit_file(folder.audit_aside)
-    except (NotFound, InvalidInput):
-        return False
-    return is_all_of(broker, due, stored.status, [(one.record, one.digest) for one in stored.entries])
 
 
 def name_it(folder: RunFolder) -> None:
