@@ -54,7 +54,8 @@ def sealed(text: str, seal: str) -> str:
 
 
 def _function(name: str) -> str:
-    body = f"do\nlocal function run()\n{gate(name)}{scripts()[name]}end\n"
+    call = "as_trainer(moved)" if scripts()[name].startswith(f"-- {name}: {{epoch") else "moved()"
+    body = f"do\nlocal function moved()\n{scripts()[name]}end\nlocal function run()\n{gate(name)}return {call}\nend\n"
     if name not in BRING_PAYLOADS:
         return f"{body}{_registered(name, is_full=False, goes_on_when_full=True)}end\n"
     when_full = _registered(name + WHEN_FULL, is_full=True, goes_on_when_full=True)

@@ -1,4 +1,5 @@
--- What a trainer calls (broker/trainer_side.py): its lease, the open iterations, the versions of the weights.
+-- What a trainer calls (broker/trainer_side.py): its lease, the open iterations, the versions of the weights. What is told an epoch
+-- first runs behind `as_trainer`.
 
 -- acquire_trainer: {owner, lease_ms, sealed} -> {acquired, epoch} | {held, ms left} | {no_group, reason} | {unknown}
 -- sealed: the number of the hosts whose ranks it leads, 0 where one host has all: it must be that of those that stand.
@@ -22,7 +23,6 @@ redis.call('HSET', FENCE, 'epoch', whole(epoch), 'owner', a.owner, 'lease_until'
 return { 'acquired', whole(epoch) }
 
 -- renew_trainer: {epoch, lease_ms}; lease_ms: 0 gives the lease back -> {renewed, job state} | {fenced}
-if not is_trainer() then return { 'fenced' } end
 if a.lease_ms == 0 then
   redis.call('HSET', FENCE, 'lease_until', '0', 'owner', '')
 else
@@ -34,7 +34,6 @@ return { 'renewed', redis.call('HGET', JOB, 'state') or '' }
 --   the window; payloads a PromptBatch of each of opening.batches
 --   -> {opened} | {already_open} | {fenced} | {out_of_order, newest iteration} | {no_manifest}
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 local stands = open_at(fence, a.opening.iteration)
 local is_same = stands and stands.oldest_version == a.opening.oldest_version
 for _, made in ipairs(a.versions) do
@@ -59,7 +58,6 @@ return { 'opened' }
 -- What an opening had no room for or no version yet, and what a restart has lost: an expected batch that is nowhere goes in
 -- work.
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 if not are_versions_known(fence, a.batches) then return { 'no_manifest' } end
 local slot = slot_of(a.iteration)
@@ -84,7 +82,6 @@ return { 'dispatched', #lost }
 -- Writes nothing. An iteration is whole when its counts agree, and then its batches aren't looked at: a trainer that waits
 -- asks every other second, of any number of batches.
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 local open = open_at(fence, a.iteration)
 if not open then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
@@ -106,7 +103,6 @@ return out
 --    | {fenced} | {wrong_iteration, newest iteration}
 -- A repeat after a lost answer gives the same again: what is pending after the last entry comes before what is new.
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 if not open_at(fence, a.iteration) then return { 'wrong_iteration', newest_iteration(fence) } end
 local slot = slot_of(a.iteration)
 local out = { 'claimed', tonumber(redis.call('HGET', PROGRESS, 'dead:' .. slot.index)) or 0, engine_of_job() or '' }
@@ -153,7 +149,6 @@ return out
 --    | {divergent, batch id} | {out_of_order, newest iteration} | {no_manifest}
 --    | {wrong_engine, the kind that samples the job}: a restart has forgotten the first one, and another came
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 if fence.committed >= a.iteration then return { 'already_committed' } end
 local oldest = table.remove(fence.window, 1)
 if not oldest or oldest.iteration ~= a.iteration then return { 'wrong_iteration', oldest and oldest.iteration or fence.committed } end
@@ -198,7 +193,6 @@ return { 'committed' }
 -- The trainer resumes from a checkpoint that is older than the fence: what came after is done again under this epoch,
 -- and the versions that it made are announced no more.
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 local before, last = a.iteration - 1, last_link()
 local is_repeated = last == a.digest and #fence.window == 0 and fence.committed == before
 if is_repeated then return { 'already_rewound' } end
@@ -220,7 +214,6 @@ return { 'rewound' }
 -- A server that came back older gets records back that it had accepted before: the run folder has them, and the weights that
 -- they made. The fence goes on behind them, with nothing open.
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 local last = last_link()
 local is_repeated = last == a.digests[#a.digests] and #fence.window == 0 and fence.committed == a.committed
 if is_repeated then return { 'already_restored' } end
@@ -232,7 +225,6 @@ end
 return { 'restored' }
 
 -- record_files: {epoch}, payload: which objects are the files of the run -> {recorded} | {fenced}
-if not is_trainer() then return { 'fenced' } end
 redis.call('SET', job_key('files'), payload())
 return { 'recorded' }
 
@@ -241,7 +233,6 @@ return { 'recorded' }
 -- chunk_bytes: of the version, in Redis; what the next one is expected to need there.
 -- What may sample the window stays, also where a trainer counts on commits that a restart has lost: a claim must find it.
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 local manifest, known = payload(), digest_of(fence, a.policy_version)
 -- A restart may have lost the rewind of a trainer that lives, and which has made this version anew with other weights.
 if known and not string.find(manifest, known, 1, true) then return { 'divergent', known } end
@@ -256,7 +247,6 @@ return { 'published' }
 -- announce_shard: {epoch}, payload WeightShard -> {announced} | {fenced}
 -- A generator that misses one reads it with the rest of its version, so old ones may go.
 local SHARDS = job_key('shards')
-if not is_trainer() then return { 'fenced' } end
 redis.call('XADD', SHARDS, 'MAXLEN', '~', '100', '*', 'shard', payload())
 redis.pcall('PUBLISH', SHARDS, '')
 return { 'announced' }
@@ -266,7 +256,6 @@ return { 'announced' }
 -- the limit. A version that nothing waits for doesn't.
 local CHUNKS = job_key('chunks')
 local fence = read_fence()
-if not is_its_trainer(fence) then return { 'fenced' } end
 require_room(fence.window, 1)
 redis.call('HSET', CHUNKS, a.field, payload())
 redis.call('PEXPIRE', CHUNKS, whole(a.keep_ms))
@@ -274,7 +263,6 @@ return { 'put' }
 
 -- drop_chunks: {epoch, oldest_kept, kept}; kept: older versions that stay -> {dropped, n} | {fenced}
 local CHUNKS = job_key('chunks')
-if not is_trainer() then return { 'fenced' } end
 local stays = {}
 for _, version in ipairs(a.kept) do stays[version] = true end
 local dropped = 0

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from broker.connection.client import Broker
-from broker.connection.roles import SCRIPT_ROLES, SEAL_MARK
+from broker.connection.roles import SCRIPT_ROLES, SEAL_MARK, TRAINER
 from broker.connection.script_texts import PRELUDE, argument_names, library_name, library_text, scripts, sealed
 from broker.fence import LEDGER_FORMAT
 from broker.keys import MAX_SLOTS, num_open_of
@@ -33,11 +33,21 @@ def test_every_script_has_its_roles() -> None:
     assert sorted(SCRIPT_ROLES) == NAMES
 
 
+def is_behind_an_epoch(name: str) -> bool:
+    return script(name)[0].startswith(f"{name}: {{epoch")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_reads_what_its_head_names(name: str) -> None:
     head, body = script(name)
     assert head.startswith(f"{name}: ")
-    assert argument_names(name) == set(READ.findall(body)) | ({"epoch"} if "trainer(" in body else set())
+    assert argument_names(name) == set(READ.findall(body)) | ({"epoch"} if is_behind_an_epoch(name) else set())
+
+
+def test_every_function_of_a_trainer_but_those_before_its_epoch_is_behind_the_epoch() -> None:
+    of_trainers = [name for name in NAMES if SCRIPT_ROLES[name] == (TRAINER,)]
+    assert {name for name in of_trainers if not is_behind_an_epoch(name)} == {"acquire_trainer", "hosts"}
+    assert library_text().count("return as_trainer(moved)") == len(of_trainers) - 2
 
 
 def test_a_caller_that_tells_a_script_less_or_more_than_its_head_names_is_refused() -> None:
