@@ -25,8 +25,9 @@ from onbeat_extras.runs.driver import Driver
 from onbeat_extras.runs.progress_line import HIDDEN, Shown
 from onbeat_extras.runs.run import Run
 
-WORTH_A_SECOND = 5e10
-"""Bytes of the weights times most tokens of an iteration: below it a second generator's start takes what it saves."""
+WORTH_A_SECOND = 3e10
+"""Bytes of the weights times most sampled tokens of an iteration: below it a second generator's start takes what it
+saves."""
 MODEL_PART = 16
 """A model is sampled by two processes only where its weights take at most this part of the memory."""
 
@@ -79,11 +80,17 @@ def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
     """
     if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
         return False
-    num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.rollout.sampling.max_new_tokens
+    num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * most_sampled_tokens(spec)
     files = (plan.model_root / spec.model.path).glob("*.safetensors")
     num_bytes = sum(file.stat().st_size for file in files if file.is_file())
     saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
     return saves_time and (plan.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
+
+
+def most_sampled_tokens(spec: JobSpec) -> int:
+    """Returns how many tokens of a completion, or of a trajectory's turns together, are sampled at most."""
+    of_a_turn, environment = spec.rollout.sampling.max_new_tokens, spec.environment
+    return of_a_turn if environment is None else min(environment.max_turns * of_a_turn, environment.max_tokens)
 
 
 def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:
