@@ -131,7 +131,8 @@ def _idle_settings(spec: JobSpec) -> Refusals:
     is_one = is_first and algorithm.old_policy == "trainer" and not is_packages
     is_mu = has_bits and not spec.schedule_rule.lags
     of_bits = 'packing = "as_sampled" gives the trainer the generator\'s log-probs'
-    syncs = algorithm.ref_model_sync_iterations
+    syncs, is_whole = algorithm.ref_model_sync_iterations, algorithm.distillation_beta is not UNSET
+    weighs_kl = algorithm.weighs_kl(lags=spec.schedule_rule.lags)
     rows: tuple[tuple[str, bool, str], ...] = (
         (
             "algorithm clip_low clip_high clip_max",
@@ -140,6 +141,11 @@ def _idle_settings(spec: JobSpec) -> Refusals:
             'or mini_batches above 1, or old_policy = "generator"',
         ),
         ("algorithm correction old_policy", is_mu, f"without a lag {of_bits}"),
+        (
+            "algorithm correction old_policy",
+            algorithm.advantage == "none" and is_whole and not weighs_kl,
+            'with advantage = "none" and distillation_beta it weighs no sampled token',
+        ),
         ("algorithm off_policy_mask_threshold", is_mu and is_first, f"without a lag {of_bits}"),
         ("trainer mismatch_alarm", has_bits, f"{of_bits}, and any difference is an alarm"),
         ("trainer mismatch_alarm on_mismatch entropy_alarm", algorithm.learns_given, GIVEN),

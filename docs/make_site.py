@@ -25,8 +25,9 @@ from gateway.app import create_app
 from gateway.requests import GatewayMetrics
 from gateway.services import Services
 from onbeat.cli import app
-from onbeat.telemetry.metrics import GeneratorMetrics, StageMetrics, TrainerMetrics, WorkerMetrics
+from onbeat.telemetry.metrics import GeneratorMetrics, TrainerMetrics, WorkerMetrics
 from onbeat_extras.stack_metrics.stack_state import FAMILIES
+from onbeat_extras.stages.metrics import StageMetrics
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 
 ROOT = Path(__file__).parents[1]

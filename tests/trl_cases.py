@@ -25,6 +25,7 @@ BOUNDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "off-policy mask": ({"off_policy_mask_threshold": 0.05}, {"off_policy_mask_threshold": 0.05}),
     "weighed KL": ({"kl_coefficient": 0.1, "use_bias_correction_kl": True}, {"use_bias_correction_kl": True}),
+    "KL of several steps": ({"kl_coefficient": 0.1, "updates_per_iteration": 2}, {"use_bias_correction_kl": True}),
 }
 """What bounds or weighs off-policy samples, under the same names but one: ours, and TRL's."""
 LEVELS = ("token", "sequence")
@@ -41,7 +42,7 @@ def trl_trainer(model_folder: Path, *, kind: str = "GRPO", **options: Any) -> An
     import trl
     from datasets import Dataset
 
-    # GRPO's default weighs the KL by the policy ratio, which here is an option.
+    # GRPO's default weighs the KL by the policy ratio, also in an iteration's one step.
     unweighed = {"use_bias_correction_kl": False} if kind == "GRPO" else {}
     config = getattr(trl, f"{kind}Config")(
         output_dir=str(model_folder / "trl"),

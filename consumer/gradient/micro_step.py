@@ -330,6 +330,7 @@ def _add_gradients(
             loss_mask=loss_mask,
             algorithm=spec.algorithm,
             sizes=BatchSizes(num_tokens=stats.num_tokens, max_sampled_tokens=spec.max_sampled_tokens),
+            lags=spec.schedule_rule.lags,
             estimates=one.micro_batch.estimates,
         )
         if not math.isfinite(terms.loss_sum.item()):

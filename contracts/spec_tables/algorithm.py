@@ -83,8 +83,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     use_bias_correction_kl: bool | UnsetType = UNSET
-    """Weighs the KL in the loss by the policy ratio and the correction, as the surrogate is (docs/job.md); left out:
-    false."""
+    """Weighs the KL in the loss by policy ratio and correction, like the surrogate (docs/job.md); left out: under a lag
+    or with several steps, with k1 or k3."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """loss: added to each token's; reward: taken off the reward, before advantages (docs/job.md)."""
     entropy_coefficient: Factor = 0.0
@@ -126,9 +126,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
     @property
-    def weighs_kl(self) -> bool:
-        """Whether the KL in the loss is weighed like the surrogate."""
-        return self.use_bias_correction_kl is True
+    def kl_in_loss(self) -> bool:
+        """Whether the loss has a KL to the reference."""
+        return self.kl_coefficient > 0.0 and self.kl_placement == "loss"
+
+    def weighs_kl(self, *, lags: bool) -> bool:
+        """Whether that KL is weighed like the surrogate: as said, else where the ratio is not always 1."""
+        if self.use_bias_correction_kl is not UNSET:
+            return self.use_bias_correction_kl
+        return self.kl_in_loss and self.kl_estimator != "k2" and (lags or self.moves_between_steps)
 
     def syncs_reference_after(self, iteration: int) -> bool:
         """Whether the reference moves to the policy that the iteration's last step makes."""
@@ -243,7 +249,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         kind, named = self.advantage_kind, f'with advantage = "{self.advantage}"'
         has_kl, learns_rewards = self.kl_coefficient > 0.0, self.advantage != "none"
         is_unbounded = not isinstance(self.loss, PluginLoss) and self._loss_kind.is_unbounded_above
-        weighs_samples = learns_rewards or self.distillation_beta is UNSET or self.weighs_kl
         several = "set updates_per_iteration or mini_batches above 1"
         of_none, corrects = f"{named}, which learns from no reward", self.correction_name != "none"
         has_low = not corrects or self.correction == "icepop"
@@ -264,7 +269,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             ("correction_level correction_low correction_high", corrects, "without a correction; choose one"),
             ("correction_low", has_low, f'with correction = "{self.correction}", which has no lower bound'),
             ("distillation_beta", self.distillation_coefficient, "with distillation_coefficient = 0; set that"),
-            ("correction old_policy", weighs_samples, f"{named} and distillation_beta: it weighs no sampled token"),
         )
         defaults = {one.name: one.default for one in fields(self)}
         for keys, acts, why in rows:
@@ -277,21 +281,15 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         by = f'would be divided by the deviation of the advantages under advantage = "{self.advantage}"'
         if self.entropy_coefficient > 0.0:
             yield f"entropy_coefficient {by}; set it to 0"
-        if self.kl_coefficient > 0.0 and self.kl_placement == "loss":
+        if self.kl_in_loss:
             yield f'kl_placement = "loss" {by}; set kl_placement = "reward"'
         if self.distillation_coefficient > 0.0:
             yield f'distillation_coefficient {by}; choose another advantage, or "none"'
 
     def _kl_refusals(self) -> Iterator[str]:
-        kl_in_loss = self.kl_coefficient > 0.0 and self.kl_placement == "loss"
-        if kl_in_loss and self.kl_estimator == "k1" and not self.weighs_kl:
-            yield (
-                'kl_estimator = "k1" in the loss has a gradient of expectation zero; '
-                'use "k2" there, or kl_placement = "reward"'
-            )
-        if self.weighs_kl and not kl_in_loss:
+        if self.use_bias_correction_kl and not self.kl_in_loss:
             yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
-        if self.weighs_kl and self.kl_estimator == "k2":
+        if self.use_bias_correction_kl and self.kl_estimator == "k2":
             yield (
                 'kl_estimator = "k2" is a biased estimate, which no weight makes right; '
                 'with use_bias_correction_kl use "k3" or "k1"'

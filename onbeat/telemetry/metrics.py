@@ -93,14 +93,6 @@ class TrainerMetrics(ProcessMetrics):
         self.iteration.set(-1)
 
 
-class StageMetrics(ProcessMetrics):
-    def __init__(self) -> None:
-        super().__init__([("compute", "onbeat_stage_worker_item_seconds", "Items, from their claim to their end.")])
-        self.items = Counter(
-            "onbeat_stage_worker_items", "Items by their end: put, failed or lost.", ["outcome"], registry=self.registry
-        )
-
-
 class WorkerMetrics(ProcessMetrics):
     """A consumer's worker."""
 

@@ -18,7 +18,7 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
-from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_context, check_version, check_vocabulary
+from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_fits, check_version
 
 FINISH_REASONS = ("stop", "length")
 LEAST_TEMPERATURE = 0.01
@@ -62,8 +62,7 @@ class BatchingEngine(GenerationEngine):
 
     async def generate(self, batch: PromptBatch, turn: Turn | None = None) -> list[list[Completion]]:
         check_version(self._held, batch)
-        check_context(batch, self._context_tokens)
-        check_vocabulary(batch, self._vocabulary_tokens)
+        check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
         if 0.0 < batch.sampling.temperature < LEAST_TEMPERATURE:
             raise BatchFailed(
                 f"batch {batch.batch_id}: vLLM has no temperature between 0 and {LEAST_TEMPERATURE:g}",

@@ -35,7 +35,7 @@ from onbeat_extras.stages.served_stages import ServedStage, ServedStages
 from onbeat_extras.stages.services import Services, judged_values
 
 if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import StageMetrics
+    from onbeat_extras.stages.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 

@@ -171,8 +171,9 @@ async def all_or_none(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def check_context(batch: PromptBatch, context_tokens: float) -> None:
-    """Raises BatchFailed unless the longest prompt and its completion fit the model's context."""
+def check_fits(batch: PromptBatch, *, context_tokens: float, vocabulary_tokens: int) -> None:
+    """Raises BatchFailed unless the longest prompt and its completion fit the model's context, and for a token that the
+    model lacks: a GPU is lost to the process that looks one up."""
     longest = max(len(prompt.token_ids) for prompt in batch.prompts) // ITEM_BYTES
     needed = longest + batch.sampling.max_new_tokens
     if needed > context_tokens:
@@ -180,10 +181,6 @@ def check_context(batch: PromptBatch, context_tokens: float) -> None:
             f"batch {batch.batch_id} needs {needed} tokens of context, the model has {context_tokens}",
             cure="lower rollout.max_prompt_tokens or rollout.sampling.max_new_tokens",
         )
-
-
-def check_vocabulary(batch: PromptBatch, vocabulary_tokens: int) -> None:
-    """Raises BatchFailed for a token that the model lacks: a GPU is lost to the process that looks one up."""
     if unknown := batch.sampling.unknown_token(vocabulary_tokens):
         raise BatchFailed(f"batch {batch.batch_id}: {unknown[1]}", cure=f"correct rollout.sampling.{unknown[0]}")
     for prompt in batch.prompts:

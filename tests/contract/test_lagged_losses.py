@@ -114,7 +114,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         TIS_EQUATION | {"loss": "dapo", "eps_high": 0.28, "far": 0.02},
     ),
     "KL weighed by the ratio and the correction": (
-        TIS | {"kl_coefficient": 0.3, "use_bias_correction_kl": True},
+        TIS | {"kl_coefficient": 0.3},
         TIS_EQUATION | {"beta": 0.3, "weighs_kl": True},
     ),
     "KL weighed by the ratio alone": (
@@ -283,6 +283,21 @@ def test_each_option_over_lagged_batches_is_its_equation(lagged: Lagged, option:
         assert 0.0 <= numbers.clip_high_share < 1.0
         assert (numbers.corrected_share > 0.0) == (spec.algorithm.old_policy == "trainer")
         assert 0.0 < numbers.effective_sequence_share < 1.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "weighs"),
+    [({}, True), ({"use_bias_correction_kl": True}, True), ({"use_bias_correction_kl": False}, False)],
+)
+def test_a_kl_is_weighed_under_a_lag_unless_the_spec_says_no(lagged: Lagged, keys: dict, weighs: bool) -> None:
+    """In an iteration's one step, in which the policy ratio is 1 and the correction alone weighs."""
+    gradients, _ = next(updates_of(lagged, job(TIS | {"kl_coefficient": 0.3} | keys)))
+    of_each = {
+        way: equation_gradient(lagged, Equation(**TIS_EQUATION, beta=0.3, weighs_kl=way), mu=lagged.sampled_logprobs)
+        for way in (True, False)
+    }
+    assert relative_error(gradients, of_each[weighs]) < 1e-6
+    assert relative_error(gradients, of_each[not weighs]) > 0.01
 
 
 @pytest.mark.parametrize("advantage", ["reinforce++", "reinforce++_baseline", "rloo"])

@@ -142,7 +142,7 @@ def test_what_bounds_or_weighs_off_policy_samples_does_so_in_trl(model_folder: P
     (expected_gradient,) = torch.autograd.grad(expected, tokens.policy)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-14)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-15)
-    options = ("clip_max", "off_policy_mask_threshold", "use_bias_correction_kl")
+    options = ("clip_max", "off_policy_mask_threshold", "use_bias_correction_kl", "updates_per_iteration")
     without = {name: value for name, value in algorithm.items() if name not in options}
     spec = job_spec(algorithm=without).algorithm
     assert our_loss(tokens, mask, spec, CUTS).item() != pytest.approx(loss.item(), rel=1e-6)

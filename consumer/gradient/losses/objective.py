@@ -98,15 +98,17 @@ def micro_batch_loss(
     loss_mask: Tensor,
     algorithm: AlgorithmSpec,
     sizes: BatchSizes,
+    lags: bool = False,
     estimates: Estimates | None = None,
 ) -> LossTerms:
     """Computes the loss of one micro-batch.
 
     advantages: [R], or [R, T] with credit by turn or token; loss_mask: bool [R, T], one True or more in each row;
-    estimates: what a critic learns.
+    lags: whether older policies may have sampled; estimates: what a critic learns.
 
     sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy
-    + v value loss, w by the normaliser; with use_bias_correction_kl rho beta KL is weighed, a divergence's lambda isn't
+    + v value loss, w by the normaliser; where `AlgorithmSpec.weighs_kl` rho beta KL is weighed, a divergence's lambda
+    isn't
     """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range
@@ -122,8 +124,8 @@ def micro_batch_loss(
     member = policy_loss(algorithm)
     term = member.surrogate(inputs)
     sampled_loss, is_far = _near_enough(term.token_loss, tokens, inputs, algorithm.off_policy_mask_threshold)
-    divergence = _divergence(tokens, algorithm)
-    if divergence is not None and algorithm.weighs_kl:
+    divergence, weighs_kl = _divergence(tokens, algorithm), algorithm.weighs_kl(lags=lags)
+    if divergence is not None and weighs_kl:
         # E_mu[rho k] has the gradient of the divergence of pi: of k1 and k3, which are unbiased.
         sampled_loss = sampled_loss + algorithm.kl_coefficient * inputs.log_ratio().exp() * divergence
     if tokens.teacher is not None and tokens.divergence is None:
@@ -134,7 +136,7 @@ def micro_batch_loss(
     if tokens.divergence is not None:
         # It is of whole distributions, whichever token was drawn: no weight of samples applies.
         token_loss = token_loss + algorithm.distillation_coefficient * tokens.divergence
-    if divergence is not None and not algorithm.weighs_kl:
+    if divergence is not None and not weighs_kl:
         token_loss = token_loss + algorithm.kl_coefficient * divergence
     if tokens.entropy is not None and algorithm.entropy_coefficient > 0.0:
         token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy  # a bonus: more of it, less loss

@@ -102,8 +102,7 @@ class TransformersEngine(base.GenerationEngine):
 
     async def generate(self, batch: PromptBatch, turn: base.Turn | None = None) -> list[list[Completion]]:
         base.check_version(self._held, batch)
-        base.check_context(batch, self._context_tokens)
-        base.check_vocabulary(batch, self._vocabulary_tokens)
+        base.check_fits(batch, context_tokens=self._context_tokens, vocabulary_tokens=self._vocabulary_tokens)
         request = decode_loop.Request(batch, turn)
         self._loop.put(request)
         # A caller that is cancelled cancels the answer with it: the batch leaves at its next token.

@@ -38,6 +38,13 @@ TAUGHT: dict[str, Any] = {
         }
     ],
 }
+DIVERGES: dict[str, Any] = {
+    "algorithm__advantage": "none",
+    "algorithm__distillation_coefficient": 0.1,
+    "algorithm__distillation_beta": 0.5,
+    "stages": [{"type": "teacher", "model": "qwen3", "top_k": 2}],
+}
+"""Beside it nothing weighs what was sampled, but a KL that is weighed."""
 PLUGIN = {"type": "plugin", "entry_point": "own"}
 
 
@@ -118,6 +125,8 @@ WEIGHED: dict[str, Any] = {"type": "reward_model", "model": "scorer"}
         (GIVEN | {"trainer__on_mismatch": "fail"}, "trainer.on_mismatch", "samples nothing"),
         (GIVEN | {"stages": [WEIGHED]}, "stages", "reward_model has no effect: loss = .sft. samples nothing"),
         (QUIET | {"algorithm__entropy_coefficient": 0.1}, "trainer.measure_entropy", "measures it, too"),
+        (DIVERGES | {"algorithm__correction": "tis"}, "algorithm.correction", "it weighs no sampled token"),
+        (DIVERGES | {"algorithm__old_policy": "generator"}, "algorithm.old_policy", "it weighs no sampled token"),
         (SYNCED | {"iterations": 3}, "algorithm.ref_model_sync_iterations", "the job ends first"),
         (SHUFFLED | COMPARED["a teacher"], "algorithm.shuffle_rewards", "a teacher teaches all the same"),
         ({"rollout__sampling__top_k": 1}, "rollout.sampling.top_k", "equal samples"),
@@ -138,6 +147,7 @@ def test_a_setting_that_could_do_nothing_is_refused_by_its_name(job: dict[str, A
         AS_SAMPLED | MASKED | {"algorithm__updates_per_iteration": 2},
         AS_SAMPLED | {"algorithm__correction": "none", "trainer__on_mismatch": "fail"},
         GIVEN | QUIET,
+        DIVERGES | LAG | {"algorithm__correction": "tis", "algorithm__kl_coefficient": 0.1},
         SYNCED,
         SHUFFLED | COMPARED["a reference"],
         {"rollout__sampling": {"max_new_tokens": 5, "top_k": 2, "min_p": 0.9}},

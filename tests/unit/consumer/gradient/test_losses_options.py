@@ -13,7 +13,7 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.kinds import LOSS_KINDS, LossName
 from tests.builders import job_spec
 
-KL = {"kl_coefficient": 0.1}
+KL: dict[str, Any] = {"kl_coefficient": 0.1}
 
 
 def test_every_loss_of_the_spec_is_in_the_family_and_has_a_clip_range() -> None:
@@ -38,7 +38,6 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"advantage": "dr_grpo", "advantage_epsilon": 0.1}, "advantage_epsilon has no effect", "leave it out"),
         ({"kl_estimator": "k2"}, "kl_estimator has no effect with kl_coefficient = 0", "set it above 0"),
         ({"kl_placement": "reward"}, "kl_placement has no effect with kl_coefficient = 0", "set it above 0"),
-        (KL | {"kl_estimator": "k1"}, "kl_estimator", 'use "k2" there, or kl_placement = "reward"'),
         (KL | {"advantage": "reinforce++_baseline"}, "kl_placement", 'set kl_placement = "reward"'),
         (KL | {"advantage": "gdpo"}, "kl_placement", 'set kl_placement = "reward"'),
         ({"advantage": "gdpo", "on_truncated": "penalise"}, 'on_truncated = "penalise" gives', 'set "mask"'),
@@ -95,13 +94,48 @@ def test_a_combination_without_meaning_is_refused_with_field_and_cure(
         {"advantage": "reinforce++", "old_policy": "generator", "loss": "cispo"},
         KL | {"kl_estimator": "k1", "kl_placement": "reward", "advantage": "reinforce++"},
         {"old_policy": "generator", "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
-        KL | {"kl_estimator": "k1", "use_bias_correction_kl": True, "clip_max": 3.0, "updates_per_iteration": 2},
+        KL | {"kl_estimator": "k1", "use_bias_correction_kl": True},
+        KL | {"kl_estimator": "k1", "clip_max": 3.0, "updates_per_iteration": 2},
         {"correction": "icepop", "correction_level": "geometric", "loss": "gspo", "off_policy_mask_threshold": 0.2},
         KL | {"advantage": "gae", "kl_placement": "reward", "value_clip": 0.2, "mini_batches": 2},
     ],
 )
 def test_what_papers_combine_is_accepted(values: dict[str, Any]) -> None:
     assert convert(values, AlgorithmSpec) == AlgorithmSpec(**values)
+
+
+LAGS: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "weighs"),
+    [
+        (KL, True),
+        (KL | {"kl_estimator": "k1"}, True),
+        (KL | {"kl_estimator": "k2"}, False),
+        (KL | {"kl_placement": "reward"}, False),
+        (KL | {"use_bias_correction_kl": False}, False),
+        ({}, False),
+    ],
+)
+def test_a_kl_is_weighed_where_the_ratio_is_not_always_1(values: dict[str, Any], weighs: bool) -> None:
+    assert not AlgorithmSpec(**values).weighs_kl(lags=False)
+    assert AlgorithmSpec(**values).weighs_kl(lags=True) is weighs
+    assert AlgorithmSpec(**values, updates_per_iteration=2).weighs_kl(lags=False) is weighs
+    assert AlgorithmSpec(**values, mini_batches=2).weighs_kl(lags=False) is weighs
+    assert AlgorithmSpec(**KL, use_bias_correction_kl=True).weighs_kl(lags=False)
+
+
+def test_an_unweighed_k1_in_the_loss_is_refused_and_a_weighed_one_is_taken() -> None:
+    one = KL | {"kl_estimator": "k1"}
+    job_spec(**LAGS, algorithm=one | {"correction": "none"})
+    job_spec(algorithm=one | {"use_bias_correction_kl": True})
+    for job in (
+        {"algorithm": one},
+        LAGS | {"algorithm": one | {"correction": "none", "use_bias_correction_kl": False}},
+    ):
+        with pytest.raises(InvalidInput, match=r'^algorithm.kl_estimator = "k1" in .* or kl_placement = "reward"$'):
+            job_spec(**job)
 
 
 def test_only_what_acts_on_every_token_needs_every_row() -> None:
