@@ -22,6 +22,7 @@ from contracts.spec import ForkSpec, JobSpec
 from contracts.spec_tables.algorithm import PluginLoss
 from contracts.spec_tables.datasets import dataset_field, sources_of
 from contracts.spec_tables.stages import ExternalStage, read_columns
+from contracts.spec_tables.trainer import REGROUP_S
 
 GIVEN = 'loss = "sft" samples nothing'
 
@@ -161,6 +162,12 @@ def _idle_settings(spec: JobSpec) -> Refusals:
         for key in keys if is_idle else ():
             if getattr(given, key) not in (getattr(defaults, key), "none"):
                 yield f"{table}.{key}", f"it has no effect: {reason}", f"leave it out{cure and f', or {cure}'}"
+    if trainer.hosts and trainer.hosts.least == trainer.hosts.most and trainer.hosts.regroup_s not in (0.0, REGROUP_S):
+        yield "trainer.hosts.regroup_s", "it has no effect: least hosts are the most", "leave it out"
+    for number, group in enumerate(spec.optimizer.groups or ()):
+        if group.learning_rate_factor == 0.0 and group.weight_decay is not UNSET:
+            field = f"optimizer.groups[{number}].weight_decay"
+            yield field, "it has no effect: it is times the learning rate, here 0", "leave it out"
     if algorithm.learns_given and (weights := spec.stage_reward_weights):
         yield "stages", f"{', '.join(weights)} has no effect: {GIVEN}", "leave the stage out"
     for source, table in sources_of(spec.dataset).items():

@@ -290,10 +290,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         if self.use_bias_correction_kl and not self.kl_in_loss:
             yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
         if self.use_bias_correction_kl and self.kl_estimator == "k2":
-            yield (
-                'kl_estimator = "k2" is a biased estimate, which no weight makes right; '
-                'with use_bias_correction_kl use "k3" or "k1"'
-            )
+            yield 'kl_estimator = "k2" is biased, whatever its weight; with use_bias_correction_kl use "k3" or "k1"'
 
     def _given_refusals(self) -> Iterator[str]:
         """Yields what is about rewards, or about the policy that sampled: completions that are given have neither."""

@@ -50,7 +50,7 @@ class HeldOutSpec(Record, frozen=True, kw_only=True):
     """How some held-out prompts are sampled."""
 
     num_prompts: Annotated[int, Meta(ge=0, le=2**18)] = 64
-    """Held-out prompts of an evaluation; 0: none."""
+    """Held-out prompts of an evaluation; 0: none, whatever else is said."""
     prompts_per_batch: Prompts = 32
     """Prompts of one evaluation batch."""
     greedy: bool = True

@@ -26,6 +26,8 @@ HealthRule: TypeAlias = Literal[tuple(HEALTH_RULES)]  # pyright: ignore[reportIn
 
 NumHosts = Annotated[int, Meta(ge=1, le=512)]
 """Hosts of a trainer."""
+REGROUP_S = 600.0
+"""`trainer.hosts.regroup_s` where a spec leaves it out."""
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the output head."""
 
@@ -116,7 +118,7 @@ class HostsSpec(Record, frozen=True, kw_only=True):
     wait_s: Annotated[float, Meta(gt=0.0, le=86400.0)] = 60.0
     """Longest that a group waits for its least hosts; one that has waited in vain counts as a start without progress
     (timeouts.max_trainer_starts)."""
-    regroup_s: Annotated[float, Meta(ge=0.0, le=2592000.0)] = 600.0
+    regroup_s: Annotated[float, Meta(ge=0.0, le=2592000.0)] = REGROUP_S
     """A group that has run so long with fewer hosts than it may begins again, from its last iteration, if others wait;
     0: never."""
 

@@ -71,17 +71,12 @@ def restrict_files(*, writable: str | None, hidden: Sequence[str], tcp: bool, ab
     return [f"{path} is readable, since code is imported from inside it" for path in exposed]
 
 
-def close_all_files() -> bool:
-    """Forbids opening any file from here on, to read it, write it or run it; whether it holds."""
-    version = _syscall(CREATE_RULESET, None, 0, VERSION) if kernel.IS_LINUX else -1
-    if version < 1:
-        return False
-    ruleset = _syscall(CREATE_RULESET, ctypes.byref(_Ruleset(handled_access_fs=ALL_OF_VERSION_1)), 8, 0)
-    if ruleset < 0:
-        return False
-    try:
-        return _syscall(RESTRICT_SELF, ruleset, 0) == 0
-    finally:
+def close_all_files() -> None:
+    """Forbids opening any file from here on, to read it, write it or run it, where the kernel can."""
+    rules = _Ruleset(handled_access_fs=ALL_OF_VERSION_1)
+    ruleset = _syscall(CREATE_RULESET, ctypes.byref(rules), 8, 0) if kernel.IS_LINUX else -1
+    if ruleset >= 0:
+        _syscall(RESTRICT_SELF, ruleset, 0)
         os.close(ruleset)
 
 

@@ -36,6 +36,7 @@ JOBS: dict[str, dict[str, object]] = {
         "algorithm__correction": "decoupled_ppo",
         "algorithm__updates_per_iteration": 2,
         "algorithm__mini_batches": 2,
+        "algorithm__kl_coefficient": 0.01,
     },
     "lag 2, changed": {"rollout__sampling": CHANGED_LOGITS},
     "LoRA, lag 1": LORA,

@@ -21,7 +21,8 @@ ITERATIONS_OF_TWO = 12
 
 
 def job(*, least: int = 2, ranks: int = 1, **changes: Any) -> JobSpec:
-    hosts = {"least": least, "most": 2, "ranks": ranks, "regroup_s": 1.0} | changes.pop("hosts", {})
+    regroups = {"regroup_s": 1.0} if least == 1 else {}
+    hosts = {"least": least, "most": 2, "ranks": ranks} | regroups | changes.pop("hosts", {})
     fields: dict[str, Any] = {
         "iterations": ITERATIONS if least == 1 else ITERATIONS_OF_TWO,
         "weights": {"transport": "object"},

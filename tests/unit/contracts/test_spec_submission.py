@@ -112,6 +112,12 @@ MIXED: dict[str, Any] = {
 SHUFFLED: dict[str, Any] = {"algorithm__shuffle_rewards": True}
 QUIET: dict[str, Any] = {"trainer__measure_entropy": False}
 WEIGHED: dict[str, Any] = {"type": "reward_model", "model": "scorer"}
+FROZEN: dict[str, Any] = {"parameters": ["*embed*"], "learning_rate_factor": 0.0}
+
+
+def hosts(**changes: Any) -> dict[str, Any]:
+    """Of a trainer of two hosts."""
+    return {"trainer__hosts": {"most": 2} | changes, "weights": {"transport": "object"}}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,8 @@ WEIGHED: dict[str, Any] = {"type": "reward_model", "model": "scorer"}
         (SHUFFLED | COMPARED["a teacher"], "algorithm.shuffle_rewards", "a teacher teaches all the same"),
         ({"rollout__sampling__top_k": 1}, "rollout.sampling.top_k", "equal samples"),
         ({"rollout__sampling": {"max_new_tokens": 5, "top_p": 0.9, "min_p": 1.0}}, "rollout.sampling.min_p", "equal"),
+        (hosts(least=2, regroup_s=30.0), "trainer.hosts.regroup_s", "least hosts are the most"),
+        ({"optimizer__groups": [FROZEN | {"weight_decay": 0.1}]}, "optimizer.groups[0].weight_decay", "times the"),
         ({"dataset": ROWS}, "dataset.metadata_columns", "no reward of type plugin"),
         ({"dataset": MIXED}, "dataset.sources[0].dataset.metadata_columns", "no reward of type plugin"),
     ],
@@ -153,6 +161,9 @@ def test_a_setting_that_could_do_nothing_is_refused_by_its_name(job: dict[str, A
         {"rollout__sampling": {"max_new_tokens": 5, "top_k": 2, "min_p": 0.9}},
         {"dataset": MIXED, "reward__components": [PLUGIN]},
         {"stages": [WEIGHED]},
+        hosts(least=1, regroup_s=30.0),
+        hosts(least=2),
+        {"optimizer__groups": [FROZEN, {"parameters": ["*norm*"], "weight_decay": 0.1}]},
     ],
 )
 def test_one_that_acts_is_taken(job: dict[str, Any]) -> None:
