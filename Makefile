@@ -71,13 +71,13 @@ setup-trl: $(STAMP)
 	test -x .venv-trl/bin/python || $(BIN)/python -m venv .venv-trl
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.venv-trl/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/onbeat.pth"
-	.venv-trl/bin/python -m pip install -q -c constraints.txt '$(TRL)'
+	.venv-trl/bin/python -m pip install -q -c constraints.txt '$(TRL)' bitsandbytes
 
 # The losses against TRL's, whether it is given our jobs as they are, and rows of the packages that it brings.
 test-trl: setup-trl
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-trl/bin/python -m pytest tests/contract/test_trl.py \
 		tests/contract/test_trl_options.py tests/contract/test_trl_trajectories.py tests/contract/test_trl_job.py \
-		tests/contract/test_trl_given.py tests/extras/runs/test_inputs.py
+		tests/contract/test_trl_given.py tests/contract/test_trl_run.py tests/extras/runs/test_inputs.py
 
 # verifiers, whose pins (openai, mcp) are others than ours, in an environment of its own before the packages of the first.
 setup-verifiers: $(STAMP) constraints-verifiers.txt
