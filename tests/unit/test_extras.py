@@ -27,6 +27,7 @@ WITH_EXTRAS = {
     "tests/contract/test_distillation.py": "the tokens that a teacher's stage sends",
     "tests/contract/test_trl.py": "the same",
     "tests/contract/test_trl_options.py": "the same",
+    "tests/contract/test_trl_run.py": "the rule of health that ends a job by its score",
     "tests/contract/golden_files.py": "records that extras keep or answer",
     "tests/e2e/test_embedded_stack.py": "what a stack tells processes of one's own",
     "tests/e2e/test_shell_blocks.py": "the tests that run a page's commands",

@@ -116,7 +116,7 @@ FROZEN: dict[str, Any] = {"parameters": ["*embed*"], "learning_rate_factor": 0.0
 
 
 def hosts(**changes: Any) -> dict[str, Any]:
-    """Of a trainer of two hosts."""
+    """A trainer of two hosts."""
     return {"trainer__hosts": {"most": 2} | changes, "weights": {"transport": "object"}}
 
 
