@@ -42,6 +42,8 @@ class TrajectoryMetrics(Record, frozen=True, kw_only=True):
     """Share of trajectories at which the environment failed, and that have the score of environment.on_failure."""
     observation_tokens_mean: float
     """Tokens of a trajectory that were not sampled; they carry no loss (I9)."""
+    lines_mean: float = 1.0
+    """Parts of a trajectory that the model saw each by itself: one, and one more wherever it began anew or branched."""
     environment_reward_mean: float
     """Sum of the rewards of a trajectory's turns; without the job's reward components."""
     num_begun_again: int

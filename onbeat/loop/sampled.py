@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from contracts.errors import ContractViolation
 from contracts.events import TrajectoryMetrics
-from contracts.rollouts import Completion, RolloutBatch, StopReason
+from contracts.rollouts import Completion, RolloutBatch, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +152,8 @@ class PlayedTrajectories:
     """What an environment gave in the training batches, trajectory by trajectory; without one there are no numbers."""
 
     def __init__(self) -> None:
-        self._num_turns: list[int] = []
-        self._num_observed = 0
-        self._num_begun_again = 0
-        self._stops: Counter[StopReason] = Counter()
-        self._rewards: list[float] = []
+        self._played: list[Trajectory] = []
+        self._num_observed = self._num_lines = 0
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
 
     def add(self, batch: RolloutBatch) -> None:
@@ -166,19 +163,20 @@ class PlayedTrajectories:
 
     def metrics(self) -> TrajectoryMetrics | UnsetType:
         """Returns the numbers of the iteration; UNSET where nothing was played."""
-        size = len(self._num_turns)
-        if not size:
+        if not (size := len(self._played)):
             return UNSET
+        num_turns, stops = [len(one.turns) for one in self._played], Counter(one.stop for one in self._played)
         return TrajectoryMetrics(
-            turns_mean=sum(self._num_turns) / size,
-            turns_max=max(self._num_turns),
-            done_share=self._stops["done"] / size,
-            max_turns_share=self._stops["max_turns"] / size,
-            max_tokens_share=self._stops["max_tokens"] / size,
-            failed_share=self._stops["failed"] / size,
+            turns_mean=sum(num_turns) / size,
+            turns_max=max(num_turns),
+            done_share=stops["done"] / size,
+            max_turns_share=stops["max_turns"] / size,
+            max_tokens_share=stops["max_tokens"] / size,
+            failed_share=stops["failed"] / size,
             observation_tokens_mean=self._num_observed / size,
-            environment_reward_mean=math.fsum(self._rewards) / size,
-            num_begun_again=self._num_begun_again,
+            lines_mean=self._num_lines / size,
+            environment_reward_mean=math.fsum(one.reward for one in self._played) / size,
+            num_begun_again=sum(one.attempt > 1 for one in self._played),
             environment={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
 
@@ -186,11 +184,9 @@ class PlayedTrajectories:
         trajectory = completion.trajectory
         if trajectory is UNSET:
             return
-        self._num_turns.append(len(trajectory.turns))
+        self._played.append(trajectory)
         self._num_observed += completion.num_tokens - completion.num_sampled
-        self._num_begun_again += trajectory.attempt > 1
-        self._stops[trajectory.stop] += 1
-        self._rewards.append(trajectory.reward)
+        self._num_lines += len(completion.lines)
         for name, value in trajectory.metrics.items():
             self._metrics[f"{source}/{name}" if source else name].append(value)
 

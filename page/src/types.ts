@@ -1127,6 +1127,7 @@ export interface TrajectoryMetrics {
   max_tokens_share: number;
   failed_share: number;
   observation_tokens_mean: number;
+  lines_mean: number;
   environment_reward_mean: number;
   num_begun_again: number;
   environment: Record<string, number>;

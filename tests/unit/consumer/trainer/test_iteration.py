@@ -123,6 +123,7 @@ def test_what_was_played_is_counted_and_in_a_job_without_an_environment_there_is
         stop="max_turns",
         attempt=2,
         metrics={"calls": 3.0, "errors": 1.0},
+        anew=[1],
     )
     first = played([[7]], turn_rewards=[0.25], metrics={"calls": 1.0})
     expected, arrived = answered(True, again, first)
@@ -134,6 +135,7 @@ def test_what_was_played_is_counted_and_in_a_job_without_an_environment_there_is
         max_turns_share=0.5,
         max_tokens_share=0.0,
         observation_tokens_mean=1.5,
+        lines_mean=1.5,
         environment_reward_mean=0.5,
         num_begun_again=1,
         environment={"calls": 2.0, "errors": 1.0},
