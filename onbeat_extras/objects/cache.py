@@ -146,7 +146,7 @@ class HostCache:
             yield
             return
         try:
-            if not _lock(descriptor, fcntl.LOCK_EX, wait_s=wait_s):
+            if not lock(descriptor, fcntl.LOCK_EX, wait_s=wait_s):
                 log.warning("another process has held %s of the cache for %.0f s", self._locks / name, wait_s)
             yield
         finally:
@@ -181,8 +181,8 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
     path = folder / "owner.json"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        is_alone = _lock(descriptor, fcntl.LOCK_EX, wait_s=0.0)
-        if not is_alone and not _lock(descriptor, fcntl.LOCK_SH, wait_s=OWNER_S):
+        is_alone = lock(descriptor, fcntl.LOCK_EX, wait_s=0.0)
+        if not is_alone and not lock(descriptor, fcntl.LOCK_SH, wait_s=OWNER_S):
             raise InvalidInput(f"{folder} is held by a process that doesn't say whose it is", field=SETTING, cure=CURE)
         here, owner = own(), _owner_in(path)
         if owner is not None and owner.boot_id != here.boot_id and not (is_alone and owner.host == here.host):
@@ -206,7 +206,8 @@ def _owner_in(path: Path) -> Owner | None:
         return None
 
 
-def _lock(descriptor: int, kind: int, *, wait_s: float) -> bool:
+def lock(descriptor: int, kind: int, *, wait_s: float) -> bool:
+    """Whether it was had in time. kind: of `fcntl.flock`; it goes with the descriptor."""
     until_s = time.monotonic() + wait_s
     while True:
         try:

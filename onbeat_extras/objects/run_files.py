@@ -10,9 +10,11 @@ comes back older, or empty, is caught up from: with the newest list there comes 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import stat
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -31,6 +33,7 @@ from onbeat.process.folders import make_private, written_whole
 from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
 from onbeat_extras.objects.blobs import Blobs, open_blobs
+from onbeat_extras.objects.cache import lock
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ PIECE_BYTES = 256 * 1024
 MOST_PIECE_BYTES = 16 * 1024 * 1024
 AT_ONCE = 8
 """Objects that are put or fetched side by side."""
+READERS_S = 1.0
+"""Longest that a trainer waits for readers of its host, who bring files into the folder that it will write."""
 UNUSED_S = 3600.0
 """Age from which an object goes that is in no list: a list may be on its way that names it."""
 
@@ -134,6 +139,7 @@ class ObjectFiles(RunFiles):
 
     def begin(self, listed: bytes | None) -> None:
         self._blobs.check_writable()
+        self._take_folder()
         files: Files = {}
         for newest in sorted([*_read(listed), *_read(self._newest_pointer())], key=lambda one: one.age, reverse=True):
             try:
@@ -153,10 +159,11 @@ class ObjectFiles(RunFiles):
         listed = listed or self._newest_pointer()
         if listed is None or self._brought.get(below) == listed:
             return
-        for newest in _read(listed):
-            files = self._list_at(newest).files
-            self._bring({name: pieces for name, pieces in files.items() if name.startswith(below)})
-        self._brought[below] = listed
+        with self._unless_written() as is_free:
+            for newest in _read(listed) if is_free else ():
+                files = self._list_at(newest).files
+                self._bring({name: pieces for name, pieces in files.items() if name.startswith(below)})
+                self._brought[below] = listed
 
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
         # All at once: over a network each request waits for the store, whatever it carries.
@@ -198,6 +205,26 @@ class ObjectFiles(RunFiles):
     def remove(self) -> None:
         # Its versions are among them, where its trainer's end could not see to them.
         self._blobs.bucket.delete_below(self._folder.job_id)
+
+    def _take_folder(self) -> None:
+        """Keeps readers of this host from bringing files here, as long as this trainer's object lives."""
+        make_private(self._folder.path)
+        descriptor = os.open(self._folder.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, descriptor)
+        with contextlib.suppress(OSError):  # a file system without locks of folders
+            lock(descriptor, fcntl.LOCK_EX, wait_s=READERS_S)
+
+    @contextlib.contextmanager
+    def _unless_written(self) -> Iterator[bool]:
+        """Whether no trainer of this host writes the folder; for a moment none begins to."""
+        with contextlib.ExitStack() as opened:
+            try:
+                descriptor = os.open(self._folder.path, os.O_RDONLY)
+                opened.callback(os.close, descriptor)
+                is_free = lock(descriptor, fcntl.LOCK_SH, wait_s=0.0)
+            except OSError:
+                is_free = True
+            yield is_free
 
     def _relist(self, change: Callable[[Files], Files], *, sweeps: bool = False) -> None:
         """Puts another list of an ended job's files in the place of the newest one, which may be changed at once."""

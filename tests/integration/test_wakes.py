@@ -26,6 +26,7 @@ from tests.integration.fence_parts import lose_prompts
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
 from tests.integration.test_window import delayed
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob
+from tests.until import until
 
 LONG_S, DEADLINE_S, QUIET_S = 600.0, 120.0, 0.2
 NUM_WAITING = 12
@@ -267,6 +268,45 @@ def test_a_wait_goes_on_where_its_connection_breaks(broker: Broker) -> None:
         assert not waits.done()
         broker.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         assert waits.result(DEADLINE_S) == [], "what it may have missed meanwhile it looks for"
+
+
+@pytest.mark.parametrize("calls_while_away", [False, True])
+def test_who_reads_too_slowly_and_is_cut_off_by_the_server_misses_nothing(
+    calls_while_away: bool, broker: Broker
+) -> None:
+    job = at_its_end(delayed(broker, 0))
+    name, _ = in_vain(job, "waits")
+    side = job.generator(name)
+    side.wait_for_prompts(0.001)
+    limits: Any = broker.redis.config_get("client-output-buffer-limit")
+    broker.redis.config_set("client-output-buffer-limit", "pubsub 16kb 16kb 1")
+    try:
+        # What the sockets hold comes before what the server does.
+        until(lambda: not called(broker, name, 10_000), "it to be cut off")
+    finally:
+        broker.redis.config_set("client-output-buffer-limit", limits["client-output-buffer-limit"])
+    if calls_while_away:
+        job.commit(0)
+        side.wait_for_prompts(LONG_S)
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            assert side.wait_for_prompts(LONG_S) == [], "what it may have missed meanwhile it looks for"
+            assert side.claim(LEASE_S) is None
+            waits = thread.submit(side.wait_for_prompts, LONG_S)
+            time.sleep(QUIET_S)
+            assert not waits.done()
+            job.commit(0)
+            waits.result(DEADLINE_S)
+    job.claim(name)
+
+
+def called(broker: Broker, name: str, num_calls: int) -> int:
+    """Calls one who waits so often; answers how many connections listen to that afterwards."""
+    with broker.redis.pipeline(transaction=False) as pipe:
+        for _ in range(num_calls):
+            pipe.publish(wake_channel(name), "")
+        pipe.execute()
+    return broker.redis.pubsub_numsub(wake_channel(name))[0][1]
 
 
 @pytest.mark.parametrize("num_calls", [1, 1000])

@@ -237,6 +237,25 @@ def test_a_reader_has_the_part_that_it_asks_for_and_what_it_has_already_stays(ho
     assert again.read("metrics.jsonl").endswith(b"later\n")
 
 
+def test_a_gateway_that_shares_the_folder_with_the_trainer_changes_nothing_there(host: Hosts) -> None:
+    first, side = host("a"), Side()
+    trained(first, side)
+    # Since then it has gone back to its second iteration, dropped its oldest record, and its log was emptied.
+    first.write("rollouts/i000002/train-000000.msgpack", b"sampled anew")
+    (first.folder.path / "rollouts/i000000/train-000000.msgpack").unlink()
+    first.write("trainer.log", b"goes on\n")
+    before = {name: first.read(name) for name in first.names()}
+    with (first.folder.path / "trainer.log").open("ab") as its_log:
+        gateway = host("a")
+        gateway.files.bring(side.listed)
+        its_log.write(b"and on\n")
+    assert {name: first.read(name) for name in first.names()} == before | {"trainer.log": b"goes on\nand on\n"}
+    # It ended, and another host goes on.
+    first.files = gateway.files
+    gateway.files.bring(side.listed)
+    assert first.read("rollouts/i000000/train-000000.msgpack") == bytes(100)
+
+
 def test_a_host_that_trained_on_alone_gives_way_to_the_list(host: Hosts) -> None:
     first, side = host("a"), Side()
     trained(first, side)
