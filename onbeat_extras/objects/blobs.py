@@ -31,7 +31,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat.process.folders import written_whole
-from onbeat_extras.objects.bucket import SETTING, Bucket, check_name
+from onbeat_extras.objects.bucket import Bucket, check_name
 from onbeat_extras.objects.cache import HostCache, open_cache
 from onbeat_extras.objects.hosts import CacheHost, CacheHosts
 
@@ -59,11 +59,7 @@ class Blobs:
 
     def check_writable(self) -> None:
         """Raises InvalidInput that names ONBEAT_OBJECTS for no such bucket, or one that this process may not write."""
-        try:
-            self.bucket.now(self._folder)
-        except NotFound as error:
-            problem = f"`{self.bucket.url[:200]}` names a bucket that isn't there"
-            raise InvalidInput(problem, field=SETTING, cure="make it, or name another") from error
+        self.bucket.now(self._folder)
 
     def put(self, data: bytes | memoryview, *, again: bool = False) -> str:
         """Stores bytes, and answers their digest. What the store has already isn't sent.

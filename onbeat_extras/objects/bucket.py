@@ -89,7 +89,11 @@ class Bucket:
             data: Any = b"".join(sent()) if is_whole else sent()
             self._store.put(key, data, use_multipart=not is_whole, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
 
-        self._ask(f"take {num_bytes} bytes", key, put)
+        try:
+            self._ask(f"take {num_bytes} bytes", key, put)
+        except NotFound as error:
+            problem = f"`{self.url[:200]}` names a bucket that isn't there"
+            raise InvalidInput(problem, field=SETTING, cure="make it, or name another") from error
 
     def create(self, key: str, data: bytes) -> bool:
         """Writes an object where there is none; False where there is one, which stays."""
