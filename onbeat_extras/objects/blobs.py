@@ -25,8 +25,9 @@ from typing import IO, Literal
 
 from blake3 import blake3
 
-from contracts.encoding.digests import content_digest, file_digest
+from contracts.encoding.digests import Digest, content_digest, file_digest
 from contracts.encoding.names import SEGMENT, check_job_id
+from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
@@ -43,6 +44,13 @@ MOST_READS = 3
 """Reads of bytes that come as others each time; those that come twice alike are stored so."""
 
 log = logging.getLogger(__name__)
+
+
+class Piece(Record, frozen=True, kw_only=True):
+    """Bytes that were stored."""
+
+    digest: Digest
+    num_bytes: int
 
 
 @dataclass(kw_only=True)
@@ -73,14 +81,14 @@ class Blobs:
             self.cache.put(digest, data)
         return digest
 
-    def put_file(self, path: Path) -> tuple[str, int]:
-        """Stores a file's bytes, part by part, and answers their digest and number.
+    def put_file(self, path: Path) -> Piece:
+        """Stores a file's bytes, part by part.
 
         Raises ContractViolation for a file that changes meanwhile; nothing is stored of it.
         """
-        num_bytes, digest = path.stat().st_size, file_digest(path)
-        if self._is_fresh(digest, num_bytes):
-            return digest, num_bytes
+        piece = Piece(digest=file_digest(path), num_bytes=path.stat().st_size)
+        if self._is_fresh(piece.digest, piece.num_bytes):
+            return piece
         sent = blake3()
 
         def parts(part_bytes: int) -> Iterator[bytes]:
@@ -90,11 +98,11 @@ class Blobs:
                     sent.update(part)
                     yield part
 
-        self.bucket.put_parts(self._key(digest), parts, num_bytes=num_bytes)
-        if sent.hexdigest() != digest:
-            self.drop([digest])
+        self.bucket.put_parts(self._key(piece.digest), parts, num_bytes=piece.num_bytes)
+        if sent.hexdigest() != piece.digest:
+            self.drop([piece.digest])
             raise ContractViolation("changed while it was stored", field=str(path))
-        return digest, num_bytes
+        return piece
 
     def get(self, digest: str, *, num_bytes: int) -> bytes:
         """Reads bytes; they are those of the digest, from whichever layer they come."""
@@ -123,12 +131,12 @@ class Blobs:
         self.bucket.delete_below(f"{self.job_id}/versions", f"{self.job_id}/weights")
 
     def put_pointer(self, name: str, data: bytes) -> bool:
-        """Gives a name to bytes once; False where it is given already, whatever to."""
+        """Gives a name to bytes once; False where it is given to others already."""
         return self.bucket.create(self._pointer(name), data)
 
     def pointers(self) -> list[str]:
         """The names that are given, sorted."""
-        return sorted(key.removeprefix(f"{self._pointers}/") for key in self.bucket.objects(self._pointers))
+        return sorted(key.rpartition("/")[2] for key in self.bucket.objects(f"{self.job_id}/pointers"))
 
     def get_pointer(self, name: str) -> bytes:
         """The bytes that a name was given to, at most a MiB; nothing says what they must be."""
@@ -138,15 +146,11 @@ class Blobs:
     def _folder(self) -> str:
         return f"{self.job_id}/{self.area}"
 
-    @property
-    def _pointers(self) -> str:
-        return f"{self.job_id}/pointers"
-
     def _key(self, digest: str) -> str:
         return f"{self._folder}/{check_name(digest, DIGEST)}"
 
     def _pointer(self, name: str) -> str:
-        return f"{self._pointers}/{check_name(name, SEGMENT)}"
+        return f"{self.job_id}/pointers/{check_name(name, SEGMENT)}"
 
     def _is_fresh(self, digest: str, num_bytes: int) -> bool:
         try:
@@ -162,7 +166,7 @@ class Blobs:
         if self.cache is None:
             self._verified(digest, num_bytes, file)
         elif not self.cache.read(digest, _emptied(file)):
-            with self.cache.turn(digest, wait_s=self.deadline_s):
+            with self.cache.locked(digest[:2], wait_s=self.deadline_s):
                 if not self.cache.read(digest, _emptied(file)):
                     self._verified(digest, num_bytes, file)
                     keep(self.cache)

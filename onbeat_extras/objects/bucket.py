@@ -96,22 +96,17 @@ class Bucket:
             raise InvalidInput(problem, field=SETTING, cure="make it, or name another") from error
 
     def create(self, key: str, data: bytes) -> bool:
-        """Writes an object where there is none; False where there is one, which stays."""
+        """Writes an object where there is none; False where there is one of other bytes, which stays."""
         from obstore.exceptions import AlreadyExistsError
 
-        is_again = False
-
-        def put(waiting: Waiting) -> bool:
-            nonlocal is_again
+        def put(_waiting: Waiting) -> bool:
+            self.traffic["sent"] += len(data)
             try:
                 self._store.put(key, data, mode="create")
+                return True
             except AlreadyExistsError:
                 # The store may have taken the name, and only its answer was lost.
-                return is_again and bytes(self._store.get(key).bytes()) == data
-            finally:
-                is_again = True
-            self.traffic["sent"] += len(data)
-            return True
+                return bytes(self._store.get(key).bytes()) == data
 
         return self._ask("take a name", key, put)
 

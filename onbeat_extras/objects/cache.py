@@ -98,10 +98,6 @@ class HostCache:
         source.flush()
         self._put(digest, os.fstat(source.fileno()).st_size, lambda file: shutil.copyfile(source.name, file.name))
 
-    def turn(self, digest: str, *, wait_s: float) -> contextlib.AbstractContextManager[None]:
-        """Inside it no other process of this host fetches the bytes; past wait_s without the lock, one might."""
-        return self._locked(digest[:2], wait_s=wait_s)
-
     def _put(self, digest: str, num_bytes: int, write: Callable[[IO[bytes]], object]) -> None:
         if num_bytes > self._most_bytes:
             return
@@ -117,7 +113,7 @@ class HostCache:
 
         Raises OSError where others are writing as much.
         """
-        with self._locked("room", wait_s=OWNER_S):
+        with self.locked("room", wait_s=OWNER_S):
             files = sorted(self._files())
             left = sum(size for _, size, _ in files) + num_bytes - self._most_bytes
             abandoned_s = time.time() - ABANDONED_S
@@ -138,7 +134,8 @@ class HostCache:
                     yield found.st_mtime, found.st_size, Path(entry.path)
 
     @contextlib.contextmanager
-    def _locked(self, name: str, *, wait_s: float) -> Iterator[None]:
+    def locked(self, name: str, *, wait_s: float) -> Iterator[None]:
+        """Inside it no other process of this host is at what has this name; past wait_s without the lock, one might."""
         try:
             descriptor = os.open(self._locks / name, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -184,9 +181,12 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
         is_alone = lock(descriptor, fcntl.LOCK_EX, wait_s=0.0)
         if not is_alone and not lock(descriptor, fcntl.LOCK_SH, wait_s=OWNER_S):
             raise InvalidInput(f"{folder} is held by a process that doesn't say whose it is", field=SETTING, cure=CURE)
-        here, owner = own(), _owner_in(path)
+        here, owner = own(), None
+        with contextlib.suppress(InvalidInput):  # it isn't said yet, or not whole
+            owner = decode_json(path.read_bytes(), Owner)
         if owner is not None and owner.boot_id != here.boot_id and not (is_alone and owner.host == here.host):
-            problem = f"{folder} is the cache of host {owner.host}, this is {here.host}"
+            whose = f"another host {owner.host}" if owner.host == here.host else f"host {owner.host}"
+            problem = f"{folder} is the cache of {whose}, this is {here.host}"
             raise InvalidInput(problem, field=SETTING, cure=f"{CURE}; remove {path} if that host is no more")
         if owner != here and is_alone:
             # Blanks cover the rest of a longer one.
@@ -196,14 +196,6 @@ def _claim(folder: Path, own: Callable[[], Owner] = this_host) -> None:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _owner_in(path: Path) -> Owner | None:
-    """None where it isn't said yet, or not whole."""
-    try:
-        return decode_json(path.read_bytes(), Owner)
-    except InvalidInput:
-        return None
 
 
 def lock(descriptor: int, kind: int, *, wait_s: float) -> bool:

@@ -19,6 +19,7 @@ from contracts.errors import InvalidInput, NotFound
 from contracts.settings import KEY_FORM, StackSettings
 from onbeat.http_service.outgoing import make_client, said
 
+SETTING = "ONBEAT_CACHE_HOSTS"
 CONNECT_S = 2.0
 ANSWER_S = 10.0
 LEAST_BYTES_PER_S = 4 * 1024**2
@@ -35,11 +36,14 @@ class CacheHost:
     def __init__(self, url: str, key: str) -> None:
         """Raises InvalidInput for what is no URL."""
         try:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError("it begins with neither http:// nor https://")
             self._client = make_client(
                 url, headers={"authorization": f"Bearer {key}"}, timeout=ANSWER_S, max_answer_bytes=2**62
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise InvalidInput(f"`{url[:200]}` is no URL: {error}", field="ONBEAT_CACHE_HOSTS") from error
+            problem = f"`{url[:200]}` is no URL: {error}"
+            raise InvalidInput(problem, field=SETTING, cure="http://HOST:8300") from error
         self.asked_from_s = 0.0
 
     def stream(self, key: str, take: Callable[[memoryview], None], *, most_bytes: int) -> int:
@@ -72,12 +76,7 @@ class CacheHosts:
         """Raises InvalidInput that names the setting."""
         urls = [url.strip() for url in settings.cache_hosts.split(",") if url.strip()]
         if urls and not KEY_FORM.fullmatch(settings.cache_key):
-            raise InvalidInput(
-                "is not set, or no key", field="ONBEAT_CACHE_KEY", cure="give it that of ONBEAT_CACHE_HOSTS"
-            )
-        for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise InvalidInput(f"`{url[:200]}` is no URL", field="ONBEAT_CACHE_HOSTS", cure="http://HOST:8300")
+            raise InvalidInput("is not set, or no key", field="ONBEAT_CACHE_KEY", cure=f"give it that of {SETTING}")
         self._hosts = [CacheHost(url, settings.cache_key) for url in urls]
 
     def __iter__(self) -> Iterator[CacheHost]:

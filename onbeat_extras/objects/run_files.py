@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from msgspec.structs import replace
 
 from broker.trainer_side import TrainerSide
-from contracts.encoding.digests import Digest, content_digest, file_digest
+from contracts.encoding.digests import content_digest, file_digest
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode, encode
 from contracts.errors import ContractViolation, NotFound, OnbeatError
@@ -32,7 +32,7 @@ from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_private, written_whole
 from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
-from onbeat_extras.objects.blobs import Blobs, open_blobs
+from onbeat_extras.objects.blobs import Blobs, Piece, open_blobs
 from onbeat_extras.objects.cache import lock
 
 log = logging.getLogger(__name__)
@@ -42,17 +42,12 @@ PIECE_BYTES = 256 * 1024
 MOST_PIECE_BYTES = 16 * 1024 * 1024
 AT_ONCE = 8
 """Objects that are put or fetched side by side."""
+RECORDS = "rollouts"
+"""The folder of what is written at each commit."""
 READERS_S = 1.0
 """Longest that a trainer waits for readers of its host, who bring files into the folder that it will write."""
 UNUSED_S = 3600.0
 """Age from which an object goes that is in no list: a list may be on its way that names it."""
-
-
-class Piece(Record, frozen=True, kw_only=True):
-    """An object."""
-
-    digest: Digest
-    num_bytes: int
 
 
 Files = Mapping[str, tuple[Piece, ...]]
@@ -111,7 +106,7 @@ class GrowingFile:
             left = size - self._start
             while left > 0 and (data := file.read(min(left, MOST_PIECE_BYTES))):
                 # It is new: whether the store has it needs no request.
-                pieces.append(_piece(blobs.put(data, again=True), len(data)))
+                pieces.append(Piece(digest=blobs.put(data, again=True), num_bytes=len(data)))
                 left -= len(data)
                 if len(data) >= PIECE_BYTES:
                     self._start += len(data)
@@ -168,7 +163,7 @@ class ObjectFiles(RunFiles):
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
         # All at once: over a network each request waits for the store, whatever it carries.
         with _errors(self._folder.path), ThreadPoolExecutor(AT_ONCE) as pool:
-            whole = pool.submit(self._put_whole, None if has_checkpoint else self._folder.path / "rollouts")
+            whole = pool.submit(self._put_whole, everything=has_checkpoint)
             growing = pool.map(lambda name: self._growing[name].put(self._blobs), self._appended)
             files = {name: pieces for name, pieces in zip(self._appended, growing, strict=True) if pieces}
             files |= whole.result()
@@ -191,7 +186,7 @@ class ObjectFiles(RunFiles):
 
         def with_chain(files: Files) -> Files:
             here = next((path for path in (aside, named) if path.is_file()), None)
-            pieces = files.get(aside.name) if here is None else (_piece(*self._blobs.put_file(here)),)
+            pieces = files.get(aside.name) if here is None else (self._blobs.put_file(here),)
             rest = {name: one for name, one in files.items() if name != aside.name}
             return rest | ({(named if is_forgotten else aside).name: pieces} if pieces else {})
 
@@ -241,40 +236,34 @@ class ObjectFiles(RunFiles):
             if sweeps:
                 self._blobs.sweep(_named(at, files), older_than_s=0.0)
 
-    def _put_whole(self, part: Path | None) -> dict[str, tuple[Piece, ...]]:
-        """Copies the files that aren't appended to, where they are new; all of them, or those in one part alone.
+    def _put_whole(self, *, everything: bool) -> dict[str, tuple[Piece, ...]]:
+        """Copies the files that aren't appended to, where they are new; all of them, or the records of rollouts alone.
 
         Others stay as they were copied last. Raises OSError.
         """
-        found = {path.relative_to(self._folder.path).as_posix(): path for path in self._files_in(part)}
-        # A file that went while it was looked at is in no list.
-        stamps = {name: stamp for name, path in found.items() if (stamp := _stamp(path)) is not None}
-        new = [name for name, stamp in stamps.items() if self._whole.get(name, ((-1, -1), ()))[0] != stamp]
+        part = "" if everything else f"{RECORDS}/"
+        names = [name for name in self._names() if name.startswith(part)]
+        there = {name: stamp for name in names if (stamp := _stamp(self._folder.path / name)) is not None}
+        known = {name: one for name, one in self._whole.items() if name in there or not name.startswith(part)}
+        new = [name for name, stamp in there.items() if name not in known or known[name][0] != stamp]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            copied = dict(zip(new, pool.map(lambda name: self._blobs.put_file(found[name]), new), strict=True))
-        known = self._whole
-        inside = None if part is None else f"{part.relative_to(self._folder.path).as_posix()}/"
-        self._whole = {name: one for name, one in known.items() if inside and not name.startswith(inside)}
-        for name, stamp in stamps.items():
-            pieces = known[name][1] if name not in copied else (_piece(*copied[name]),)
-            self._whole[name] = (stamp, pieces)
+            pieces = pool.map(lambda name: self._blobs.put_file(self._folder.path / name), new)
+            self._whole = known | {name: (there[name], (piece,)) for name, piece in zip(new, pieces, strict=True)}
         return {name: pieces for name, (_, pieces) in self._whole.items()}
 
-    def _files_in(self, part: Path | None) -> Iterator[Path]:
-        """The plain files of a folder but scratch, what was put aside, and versions, which have stores of their own."""
-        top = part or self._folder.path
+    def _names(self) -> Iterator[str]:
+        """The plain files but scratch, what was put aside, and versions, which have stores of their own."""
+        top = self._folder.path
         for folder, folders, names in () if top.is_symlink() else os.walk(top):
-            left_out = {ASIDE, *({self._folder.weights.name} if Path(folder) == self._folder.path else ())}
+            below = Path(folder).relative_to(top)
+            left_out = (ASIDE, "" if below.name else self._folder.weights.name)
             folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
-            yield from (
-                Path(folder, name)
-                for name in names
-                if name[0] != "." and not (Path(folder) == self._folder.path and name in self._appended)
-            )
+            there = ((below / name).as_posix() for name in names if name[0] != ".")
+            yield from (name for name in there if name not in self._appended)
 
     def _put_list(self, listed: FileList) -> Piece:
         data = encode(listed)
-        return _piece(self._blobs.put(data, again=True), len(data))
+        return Piece(digest=self._blobs.put(data, again=True), num_bytes=len(data))
 
     def _newest_pointer(self) -> bytes | None:
         names = self._blobs.pointers()
@@ -378,10 +367,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _size(path: Path) -> int:
     return (_stamp(path) or (0, 0))[0]
-
-
-def _piece(digest: str, num_bytes: int) -> Piece:
-    return Piece(digest=digest, num_bytes=num_bytes)
 
 
 def _read(listed: bytes | None) -> list[Listed]:

@@ -165,14 +165,11 @@ class ObjectVersions:
         except Unavailable as error:
             log.warning("the versions of job %s stay in the object store: %s", self.folder.job_id, error)
 
-    @property
-    def _folder(self) -> str:
-        return f"{self.folder.job_id}/versions"
-
     def _known(self) -> dict[str, list[str]]:
         if self._lists is None:
             bucket = self._blobs.bucket
-            self._lists = {key: _digests(files_in(bucket, key)) for key in bucket.objects(self._folder)}
+            keys = bucket.objects(f"{self.folder.job_id}/versions")
+            self._lists = {key: _digests(files_in(bucket, key)) for key in keys}
         return self._lists
 
     def _listed(self) -> set[str]:

@@ -42,7 +42,8 @@ def test_blobs_are_put_read_listed_swept_and_named_once(settings: StackSettings,
     blobs, large = opened(settings), tmp_path / "large"
     large.write_bytes(bytes(range(256)) * (PART_BYTES // 100))
     small = blobs.put(b"small")
-    digest, num_bytes = blobs.put_file(large)
+    piece = blobs.put_file(large)
+    digest, num_bytes = piece.digest, piece.num_bytes
     assert num_bytes > 2 * PART_BYTES
     assert blobs.get(small, num_bytes=5) == b"small"
     blobs.fetch(digest, tmp_path / "fetched", num_bytes=num_bytes)

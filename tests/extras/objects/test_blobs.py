@@ -15,7 +15,7 @@ from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat_extras.objects import blobs as blobs_module
 from onbeat_extras.objects import bucket as bucket_module
-from onbeat_extras.objects.blobs import Blobs, open_blobs
+from onbeat_extras.objects.blobs import Blobs, Piece, open_blobs
 from onbeat_extras.objects.bucket import PART_BYTES
 from tests.extras.objects.conftest import OpenBlobs, has
 from tests.extras.objects.s3_server import BUCKET, FaultyProxy, S3Server, never
@@ -63,7 +63,7 @@ def test_a_file_is_put_in_parts_and_only_as_it_was_hashed(
 ) -> None:
     path = tmp_path / "rows"
     path.write_bytes(LARGE)
-    assert blobs.put_file(path) == (content_digest(LARGE), len(LARGE))
+    assert blobs.put_file(path) == Piece(digest=content_digest(LARGE), num_bytes=len(LARGE))
     assert blobs.get(content_digest(LARGE), num_bytes=len(LARGE)) == LARGE
     monkeypatch.setattr(blobs_module, "file_digest", lambda _: ABSENT)
     with pytest.raises(ContractViolation, match="changed while it was stored"):
@@ -310,6 +310,13 @@ def test_a_bucket_that_may_not_be_written_is_refused_at_once(
         open_area(deadline_s=60.0)
     proxy.refuse = never
     assert open_blobs(settings, "job-1", "weights", deadline_s=120.0).bucket.objects("") == {}, "something half-started"
+
+
+def test_a_bucket_that_goes_away_meanwhile_is_named(open_area: OpenBlobs, proxy: FaultyProxy) -> None:
+    blobs = open_area()
+    proxy.refuse = lambda method, path: 404 if method == "PUT" else 0
+    with pytest.raises(InvalidInput, match=r"ONBEAT_OBJECTS: `s3://.*` names a bucket that isn't there"):
+        blobs.put(b"bytes")
 
 
 def test_a_process_without_the_library_is_told_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.encoding.digests import content_digest
+from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
@@ -187,7 +188,7 @@ def test_processes_and_containers_of_a_host_share_a_folder_and_a_namesake_may_no
     claim(tmp_path, HOST)
     claim(tmp_path, HOST)
     claim(tmp_path, Owner(host="a-container", boot_id=HOST.boot_id))
-    with pytest.raises(InvalidInput, match="cache of host here"):
+    with pytest.raises(InvalidInput, match="cache of another host here, this is here"):
         claim(tmp_path, NAMESAKE)
 
 
@@ -197,7 +198,7 @@ def test_a_host_that_started_anew_takes_its_folder_again(tmp_path: Path) -> None
         path.parent.mkdir()
         path.write_text(before)
         claim(path.parent, RESTARTED)
-        assert cache_module._owner_in(path) == RESTARTED
+        assert decode_json(path.read_bytes(), Owner) == RESTARTED
 
 
 def test_a_folder_that_cannot_be_made_is_refused() -> None:

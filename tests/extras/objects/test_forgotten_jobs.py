@@ -44,8 +44,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 def copied(stack: Stack, folder: RunFolder) -> None:
     """What its trainer has left in the store: a list with the spec, by the pointer of its last checkpoint."""
     blobs = open_blobs(stack.settings, folder.job_id, "run", deadline_s=10.0)
-    digest, num_bytes = blobs.put_file(folder.spec)
-    files = {folder.spec.name: (Piece(digest=digest, num_bytes=num_bytes),)}
+    files = {folder.spec.name: (blobs.put_file(folder.spec),)}
     text = encode(FileList(job_id=folder.job_id, trainer_epoch=1, iteration=0, files=files))
     at = Piece(digest=blobs.put(text), num_bytes=len(text))
     blobs.put_pointer(f"{1:020d}-{0:09d}", encode(Listed(trainer_epoch=1, iteration=0, at=at)))
