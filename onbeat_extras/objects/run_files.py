@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import stat
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -42,8 +43,8 @@ PIECE_BYTES = 256 * 1024
 MOST_PIECE_BYTES = 16 * 1024 * 1024
 AT_ONCE = 8
 """Objects that are put or fetched side by side."""
-RECORDS = "rollouts"
-"""The folder of what is written at each commit."""
+PART = re.compile(r"\..+\.[0-9a-f]{12}")
+"""The name of a file that is being brought (`written_whole`): a process that was killed leaves it."""
 READERS_S = 1.0
 """Longest that a trainer waits for readers of its host, who bring files into the folder that it will write."""
 UNUSED_S = 3600.0
@@ -69,11 +70,6 @@ class Listed(Record, frozen=True, kw_only=True):
     trainer_epoch: int
     iteration: int
     at: Piece
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """The newer of two lists has the larger: a later trainer knows more, whatever it rewound."""
-        return self.trainer_epoch, self.iteration
 
 
 class GrowingFile:
@@ -136,7 +132,9 @@ class ObjectFiles(RunFiles):
         self._blobs.check_writable()
         self._take_folder()
         files: Files = {}
-        for newest in sorted([*_read(listed), *_read(self._newest_pointer())], key=lambda one: one.age, reverse=True):
+        known = [*_read(listed), *_read(self._newest_pointer())]
+        # A later trainer knows more, whatever it rewound.
+        for newest in sorted(known, key=lambda one: (one.trainer_epoch, one.iteration), reverse=True):
             try:
                 files = self._list_at(newest).files
                 break
@@ -202,12 +200,15 @@ class ObjectFiles(RunFiles):
         self._blobs.bucket.delete_below(self._folder.job_id)
 
     def _take_folder(self) -> None:
-        """Keeps readers of this host from bringing files here, as long as this trainer's object lives."""
+        """Keeps readers of this host out while this trainer's object lives; what killed ones have left goes."""
         make_private(self._folder.path)
         descriptor = os.open(self._folder.path, os.O_RDONLY)
         weakref.finalize(self, os.close, descriptor)
         with contextlib.suppress(OSError):  # a file system without locks of folders
-            lock(descriptor, fcntl.LOCK_EX, wait_s=READERS_S)
+            if lock(descriptor, fcntl.LOCK_EX, wait_s=READERS_S):
+                for path in self._folder.path.rglob(".*"):
+                    if PART.fullmatch(path.name) and path.is_file():
+                        path.unlink()
 
     @contextlib.contextmanager
     def _unless_written(self) -> Iterator[bool]:
@@ -241,7 +242,7 @@ class ObjectFiles(RunFiles):
 
         Others stay as they were copied last. Raises OSError.
         """
-        part = "" if everything else f"{RECORDS}/"
+        part = "" if everything else "rollouts/"
         names = [name for name in self._names() if name.startswith(part)]
         there = {name: stamp for name in names if (stamp := _stamp(self._folder.path / name)) is not None}
         known = {name: one for name, one in self._whole.items() if name in there or not name.startswith(part)}

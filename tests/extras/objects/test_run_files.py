@@ -256,6 +256,15 @@ def test_a_gateway_that_shares_the_folder_with_the_trainer_changes_nothing_there
     assert first.read("rollouts/i000000/train-000000.msgpack") == bytes(100)
 
 
+def test_what_a_process_that_was_killed_has_half_brought_goes_at_the_next_start(host: Hosts) -> None:
+    first, second, side = host("a"), host("b"), Side()
+    trained(first, side)
+    for name in (".audit.json", "checkpoints/i000002/.model.safetensors.0123456789ab"):
+        second.write(name, b"half")
+    second.files.begin(side.listed)
+    assert second.names() == first.names() - {"trainer.log"} | {".audit.json"}
+
+
 def test_a_host_that_trained_on_alone_gives_way_to_the_list(host: Hosts) -> None:
     first, side = host("a"), Side()
     trained(first, side)
