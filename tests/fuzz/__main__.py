@@ -46,6 +46,7 @@ def main() -> int:
 def _fuzz_gateway(folder: Path, schemathesis: str, *, max_time_s: int) -> bool:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
+    (folder / "runs").mkdir()  # as `up` does
     with EmbeddedRedis(folder / "redis") as server:
         settings = StackSettings(
             redis_url=server.url,
