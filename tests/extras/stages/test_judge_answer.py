@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
 from contracts.errors import BatchFailed, CompletionUnjudged
 from contracts.spec_tables.stages import LlmJudgeStage
+from onbeat.client.spec_file import load_spec
 from onbeat_extras.stages.judge_answer import number_at, number_in, numbers_in_json, question, scores_of
 from tests.judge_server import says
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 JUDGE = LlmJudgeStage(model="judge", prompt="Rate {completion}", lowest=-2.0, highest=8.0)
 
 
@@ -203,3 +206,16 @@ def test_criteria_are_keys_of_one_object_and_each_has_a_score() -> None:
         scores_of(says('{"right": 10, "short": 11}')[1], judge)
     with pytest.raises(ValueError, match=r'criteria of stage llm_judge are keys .* set answer = "json"'):
         LlmJudgeStage(model="m", prompt="{completion}", criteria={"right": 1.0})
+
+
+def test_the_shipped_rubric_shows_what_it_asks_about_and_weighs_its_two_criteria() -> None:
+    spec = load_spec(CONFIGS / "rubric.toml")
+    (stage,) = spec.stages
+    assert isinstance(stage, LlmJudgeStage)
+    asked = question(stage, prompt="12+34=", completion="64", reference="64")
+    assert all(
+        words in asked for words in ("asked for 12+34=", "Right is: 64", "wrote: 64", '{"right": N, "digits": N}')
+    )
+    assert spec.stage_reward_weights == {"llm_judge_right": 0.375, "llm_judge_digits": 0.125}
+    assert scores_of(says('{"right": 5, "digits": 10}')[1], stage) == [0.5, 1.0]
+    assert spec.algorithm.advantage_kind.normalises_components
