@@ -19,13 +19,11 @@ from contracts.errors import BrokerFull, BrokerUnavailable, ContractViolation, F
 
 UNAVAILABLE = {
     "BUSY": "it runs a long script",
-    "CLUSTERDOWN": "its cluster is down",
     "LOADING": "it loads its data",
     "MASTERDOWN": "it is a replica without its primary",
     "MISCONF": "it cannot write to its disk",
     "NOREPLICAS": "it has too few replicas to accept writes",
     "READONLY": "it is a replica",
-    "TRYAGAIN": "its cluster moves keys",
     "UNBLOCKED": "it became a replica while the call waited",
     "UNKILLABLE": "it runs a long script that wrote already",
 }
@@ -36,7 +34,9 @@ REFUSED_IN_FUNCTION = ("ACL failure", "The user executing the script can't")
 """How Valkey, and how Redis 7.0, begin the refusal of a command inside of a function."""
 UNKNOWN_FUNCTION = "Function not found"
 """What a server says that lacks the library."""
-CLUSTER = frozenset({"ASK", "CROSSSLOT", "MOVED"})
+CLUSTER = frozenset({"ASK", "CLUSTERDOWN", "CROSSSLOT", "MOVED", "TRYAGAIN"})
+CLUSTER_IN_FUNCTION = ("key in a cluster node", "while the cluster is down")
+"""What stands in the refusal of a command inside of a function."""
 NO_FUNCTIONS = re.compile(r"unknown command .?F(CALL|UNCTION)", re.IGNORECASE)
 CODE = re.compile(r"(?:^|caused error: )([A-Z]+) ")
 """The code of an error that the client leaves in its text; a pipeline writes its own words before it."""
@@ -93,7 +93,7 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         return BrokerUnavailable(
             "Redis was not given the functions of this version", cure="its loader does, at its start"
         )
-    if of in CLUSTER:
+    if of in CLUSTER or any(words in str(error) for words in CLUSTER_IN_FUNCTION):
         return is_a_cluster()
     if NO_FUNCTIONS.match(str(error)):
         return InvalidInput(

@@ -9,6 +9,7 @@ import pytest
 
 from broker.connection.client import connect
 from broker.connection.probe import probe
+from broker.presence import Presence
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from onbeat.process.child_process import ChildProcess
@@ -57,6 +58,9 @@ def test_a_cluster_and_a_server_without_functions_are_refused_at_the_start(
         probe(url)
     with pytest.raises(InvalidInput, match=problem):
         broker.check()
+    # What a worker asks, whose role may not look at the server.
+    with pytest.raises(InvalidInput, match=problem):
+        Presence(broker).live()
     broker.close()
 
 

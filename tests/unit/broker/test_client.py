@@ -120,7 +120,8 @@ def test_a_server_that_refuses_for_now_is_asked_again() -> None:
     ("error", "ours"),
     [
         *((ResponseError(f"{word} some words"), BrokerUnavailable) for word in UNAVAILABLE),
-        (ResponseError("some words", status_code="CLUSTERDOWN"), BrokerUnavailable),
+        (ResponseError("some words", status_code="CLUSTERDOWN"), InvalidInput),
+        (ResponseError("some words", status_code="NOREPLICAS"), BrokerUnavailable),
         (ResponseError("Command # 1 (PING) of pipeline caused error: MISCONF Errors writing"), BrokerUnavailable),
         (ResponseError("OOM command not allowed"), BrokerFull),
         (ResponseError("3999 127.0.0.1:6381", status_code="MOVED"), InvalidInput),
