@@ -9,6 +9,7 @@ server of it are extras.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -33,8 +34,7 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
     """Whether it can load a version that isn't in folders (`Transport.elsewhere`)."""
     says_kept_sets: ClassVar[bool] = False
     """Whether its completions say what truncated sampling kept (`PromptBatch.has_kept_sets`), which a job that samples
-    so needs."""
-
+    so needs, also where no top_k bounds it."""
     of_turns: ClassVar[str] = ""
     """What a job with an environment adds to the engine's fingerprint."""
 
@@ -46,8 +46,9 @@ class EngineOptions(Record, tag_field="type", frozen=True, kw_only=True):
 
     @property
     def has_to_prove_it(self) -> bool:
-        """Whether that is tried by a canary before the first deterministic batch (`GenerationEngine.difference`)."""
-        return False
+        """Whether that is tried by a canary before the first deterministic batch (`GenerationEngine.difference`), as it
+        is of another library's engine."""
+        return self.is_reproducible and not isinstance(self, TransformersOptions)
 
     @property
     def name(self) -> str:
@@ -107,10 +108,6 @@ class VllmOptions(BatchingOptions, tag="vllm", frozen=True, kw_only=True):
     def is_reproducible(self) -> bool:
         return self.batch_invariant
 
-    @property
-    def has_to_prove_it(self) -> bool:
-        return self.batch_invariant
-
 
 class OpenaiOptions(BatchingOptions, tag="openai", frozen=True, kw_only=True):
     """A server of vLLM that runs already (docs/operate.md)."""
@@ -160,12 +157,9 @@ def _belongs_to_others(option: str, value: Any, kind: type[Engine], strict: bool
     if not users or name in users:
         return False
     field = next(field for field in msgspec.structs.fields(ENGINES[users[0]]) if field.name == option)
-    try:
-        is_default = msgspec.convert(value, field.type, strict=strict) == field.default
-    except msgspec.ValidationError:
-        is_default = False
-    if not is_default:
-        raise InvalidInput(
-            f"engine_{option} has no effect with engine = {name}; it belongs to {' and '.join(users)}", field=option
-        )
-    return True
+    with contextlib.suppress(msgspec.ValidationError):
+        if msgspec.convert(value, field.type, strict=strict) == field.default:
+            return True
+    raise InvalidInput(
+        f"engine_{option} has no effect with engine = {name}; it belongs to {' and '.join(users)}", field=option
+    )

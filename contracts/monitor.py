@@ -103,7 +103,7 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     not_reproducible: str = ""
     """The name of its engine if that can't serve deterministic jobs (I7), and what was found where it was tried."""
     no_kept_sets: str = ""
-    """The name of its engine if that can't say what truncated sampling kept."""
+    """The name of its engine if that can't say what truncated sampling kept without a top_k."""
 
     def serves(self, job_id: str, *, deterministic: bool) -> bool:
         """Whether it may take batches of this job. deterministic: as the job's spec has it."""

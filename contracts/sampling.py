@@ -80,3 +80,8 @@ class SamplingParams(Record, frozen=True, kw_only=True):
         if self.top_k > 0:
             return f"top_k = {self.top_k}"
         return "" if self.min_p is UNSET else f"min_p = {self.min_p:g}"
+
+    @property
+    def unbounded_truncation(self) -> str:
+        """The same, where no top_k bounds how many tokens stay."""
+        return "" if self.top_k > 0 else self.truncation

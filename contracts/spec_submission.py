@@ -37,7 +37,7 @@ def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: C
     """Raises InvalidInput where there are generators, but none of them would serve the job (I7), or one of them cannot.
 
     not_reproducible: of each generator the name of its engine where batches that run beside each other change last bits
-    there, "" elsewhere. silent: the same, where the engine doesn't say which tokens truncated sampling keeps.
+    there, "" elsewhere. silent: the same, where the engine says what truncated sampling keeps by a top_k alone.
     """
     if spec.deterministic and not_reproducible and "" not in not_reproducible:
         raise InvalidInput(
@@ -45,12 +45,12 @@ def check_engines(spec: JobSpec, *, not_reproducible: Collection[str], silent: C
             field="deterministic",
             cure="set deterministic = false, or add a generator with transformers, or with vllm and batch_invariant",
         )
-    if (truncation := spec.rollout.sampling.truncation) and silent and "" not in silent:
+    if (truncation := spec.rollout.sampling.unbounded_truncation) and silent and "" not in silent:
         raise InvalidInput(
             f"generators sample with {', '.join(sorted(set(silent)))}, which doesn't say which tokens {truncation} "
-            "keeps: log-probs couldn't be compared",
+            "keeps without a top_k: log-probs couldn't be compared",
             field=f"rollout.sampling.{truncation.split()[0]}",
-            cure="leave it out, or add a generator with transformers",
+            cure="set top_k, too, or add a generator with transformers",
         )
     of_files = [name for name in not_reproducible if name in ENGINES and not ENGINES[name].reads_elsewhere]
     if spec.weights.elsewhere and of_files and not spec.deterministic:

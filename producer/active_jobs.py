@@ -76,7 +76,7 @@ class ActiveJobs:
     not_reproducible: Callable[[], str]
     """Why this generator can serve no deterministic job by now, "" while it can."""
     no_kept_sets: str = ""
-    """The engine's name where it can't say what truncated sampling kept."""
+    """The engine's name where it can't say what truncated sampling kept without a top_k."""
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -133,9 +133,9 @@ class ActiveJobs:
         """Why the engine can serve no such job; "" where it can."""
         if spec.deterministic and (reason := self.not_reproducible()):
             return f"it is deterministic, {reason} is not"
-        truncation = spec.rollout.sampling.truncation
+        truncation = spec.rollout.sampling.unbounded_truncation
         if truncation and self.no_kept_sets:
-            return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps"
+            return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps without a top_k"
         return ""
 
     async def _engine_for(self, spec: JobSpec) -> str | None:

@@ -1,6 +1,6 @@
 """What both engines share: they sample several batches beside each other, in another process.
 
-PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ checked_group
+PromptBatch ─ check_… ─▶ a request for each prompt, all_or_none ─▶ Answer ─▶ checked_group
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
@@ -18,6 +20,7 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
+from onbeat_extras.engines.kept import Likely, kept_sets, num_logprobs
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights, check_fits, check_version
 
 FINISH_REASONS = ("stop", "length")
@@ -69,6 +72,12 @@ class BatchingEngine(GenerationEngine):
                 field="rollout.sampling.temperature",
                 cure="raise it, or set evaluation.greedy",
             )
+        if batch.has_kept_sets and (truncation := batch.sampling.unbounded_truncation):
+            raise BatchFailed(
+                f"batch {batch.batch_id}: vLLM doesn't say which tokens {truncation} keeps without a top_k",
+                field="rollout.sampling.top_k",
+                cure="set it, too, or take generators with transformers",
+            )
         async with self._within(f"batch {batch.batch_id}"):
             return await self._sample(batch)
 
@@ -97,7 +106,7 @@ def num_samples(batch: PromptBatch) -> int:
     return 1 if batch.sampling.temperature == 0.0 else batch.group_size
 
 
-def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int]) -> dict[str, Any]:
+def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int], *, vocabulary_tokens: int) -> dict[str, Any]:
     """Returns vLLM's parameters of a prompt's samples, by the names that its server knows too. end_ids: the model's."""
     sampling = batch.sampling
     return {
@@ -113,27 +122,33 @@ def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int]) -> di
         "max_tokens": sampling.max_new_tokens,
         "stop_token_ids": [*end_ids, *(sampling.stop_token_ids or ())],
         "stop": list(sampling.stop or ()),
-        "logprobs": 0,
+        "logprobs": num_logprobs(batch, vocabulary_tokens=vocabulary_tokens),
     }
 
 
-Answer = tuple[Sequence[int], Sequence[float | None], str | None]
-"""Token ids, log-probs and finish reason of a sample."""
+class Answer(NamedTuple):
+    """A sample, as vLLM answers it."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    finish_reason: str | None
+    likely: Sequence[Likely] = ()
+    """What was likely where each token was sampled; read where the batch has kept sets."""
 
 
-def checked_group(batch: PromptBatch, answers: Sequence[Answer]) -> list[Completion]:
+def checked_group(batch: PromptBatch, answers: Sequence[Answer], *, vocabulary_tokens: int) -> list[Completion]:
     """Makes a prompt's G completions of its samples, in their order. Raises BatchFailed."""
     if len(answers) != num_samples(batch):
         raise BatchFailed(
             f"batch {batch.batch_id}: the engine answered {len(answers)} of {num_samples(batch)} samples of a prompt"
         )
-    return [_completion(batch, *answer) for answer in answers] * (batch.group_size // len(answers))
+    completions = [_completion(batch, answer, vocabulary_tokens=vocabulary_tokens) for answer in answers]
+    return completions * (batch.group_size // len(answers))
 
 
-def _completion(
-    batch: PromptBatch, token_ids: Sequence[int], logprobs: Sequence[float | None], finish_reason: str | None
-) -> Completion:
+def _completion(batch: PromptBatch, answer: Answer, *, vocabulary_tokens: int) -> Completion:
     """Raises BatchFailed unless it is a complete and finite sample (I1, I6)."""
+    token_ids, logprobs, finish_reason, likely = answer
     if finish_reason not in FINISH_REASONS:
         raise BatchFailed(f"batch {batch.batch_id}: the engine ended a completion for the reason {finish_reason}")
     if not 0 < len(token_ids) <= batch.sampling.max_new_tokens or len(logprobs) != len(token_ids):
@@ -154,4 +169,7 @@ def _completion(
         token_ids=pack_int32(token_ids),
         generator_logprobs=pack_float32(values),
         finish_reason="stop" if finish_reason == "stop" else "length",
+        kept_sets=kept_sets(batch, token_ids, likely, vocabulary_tokens=vocabulary_tokens)
+        if batch.has_kept_sets
+        else UNSET,
     )

@@ -103,6 +103,7 @@ class VerifiedLoader:
             "policy_version": "" if self.held_version is None else str(self.held_version),
             "weights_digest": self.held_digest,
             "logprobs_mode": str(self.model_config.logprobs_mode),
+            "max_logprobs": str(self.model_config.max_logprobs),
             "context_tokens": str(self.model_config.max_model_len),
             "vocabulary_tokens": str(self.model_config.get_vocab_size()),
         }

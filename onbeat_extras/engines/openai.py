@@ -30,18 +30,21 @@ from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
-from onbeat_extras.engines.batching import BatchingEngine, checked_group, request_of
+from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, request_of
+from onbeat_extras.engines.kept import Likely
 from onbeat_extras.engines.server_requests import ServerRequests
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 
 CURE = (
-    "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and "
+    "start vLLM with VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs, --max-logprobs -1 and "
     "--worker-extension-cls onbeat_extras.engines.extension.VerifiedLoader: docs/operate.md"
 )
 
 
 class _TokenLogprobs(msgspec.Struct):
     token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] = []
+    """Those of the most likely tokens, by `token_id:…`."""
 
 
 class _Choice(msgspec.Struct):
@@ -108,19 +111,27 @@ class OpenaiEngine(BatchingEngine):
         body = {
             "model": self._model,
             "prompt": unpack_int32(prompt.token_ids),
-            **request_of(batch, prompt, self._stop_ids),
+            **request_of(batch, prompt, self._stop_ids, vocabulary_tokens=self._vocabulary_tokens),
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             # The stop ids are all there are: the server's own end-of-sequence ids are those of its generation_config.
             "ignore_eos": True,
             "include_stop_str_in_output": True,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
             "skip_special_tokens": bool(batch.sampling.stop),
         }
         answer = await self._requests.post("/v1/completions", body, _CompletionsAnswer)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
-        answers = [(one.token_ids, one.logprobs.token_logprobs, one.finish_reason) for one in choices]
-        return checked_group(batch, answers)
+
+        def answered() -> list[Completion]:
+            answers = [
+                Answer(one.token_ids, one.logprobs.token_logprobs, one.finish_reason, _likely(one.logprobs))
+                for one in choices
+            ]
+            return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
+
+        return await asyncio.to_thread(answered)
 
     async def _replace_weights(self, manifest: WeightManifest) -> VerifiedWeights:
         if place := manifest.transport_kind.elsewhere:
@@ -141,6 +152,10 @@ class OpenaiEngine(BatchingEngine):
             raise InvalidInput(
                 f"the server's log-probs are {answer['logprobs_mode']}", field="ONBEAT_ENGINE_URL", cure=CURE
             )
+        if answer["max_logprobs"] != "-1":
+            raise InvalidInput(
+                f"the server answers {answer['max_logprobs']} log-probs a token", field="ONBEAT_ENGINE_URL", cure=CURE
+            )
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
 
     async def _call(self, method: str, *args: str) -> dict[str, str]:
@@ -160,3 +175,9 @@ class OpenaiEngine(BatchingEngine):
     async def aclose(self) -> None:
         self._held = None
         await self._requests.aclose()
+
+
+def _likely(logprobs: _TokenLogprobs) -> list[Likely]:
+    """The ids are behind colons."""
+    of_tokens = [of_token or {} for of_token in logprobs.top_logprobs]
+    return [([int(name.rpartition(":")[2]) for name in of_token], [*of_token.values()]) for of_token in of_tokens]

@@ -36,7 +36,7 @@ from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, model_folder
 from onbeat.weights.stores import version_files
 from onbeat_extras.engines import canary, extension
-from onbeat_extras.engines.batching import BatchingEngine, checked_group, request_of
+from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, request_of
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.fingerprint import attention_backend
 
@@ -134,6 +134,8 @@ class VllmEngine(BatchingEngine):
             load_format="dummy",
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
+            # As many as kept sets need (onbeat_extras/engines/kept.py).
+            max_logprobs=-1,
             max_num_seqs=options.max_sequences,
             # None leaves it to vLLM, which on a GPU takes what the model leaves.
             kv_cache_memory_bytes=(options.kv_cache_mb or (0 if has_gpu else CPU_KV_CACHE_MB)) * 1024**2 or None,
@@ -265,7 +267,9 @@ class VllmEngine(BatchingEngine):
     async def _group(self, batch: PromptBatch, prompt: Prompt) -> list[Completion]:
         """The prompt's G completions, by sample number."""
         params = self._vllm.SamplingParams(
-            **request_of(batch, prompt, self._stop_ids),
+            **request_of(batch, prompt, self._stop_ids, vocabulary_tokens=self._vocabulary_tokens),
+            # Where there are many, lists of numbers take half the memory of maps.
+            flat_logprobs=batch.has_kept_sets,
             # The stop ids are all there are: vLLM would add the tokenizer's own.
             ignore_eos=True,
             # It looks for texts in what it decodes, and takes them without a word where it decodes nothing.
@@ -283,8 +287,24 @@ class VllmEngine(BatchingEngine):
             raise BatchFailed(f"batch {batch.batch_id}: the engine failed: {error}") from error
         outputs = [] if final is None else sorted(final.outputs, key=lambda output: output.index)
 
-        def logprobs(output: Any) -> list[float]:
-            """A map for each token holds that of the sampled one."""
-            return [of_token[token].logprob for token, of_token in zip(output.token_ids, output.logprobs, strict=True)]
+        def answered() -> list[Completion]:
+            try:
+                answers = [_answer(one, is_flat=params.flat_logprobs) for one in outputs]
+            except (KeyError, ValueError) as error:
+                raise BatchFailed(f"batch {batch.batch_id}: the engine left out a sampled token's log-prob") from error
+            return checked_group(batch, answers, vocabulary_tokens=self._vocabulary_tokens)
 
-        return checked_group(batch, [(one.token_ids, logprobs(one), one.finish_reason) for one in outputs])
+        return await asyncio.to_thread(answered)
+
+
+def _answer(output: Any, *, is_flat: bool) -> Answer:
+    """Reads a sample of vLLM's. Its log-probs are a map for each token, which holds that of the sampled one, or lists
+    (flat) of the most likely ones, token after token. Raises KeyError or ValueError where that one is missing."""
+    of_tokens, likely = output.logprobs, []
+    if is_flat:
+        places = zip(of_tokens.start_indices, of_tokens.end_indices, strict=True)
+        likely = [(of_tokens.token_ids[start:end], of_tokens.logprobs[start:end]) for start, end in places]
+        logprobs = [found[ids.index(token)] for token, (ids, found) in zip(output.token_ids, likely, strict=True)]
+    else:
+        logprobs = [of_token[token].logprob for token, of_token in zip(output.token_ids, of_tokens, strict=True)]
+    return Answer(output.token_ids, logprobs, output.finish_reason, likely)

@@ -199,6 +199,7 @@ def setup(folder: Path, weight_root: Path | None = None, **changes: Any) -> Engi
 def start_vllm_server(folder: Path, url: str, log_path: Path) -> subprocess.Popen[bytes]:
     """Starts it with the flags that docs/operate.md names; the other flags are for a CPU."""
     flags = {
+        "max-logprobs": -1,
         "model": folder,
         "host": "127.0.0.1",
         "port": url.rpartition(":")[2],

@@ -128,9 +128,13 @@ def tokens_of(completion: Completion) -> list[int]:
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_log_probs_and_what_was_kept_are_those_of_a_full_forward_pass(rig: Rig, name: str) -> None:
-    """What was kept is said of tokens that are trained; vLLM doesn't say it."""
+    """What was kept is said of tokens that are trained; by vLLM where top_k bounds it, which trains no others."""
     manifest, sampling = rig.load(), SAMPLINGS[name]
-    groups = rig.generate(manifest, PROMPTS, sampling=sampling)
+    unsaid = rig.kind in SHARED and sampling.unbounded_truncation != ""
+    if unsaid:
+        with pytest.raises(BatchFailed, match=r"rollout\.sampling\.top_k: .* keeps without a top_k \(set it, too"):
+            rig.generate(manifest, PROMPTS, sampling=sampling)
+    groups = rig.generate(manifest, PROMPTS, sampling=sampling, purpose="evaluation" if unsaid else "train")
     for prompt, group in zip(PROMPTS, groups, strict=True):
         for completion in group:
             tokens = tokens_of(completion)
@@ -140,8 +144,7 @@ def test_log_probs_and_what_was_kept_are_those_of_a_full_forward_pass(rig: Rig, 
             ]
             expected = [of_token[token].item() for of_token, token in zip(whole, tokens, strict=True)]
             assert unpack_float32(completion.generator_logprobs) == pytest.approx(expected, abs=1e-4)
-            says = rig.kind in REPRODUCIBLE and sampling.truncation != ""
-            assert (completion.kept_sets is not UNSET) == says
+            assert (completion.kept_sets is not UNSET) == (sampling.truncation != "" and not unsaid)
             if completion.kept_sets is not UNSET:
                 left = [(of_token > -torch.inf).nonzero()[:, 0].tolist() for of_token in whole]
                 assert [ids or list(range(len(whole[0]))) for ids in kept_ids(completion.kept_sets)] == left

@@ -113,6 +113,17 @@ def test_a_job_is_sampled_by_vllm_and_by_transformers_on_policy_and_verified(run
         assert metrics.mismatch_max < 1e-3
 
 
+def test_truncated_sampling_of_vllm_trains_at_a_ratio_of_1(run: Run) -> None:
+    settings = {"rollout.sampling.top_k": 12, "rollout.sampling.top_p": 0.95}
+    job_id = run.submit(iterations=30, **settings)
+    status, seen = run.watched_end(job_id)
+    assert (status.state.value, status.reason) == ("succeeded", "")
+    assert {VLLM, TRANSFORMERS} <= seen
+    run.assert_verified(status)
+    # Over all tokens the log-probs would be apart by what was kept out: up to -log 0.95.
+    assert max(metrics.mismatch_max for metrics in run.client.metrics(job_id)) < 1e-3
+
+
 def test_adapters_reach_vllm_and_transformers_through_redis(run: Run) -> None:
     job_id = run.submit("demo-lora.toml", iterations=30)
     status, seen = run.watched_end(job_id)

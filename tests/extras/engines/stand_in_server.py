@@ -23,6 +23,8 @@ class StandIn:
         """Answers of a path that come before the honest ones."""
         self.digest = ""
         self.logprobs_mode = "processed_logprobs"
+        self.max_logprobs = "-1"
+        self.top_logprobs: list[dict[str, float] | None] = []
         self.key = ""
         self.hang = threading.Event()
         self.hang.set()
@@ -44,7 +46,11 @@ class StandIn:
                 "index": index,
                 "finish_reason": "stop",
                 "token_ids": [9, 1],
-                "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["f", "<eos>"]},
+                "logprobs": {
+                    "token_logprobs": [-0.5, -0.25],
+                    "tokens": ["token_id:9", "token_id:1"],
+                    "top_logprobs": self.top_logprobs,
+                },
                 "text": "f",
             }
             for index in reversed(range(body["n"]))
@@ -59,6 +65,7 @@ class StandIn:
             manifest = json.loads(body["args"][1])
             self.digest, version = manifest["weights_digest"], str(manifest["policy_version"])
         described = {"policy_version": version, "weights_digest": self.digest, "logprobs_mode": self.logprobs_mode}
+        described["max_logprobs"] = self.max_logprobs
         return {"results": [described]}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contracts.encoding.arrays import unpack_float32, unpack_int32
@@ -18,12 +19,14 @@ from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, Weigh
 from contracts.sampling import SamplingParams
 from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
+from onbeat.kept_sets import pack_kept_sets
 from onbeat_extras.engines.openai import OpenaiEngine
 from onbeat_extras.engines.server_requests import PAUSES_S
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import Rig, rig_of, scaled, setup
 from tests.extras.engines.stand_in_server import StandIn, serving
 from tests.integration.test_outgoing import KEY
+from tests.refusals import refusal_of
 
 PROMPTS = ([5, 6, 7], [8])
 FAILING = (500, b'{"error": "EngineDeadError"}')
@@ -76,7 +79,7 @@ def test_tokens_and_logprobs_come_back_as_the_server_gave_them(rig: Rig) -> None
 @pytest.mark.parametrize("changed", [{}, {"min_new_tokens": 1, "logit_bias": {"5": -1.0}, "repetition_penalty": 1.1}])
 def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: StandIn, changed: dict[str, Any]) -> None:
     sampling = SamplingParams(max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=4, **changed)
-    rig.generate(rig.load(), PROMPTS, group_size=3, sampling=sampling)
+    rig.generate(rig.load(), PROMPTS, group_size=3, sampling=sampling, purpose="evaluation")
     bodies = [body for path, body, _ in server.requests if path == "/v1/completions"]
     assert sorted(body["prompt"] for body in bodies) == [[5, 6, 7], [8]]
     assert len({body.pop("seed") for body in bodies}) == 2
@@ -102,6 +105,7 @@ def test_a_request_leaves_nothing_to_the_servers_defaults(rig: Rig, server: Stan
                 "include_stop_str_in_output": True,
                 "logprobs": 0,
                 "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
                 "skip_special_tokens": False,
             },
             sort_keys=True,
@@ -122,6 +126,20 @@ def test_what_a_server_would_ignore_or_change_without_a_word_fails_the_batch(
     """The stand-in answers two tokens, the second of which is an end, whatever it is asked."""
     with pytest.raises(BatchFailed, match=problem):
         rig.generate(rig.load(), PROMPTS, sampling=SamplingParams(max_new_tokens=7, **sampling))
+
+
+def test_kept_sets_are_read_by_number_and_a_server_that_does_not_say_them_fails_the_batch(
+    rig: Rig, server: StandIn
+) -> None:
+    manifest, sampling = rig.load(), SamplingParams(max_new_tokens=7, top_k=2)
+    others = {f"token_id:{one}": -9999.0 for one in range(20, 30)}
+    server.top_logprobs = [{"token_id:9": -0.5, "token_id:4": -1.0, **others}, {"token_id:1": -0.25, **others}]
+    (group, _) = rig.generate(manifest, PROMPTS, sampling=sampling)
+    assert group[0].kept_sets == pack_kept_sets([np.array([4, 9]), np.array([1])])
+    assert {body["logprobs"] for path, body, _ in server.requests if path == "/v1/completions"} == {11}
+    server.top_logprobs = [None, None]
+    with pytest.raises(BatchFailed, match=r"sampling\.top_k: .* 0 of the 11 most likely tokens"):
+        rig.generate(manifest, PROMPTS, sampling=sampling)
 
 
 def test_vllm_is_paused_while_its_weights_change(rig: Rig, server: StandIn) -> None:
@@ -211,11 +229,16 @@ def test_a_vllm_that_was_started_otherwise_is_told_how_to(
         rig.load()
 
 
-def test_a_vllm_with_raw_logprobs_is_refused(rig: Rig, server: StandIn) -> None:
-    server.logprobs_mode = "raw_logprobs"
-    with pytest.raises(InvalidInput, match="processed_logprobs") as caught:
+@pytest.mark.parametrize(
+    ("attribute", "wrong", "cure"),
+    [("logprobs_mode", "raw_logprobs", "processed_logprobs"), ("max_logprobs", "20", "--max-logprobs -1")],
+)
+def test_a_vllm_with_other_logprobs_or_too_few_is_refused(
+    rig: Rig, server: StandIn, attribute: str, wrong: str, cure: str
+) -> None:
+    setattr(server, attribute, wrong)
+    with refusal_of("ONBEAT_ENGINE_URL", match=f"{wrong}.*{cure}"):
         rig.load()
-    assert caught.value.field == "ONBEAT_ENGINE_URL"
 
 
 def test_the_key_is_sent_and_a_wrong_one_is_named(folders: Path, tmp_path: Path, server: StandIn) -> None:

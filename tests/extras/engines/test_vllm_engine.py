@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -27,7 +29,10 @@ from onbeat.weights.chunks import CHUNK_BYTES, num_chunks
 from onbeat.weights.files.store import FolderStore
 from onbeat.weights.transports import make_stores
 from onbeat.weights.whole import WholePublisher
+from onbeat_extras.engines.kept import kept_sets, num_logprobs
 from producer.engine.base import VerifiedWeights
+from producer.engine.sampling import sample
+from tests.builders import kept_ids, prompt_batch
 from tests.contract.engine_rigs import (
     VLLM_OPTIONS,
     Rig,
@@ -91,6 +96,33 @@ def test_a_version_in_redis_is_read_by_the_generator_and_verified_by_the_core(ri
         with pytest.raises(WeightsRejected, match=reason):
             rig.run(rig.engine.load_weights(manifest))
         assert rig.engine.policy_version is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kept_sets_are_those_of_our_engine_on_equal_logits_and_ties_of_the_k_th(dtype: torch.dtype) -> None:
+    """vLLM's own functions filter the logits, and pick the most likely log-probs."""
+    need_vllm()
+    filtered = import_module("vllm.v1.sample.ops.topk_topp_sampler").apply_top_k_top_p_pytorch
+    gathered = import_module("vllm.v1.sample.sampler").Sampler.gather_logprobs
+    num_rows, vocabulary_tokens = 64, 1000
+    drawn = torch.randn(num_rows, vocabulary_tokens, generator=torch.Generator().manual_seed(0)) * 3.0
+    logits, num_ties = drawn.to(dtype).float(), 0
+    for top_k, top_p in ((5, 1.0), (300, 1.0), (1000, 1.0), *([(20, 0.9), (300, 0.99)] * (dtype == torch.float32))):
+        sampling = SamplingParams(max_new_tokens=1, top_k=top_k, top_p=top_p)
+        batch, ours = prompt_batch([[5]], sampling=sampling), sample(logits.numpy(), sampling, np.full(num_rows, 0.3))
+        limits = torch.full((num_rows,), top_k), torch.full((num_rows,), top_p)
+        theirs = filtered(logits.clone(), *limits, allow_cpu_sync=True).log_softmax(dim=-1)
+        num_asked = num_logprobs(batch, vocabulary_tokens=vocabulary_tokens)
+        found = gathered(theirs, num_asked, torch.from_numpy(ours.tokens))
+        likely = list(zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True))
+        packed = kept_sets(batch, ours.tokens.tolist(), likely, vocabulary_tokens=vocabulary_tokens)
+        for row, kept in enumerate(kept_ids(packed)):
+            of_ours = ours.kept[row].tolist()
+            assert set(of_ours) <= set(kept)
+            more = [logits[row, one] for one in set(kept) - set(of_ours)]
+            assert not more or set(map(float, more)) == {logits[row, of_ours].min().item()}
+            num_ties += len(more)
+    assert (num_ties > 0) == (dtype == torch.bfloat16)
 
 
 class Adapters:

@@ -156,6 +156,7 @@ def test_sampling_names_the_setting_that_keeps_tokens_out_of_the_draw_or_changes
 ) -> None:
     sampling = convert({"max_new_tokens": 2} | settings, SamplingParams)
     assert (sampling.truncation, sampling.processing) == (truncation, processing)
+    assert sampling.unbounded_truncation == ("" if "top_k" in settings else truncation)
 
 
 def test_kept_sets_stand_in_a_completion_exactly_where_its_sampling_is_truncated() -> None:

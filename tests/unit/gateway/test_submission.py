@@ -39,7 +39,8 @@ def test_truncated_sampling_is_refused_by_name_where_no_live_generator_says_what
     assert (caught.value.status, caught.value.field) == (422, "rollout.sampling.top_p")
     for live in ([], [silent, able], [able]):
         check_generators(spec, live)
-    check_generators(job_spec(), [silent])
+    for served in (job_spec(), job_spec(rollout__sampling__top_p=0.9, rollout__sampling__top_k=5)):
+        check_generators(served, [silent])
 
 
 def test_weights_in_redis_are_refused_where_a_live_generator_s_server_would_have_to_read_them() -> None:

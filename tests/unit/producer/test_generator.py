@@ -510,11 +510,12 @@ async def test_an_engine_that_says_no_kept_sets_leaves_jobs_of_truncated_samplin
     stack = Stack(tmp_path, no_kept_sets="vllm")
     truncated = stack.add_job("truncated", num_batches=1, rollout__sampling__top_p=0.9)
     whole = stack.add_job("whole", num_batches=2)
+    bounded = stack.add_job("bounded", num_batches=1, rollout__sampling__top_p=0.9, rollout__sampling__top_k=5)
     async with stack.running():
-        await stack.changes.until(lambda: len(whole.published) == 2)
+        await stack.changes.until(lambda: len(whole.published) == 2 and bool(bounded.claimed))
     assert truncated.claimed == []
     assert stack.jobs.beats[-1].no_kept_sets == "vllm"
-    why = "vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps"
+    why = "vllm doesn't say which tokens rollout.sampling.top_p = 0.9 keeps without a top_k"
     assert stack.jobs.beats[-1].leaves_alone == {"truncated": why}
 
 

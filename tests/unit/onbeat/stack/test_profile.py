@@ -120,10 +120,11 @@ def test_a_deterministic_job_needs_a_generator_that_serves_it() -> None:
 
 def test_truncated_sampling_needs_a_generator_that_says_what_it_kept() -> None:
     vllm, mixed = (load_profile(next(path for path in STACKS if path.stem == stem)) for stem in ("vllm", "mixed"))
-    spec = job_spec(deterministic=False, rollout__sampling__top_k=5)
-    with refusal_of("rollout.sampling.top_k", match="say which tokens top_k = 5 keeps"):
+    spec = job_spec(deterministic=False, rollout__sampling__min_p=0.5)
+    with refusal_of("rollout.sampling.min_p", match=r"which tokens min_p = 0\.5 keeps without a top_k: .*set top_k"):
         vllm.check(spec)
     mixed.check(spec)
+    vllm.check(job_spec(deterministic=False, rollout__sampling__top_k=5, rollout__sampling__min_p=0.5))
 
 
 def test_weights_in_redis_are_refused_where_a_server_would_have_to_read_them(tmp_path: Path) -> None:
