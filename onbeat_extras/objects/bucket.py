@@ -2,7 +2,7 @@
 
     put, stream, size_of, … ─▶ _ask ─┬─ answered ──▶ the answer
                                      ├─ away: a pause, again, for deadline_s without a byte: ObjectsUnavailable
-                                     └─ refused, or no such bucket: InvalidInput, at once
+                                     └─ refused, no such bucket, or no account to ask with: InvalidInput
 
 Away is a store that refuses connections, hangs, answers 5xx, or breaks off. What moves is never away, however slow.
 """
@@ -40,6 +40,10 @@ DELETED_AT_ONCE = 1000
 STILL_S = 20.0
 """Longest that a request goes without an answer, or without a byte of it: a part is sent within it."""
 CONNECT_S = 5.0
+ACCOUNT_S = 20.0
+"""Longest that the machine's own account is asked for, by a process that was given none."""
+NO_ACCOUNT = re.compile(r"//169\.254\.|//metadata\.google|/latest/api/token")
+"""What an error says that came of asking for it."""
 PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 """Pauses between requests while the store is away; the last one repeats."""
 
@@ -100,7 +104,6 @@ class Bucket:
         from obstore.exceptions import AlreadyExistsError
 
         def put(_waiting: Waiting) -> bool:
-            self.traffic["sent"] += len(data)
             try:
                 self._store.put(key, data, mode="create")
                 return True
@@ -203,14 +206,12 @@ class Bucket:
                 return request(waiting)
             except FileNotFoundError as error:
                 raise NotFound("is not in the object store", field=key) from error
-            except (PermissionDeniedError, UnauthenticatedError) as error:
-                raise InvalidInput(
-                    f"the store refuses to {what}: {first_line(error)}",
-                    field=SETTING,
-                    cure="give the process an account that may, by the provider's own variables",
-                ) from error
             except (BaseError, OSError) as error:
                 last = error
+            lacks_account = NO_ACCOUNT.search(str(last)) is not None and waiting.waited_s >= ACCOUNT_S
+            if lacks_account or isinstance(last, PermissionDeniedError | UnauthenticatedError):
+                problem = f"the store refuses to {what}: {first_line(last)}"
+                raise InvalidInput(problem, field=SETTING, cure="set an account that may, by the provider's variables")
             try:
                 waiting.poke()
             except DeadlineExceeded as over:

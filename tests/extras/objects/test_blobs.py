@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from datetime import timedelta
@@ -13,6 +14,7 @@ from contracts.encoding.digests import content_digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound, ObjectsUnavailable
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
+from onbeat.stack.ports import free_port
 from onbeat_extras.objects import blobs as blobs_module
 from onbeat_extras.objects import bucket as bucket_module
 from onbeat_extras.objects.blobs import Blobs, Piece, open_blobs
@@ -310,6 +312,18 @@ def test_a_bucket_that_may_not_be_written_is_refused_at_once(
         open_area(deadline_s=60.0)
     proxy.refuse = never
     assert open_blobs(settings, "job-1", "weights", deadline_s=120.0).bucket.objects("") == {}, "something half-started"
+
+
+def test_a_process_that_was_given_no_account_is_told_so_and_does_not_wait_for_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(bucket_module, "ACCOUNT_S", 0.2)
+    blobs = open_blobs(StackSettings(objects="s3://bucket/x"), "job-1", "run", deadline_s=600.0)
+    with pytest.raises(InvalidInput, match=r"the store refuses to take 6 bytes: .*\(set an account that may"):
+        blobs.check_writable()
 
 
 def test_a_bucket_that_goes_away_meanwhile_is_named(open_area: OpenBlobs, proxy: FaultyProxy) -> None:
