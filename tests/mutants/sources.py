@@ -149,9 +149,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "broker/scripts/stage.lua": FENCE,
     "broker/scripts/trainer.lua": (
+        *HOSTS,
+        *FENCE,
         "tests/integration/test_older_redis.py",
         "tests/integration/test_memory_by_age.py",
-        *FENCE,
     ),
     "broker/leases.py": ("tests/integration/test_fence.py", *STAGES),
     "broker/stage_side.py": STAGES,
