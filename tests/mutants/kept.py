@@ -6,6 +6,9 @@ KEPT: dict[str, str] = {
     "broker/generator_side.py _sampled_by: (batch.policy_version, batch.weights_digest) == (version, digest)": (
         "most batches are made for the version that samples them: it saves a copy of their prompts"
     ),
+    "broker/scripts/prelude.lua if job_id == JOB_ID then return end": (
+        "the keys of a job have the same names at each call: it saves making them anew"
+    ),
     "broker/trainer_side.py TrainerSide.stages_with_work: not self._plan.stages": (
         "a job without stages has nothing in work: it saves a call of the server in each look"
     ),
