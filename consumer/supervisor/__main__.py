@@ -11,8 +11,10 @@ Redis. It imports no torch: trainers are processes of their own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -54,23 +56,24 @@ class LookOut:
         self._reconciler = reconciler
         self._begin_sweep = begin_sweep
         self._jobs = jobs
-        self._wakes = threading.Event()
+        self._wakes = queue.SimpleQueue[None]()  # no Event: a handler that interrupts its wait would wait for its lock
         self._stopping = False
         self._swept_s = float("-inf")
 
     def stop(self) -> None:
         """`run` returns once the trainer that runs here has ended. A signal handler may call it."""
         self._stopping = True
-        self._wakes.set()
+        self._wakes.put(None)
 
     def run(self) -> None:
         """Looks until `stop`."""
         threading.Thread(target=self._listen, name="changes", daemon=True).start()
         while not self._stopping:
-            self._wakes.clear()
             self.look()
-            if not self._stopping:
-                self._wakes.wait(LOOK_EVERY_S)
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=LOOK_EVERY_S)
+                while True:
+                    self._wakes.get_nowait()
         self._unless_away(self._reconciler.close)
 
     def look(self) -> None:
@@ -91,7 +94,7 @@ class LookOut:
             if has_removed:
                 self._begin_sweep()
             if newest != last:
-                self._wakes.set()
+                self._wakes.put(None)
 
     @staticmethod
     def _unless_away(work: Callable[[], None]) -> None:

@@ -51,16 +51,15 @@ class LeaseKeeper:
 
     def __post_init__(self) -> None:
         self._interval_s = min(self.lease_s / 3, 1.0)
-        self._checked_s = time.monotonic()
+        self._checked_s = self._heard_s = time.monotonic()
         self._longest_silence_s = math.inf
         self._state = JobState.RUNNING
         self._error: OnbeatError | None = None
-        self._heard_s = time.monotonic()
         self._loading = threading.Lock()
         """The thread holds it while it ends the process, so that `loaded` doesn't return then."""
         self._is_loading = True
         self._closing = threading.Event()
-        self._stop_requested = threading.Event()
+        self._is_stop_requested = False
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._renew, "trainer lease"), (self._watch, "trainer end"))
@@ -71,8 +70,8 @@ class LeaseKeeper:
             thread.start()
 
     def request_stop(self) -> None:
-        """Makes `check` raise Stopped from now on; a signal handler may call it."""
-        self._stop_requested.set()
+        """Makes `check` raise Stopped from now on; a signal handler may call it, also one that interrupts another."""
+        self._is_stop_requested = True
 
     def loaded(self) -> None:
         """Says that the trainer calls `check` often enough from now on. Raises what that raises."""
@@ -83,7 +82,7 @@ class LeaseKeeper:
     def check(self) -> None:
         """Raises what `check_lease` does, Stopped, or Cancelled."""
         self.check_lease()
-        if self._stop_requested.is_set():
+        if self._is_stop_requested:
             raise Stopped
         if self._state is JobState.CANCELLING:
             raise Cancelled
@@ -111,24 +110,22 @@ class LeaseKeeper:
         self._threads[0].join(timeout=STOP_PATIENCE_S)
 
     def _renew(self) -> None:
-        while not self._closing.wait(self._interval_s):
+        while self._error is None and not self._closing.wait(self._interval_s):
             try:
                 self._state = self.side.renew()
                 self._heard_s = time.monotonic()
             except OnbeatError as error:
                 log.warning("the trainer's lease: %s", error)
                 self._error = error
-                return
             except Exception as error:
                 # Without its keeper a trainer would go on until another one takes its job.
                 log.exception("the trainer's lease keeper died")
                 self._error = Unavailable(f"the lease keeper died: {type(error).__name__}: {error}", field="lease")
-                return
 
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_S):
             self._end_if_loading()
-            if self._stop_requested.is_set() and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
+            if self._is_stop_requested and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
                 self.end_stopped()
                 return
             # In the other order than `training` sets them: a new limit never meets an old time.
