@@ -208,7 +208,9 @@ class Bucket:
                 raise NotFound("is not in the object store", field=key) from error
             except (BaseError, OSError) as error:
                 last = error
-            lacks_account = NO_ACCOUNT.search(str(last)) is not None and waiting.waited_s >= ACCOUNT_S
+                self.traffic["failures"] += 1
+            is_new = self.traffic["failures"] == self.traffic["requests"]  # an account that it had comes back
+            lacks_account = is_new and NO_ACCOUNT.search(str(last)) is not None and waiting.waited_s >= ACCOUNT_S
             if lacks_account or isinstance(last, PermissionDeniedError | UnauthenticatedError):
                 problem = f"the store refuses to {what}: {first_line(last)}"
                 raise InvalidInput(problem, field=SETTING, cure="set an account that may, by the provider's variables")

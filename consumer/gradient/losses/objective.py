@@ -107,8 +107,7 @@ def micro_batch_loss(
     lags: whether older policies may have sampled; estimates: what a critic learns.
 
     sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy
-    + v value loss, w by the normaliser; where `AlgorithmSpec.weighs_kl` rho beta KL is weighed, a divergence's lambda
-    isn't
+    + v value loss, w by the normaliser; rho beta KL is weighed where `weighs_kl` says so, a divergence's lambda isn't
     """
     tokens = logprobs.masked(loss_mask)
     clip_low, clip_high = algorithm.clip_range

@@ -324,6 +324,10 @@ def test_a_process_that_was_given_no_account_is_told_so_and_does_not_wait_for_th
     blobs = open_blobs(StackSettings(objects="s3://bucket/x"), "job-1", "run", deadline_s=600.0)
     with pytest.raises(InvalidInput, match=r"the store refuses to take 6 bytes: .*\(set an account that may"):
         blobs.check_writable()
+    had_one = open_blobs(StackSettings(objects="s3://bucket/x"), "job-1", "run", deadline_s=2.0)
+    had_one.bucket.traffic["requests"] += 1  # that was answered
+    with pytest.raises(ObjectsUnavailable):
+        had_one.check_writable()
 
 
 def test_a_bucket_that_goes_away_meanwhile_is_named(open_area: OpenBlobs, proxy: FaultyProxy) -> None:
