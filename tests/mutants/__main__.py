@@ -1,6 +1,6 @@
 """Leaves each guard out, and says which absences no test notices.
 
-python -m tests.mutants                       all of them
+python -m tests.mutants                       all of them, two at once
 python -m tests.mutants consumer broker       those in sources whose path begins so
 
 Exit code 1 where the absence of a guard is noticed by no test and the guard isn't in `kept.py`, or the other way round.
@@ -8,31 +8,37 @@ Exit code 1 where the absence of a guard is noticed by no test and the guard isn
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.mutants.guards import Guard
 from tests.mutants.kept import KEPT
-from tests.mutants.run import guards_of, is_noticed, load_libraries, seconds_of
+from tests.mutants.run import Verdict, guards_of, load_libraries, without, without_any_left_out
 from tests.mutants.sources import TESTS
 
-DEADLINE_S = 30.0
-DEADLINE_FACTOR = 4.0
-"""A mutant's deadline over the time of its tests unharmed: without a guard that ends a loop they hang."""
+AT_ONCE = 2
 
 
-def survivors(prefixes: tuple[str, ...]) -> Iterator[tuple[Guard, bool]]:
-    """Each guard, and whether no test notices that it is absent."""
-    unharmed_s: dict[tuple[str, ...], float] = {}
-    for source, tests in TESTS.items():
-        if not source.startswith(prefixes):
-            continue
-        if tests not in unharmed_s:
-            unharmed_s[tests] = seconds_of(tests)
-        deadline_s = DEADLINE_S + DEADLINE_FACTOR * unharmed_s[tests]
-        for guard in guards_of(source):
-            yield guard, not is_noticed(guard, tests, deadline_s=deadline_s)
+def verdicts(prefixes: tuple[str, ...]) -> Iterator[tuple[Guard, Verdict]]:
+    """Each guard, and how the tests end without it.
+
+    Raises RuntimeError where a test fails with all guards in place.
+    """
+    sources = [source for source in TESTS if source.startswith(prefixes)]
+    guards = [(guard, TESTS[source]) for source in sources for guard in guards_of(source)]
+    files = sorted({test for source in sources for test in TESTS[source]})
+    # Forked before any of ours is imported, as each of its children is.
+    with ProcessPoolExecutor(AT_ONCE, multiprocessing.get_context("fork")) as pool:
+        for file, verdict in zip(files, pool.map(without_any_left_out, [[file] for file in files]), strict=True):
+            if verdict.test:
+                raise RuntimeError(f"{verdict.test} fails by itself")
+            say(f"unharmed    {verdict.seconds:4.0f} s {file}")
+        found = pool.map(without, [guard for guard, _ in guards], [tests for _, tests in guards])
+        for (guard, _), verdict in zip(guards, found, strict=True):
+            yield guard, verdict
 
 
 def say(line: str) -> None:
@@ -46,11 +52,14 @@ def main() -> int:
     prefixes = tuple(sys.argv[1:]) or ("",)
     names: set[str] = set()
     alive: dict[str, int] = {}
-    for guard, survives in survivors(prefixes):
+    for guard, verdict in verdicts(prefixes):
         names.add(guard.name)
-        if survives:
+        if not verdict.test:
             alive[guard.name] = guard.line
-        say(f"{'NOT NOTICED' if survives else 'noticed':11} line {guard.line:3} {guard.name}")
+        kind = "NOT NOTICED" if not verdict.test else "hangs" if verdict.hangs else "noticed"
+        say(f"{kind:11} {verdict.seconds:4.0f} s line {guard.line:3} {guard.name}")
+        if verdict.test:
+            say(f"{'':18} by {verdict.test}")
     problems = [f"no test notices it: {name} (line {line})" for name, line in alive.items() if name not in KEPT]
     listed = {name for name in KEPT if name.startswith(prefixes)}
     problems += [f"kept.py lists it, and a test notices it: {name}" for name in sorted(listed & (names - alive.keys()))]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import pytest
 
@@ -38,7 +38,18 @@ LIBRARIES = (
 )
 FAILED = (int(pytest.ExitCode.TESTS_FAILED), int(pytest.ExitCode.INTERRUPTED))
 """Exit codes of a test that notices the missing guard, or can't import the module without it."""
+TEST_DEADLINE_S = 120.0
+"""Longest time of one test, with its fixtures: without a guard that ends a loop it hangs."""
 LOOK_AGAIN_S = 0.05
+
+
+class Verdict(NamedTuple):
+    """How tests end."""
+
+    test: str
+    """The one that fails or hangs, or the file that can't be imported; "" where none does."""
+    hangs: bool
+    seconds: float
 
 
 def guards_of(source: str) -> list[Guard]:
@@ -51,69 +62,105 @@ def load_libraries() -> None:
         importlib.import_module(name)
 
 
-def seconds_of(tests: Sequence[str]) -> float:
-    """How long they take with every guard in place. Raises RuntimeError where they fail."""
-    began_s = time.monotonic()
-    code, said = _in_a_child(lambda: None, tests, deadline_s=3600.0)
-    if code != 0:
-        raise RuntimeError(f"{' '.join(tests)} fail by themselves ({code}):\n{said}")
-    return time.monotonic() - began_s
+def without_any_left_out(tests: Sequence[str]) -> Verdict:
+    """With every guard in place."""
+    return _verdict(lambda folder: None, tests)
 
 
-def is_noticed(guard: Guard, tests: Sequence[str], *, deadline_s: float) -> bool:
-    """Whether the tests notice that it was left out; one that hangs does.
-
-    Raises RuntimeError where there are no such tests.
-    """
+def without(guard: Guard, tests: Sequence[str]) -> Verdict:
+    """With the guard left out. Raises RuntimeError where there are no such tests."""
     number = guards_of(guard.source).index(guard)
-    leave_out = _without_lua(guard) if guard.source.endswith(".lua") else _without_python(guard.source, number)
-    code, said = _in_a_child(leave_out, tests, deadline_s=deadline_s)
-    if code not in (0, None, *FAILED):
-        raise RuntimeError(f"{guard.name}: pytest ended with {code}:\n{said}")
-    return code != 0
+    return _verdict(
+        _without_lua(guard) if guard.source.endswith(".lua") else _without_python(guard.source, number), tests
+    )
 
 
-def _in_a_child(prepare: Callable[[], None], tests: Sequence[str], *, deadline_s: float) -> tuple[int | None, str]:
-    """(pytest's exit code, or None past the deadline; the end of what it said)."""
-    with tempfile.TemporaryFile("w+") as output:
+def _verdict(prepare: Callable[[Path], None], tests: Sequence[str]) -> Verdict:
+    """A test that fails has to do so alone as well: else it failed by chance, and the others are asked without it."""
+    by_chance: list[str] = []
+    while True:
+        verdict = _in_a_child(prepare, [*tests, *by_chance])
+        if verdict.hangs or not verdict.test or _in_a_child(prepare, [verdict.test]).test:
+            return verdict
+        by_chance.append(f"--deselect={verdict.test}")
+
+
+def _in_a_child(prepare: Callable[[Path], None], tests: Sequence[str]) -> Verdict:
+    """prepare: is told a folder that goes with the child."""
+    began_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile("w+") as output,
+        tempfile.TemporaryFile("w+") as names,
+    ):
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
             os.chdir(REPOSITORY)
-            prepare()
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=native", *tests])
+            prepare(Path(folder))
+            arguments = ["-x", "-q", "-p", "no:cacheprovider", "--tb=native", f"--basetemp={folder}/tests", *tests]
+            code = pytest.main(arguments, plugins=[_Names(names)])
             sys.stdout.flush()
             # What the tests left running belongs to the child alone.
             os._exit(int(code))
-        code = _wait(child, deadline_s)
+        code = _wait(child, names)
         output.seek(0)
-        return code, output.read()[-3000:]
+        names.seek(0)
+        name = names.read().splitlines()[-1:]
+        if code == 0:
+            name = [""]
+        elif code not in (None, *FAILED) or not name:
+            raise RuntimeError(f"{' '.join(tests)}: pytest ended with {code}:\n{output.read()[-3000:]}")
+        return Verdict(name[0], hangs=code is None, seconds=time.monotonic() - began_s)
 
 
-def _wait(child: int, deadline_s: float) -> int | None:
-    ends_s = time.monotonic() + deadline_s
-    while time.monotonic() < ends_s:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            _kill_group(child)
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(LOOK_AGAIN_S)
-    _kill_group(child)
-    os.waitpid(child, 0)
-    return None
+class _Names:
+    """A plugin of pytest that writes each test's name as it begins, and last the name of what failed."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def _write(self, name: str) -> None:
+        self._file.write(f"{name}\n")
+        self._file.flush()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._write(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(report.nodeid)
+
+
+def _wait(child: int, names: IO[str]) -> int | None:
+    """The exit code; None of one that hangs: no other test has begun for too long."""
+    try:
+        while time.time() - os.fstat(names.fileno()).st_mtime < TEST_DEADLINE_S:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(LOOK_AGAIN_S)
+        return None
+    finally:
+        _kill_group(child)
 
 
 def _kill_group(child: int) -> None:
     """Kills the child and what a killed test left behind."""
     try:
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
+        os.waitpid(child, 0)
+    except (ProcessLookupError, ChildProcessError):
         return
 
 
-def _without_python(source: str, number: int) -> Callable[[], None]:
+def _without_python(source: str, number: int) -> Callable[[Path], None]:
     name = source.removesuffix(".py").replace("/", ".")
 
     class Loader(importlib.machinery.SourceFileLoader):
@@ -130,16 +177,15 @@ def _without_python(source: str, number: int) -> Callable[[], None]:
                 fullname, REPOSITORY / source, loader=Loader(fullname, str(REPOSITORY / source))
             )
 
-    def prepare() -> None:
+    def prepare(folder: Path) -> None:
         assert name not in sys.modules, f"{name} is imported already"
         sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
 
     return prepare
 
 
-def _without_lua(guard: Guard) -> Callable[[], None]:
-    def prepare() -> None:
-        folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+def _without_lua(guard: Guard) -> Callable[[Path], None]:
+    def prepare(folder: Path) -> None:
         scripts = REPOSITORY / "broker" / "scripts"
         shutil.copytree(scripts, folder / "scripts")
         mutated = folder / "scripts" / Path(guard.source).name

@@ -35,21 +35,21 @@ WALKS = "tests/model/test_model_and_scripts.py"
 HOSTS = ("tests/model/test_groups_and_script.py",)
 STAGES = (
     "tests/integration/test_guards_of_stages.py",
-    "tests/integration/test_claims.py",
     "tests/integration/test_stages.py",
+    "tests/integration/test_claims.py",
     "tests/integration/test_stages_faults.py",
-    "tests/integration/test_stages_in_bulk.py",
     WALKS,
+    "tests/integration/test_stages_in_bulk.py",
 )
 FENCE = (
     "tests/integration/test_guards_of_scripts.py",
     "tests/integration/test_bounds_of_scripts.py",
     "tests/integration/test_fence.py",
-    "tests/integration/test_engines_of_a_job.py",
-    "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",
     "tests/integration/test_job_store.py",
     "tests/integration/test_window.py",
+    "tests/integration/test_engines_of_a_job.py",
+    "tests/integration/test_hedging.py",
     *STAGES,
 )
 REMOVAL = (
@@ -142,10 +142,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/scripts/presence.lua": FENCE,
     "broker/scripts/prelude.lua": (
         *HOSTS,
-        *FENCE,
-        "tests/integration/test_wakes.py",
         "tests/integration/test_broker_full.py",
         "tests/integration/test_memory_by_age.py",
+        *FENCE,
+        "tests/integration/test_wakes.py",
     ),
     "broker/scripts/stage.lua": FENCE,
     "broker/scripts/trainer.lua": (
