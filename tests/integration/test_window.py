@@ -48,6 +48,17 @@ def test_an_iteration_opens_with_no_versions_but_those_that_its_lag_allows(
     assert job.open_iterations == [0]
 
 
+def test_a_commit_opens_no_iteration_that_a_version_samples_which_is_not_made(broker: Broker) -> None:
+    job = delayed(broker, 1)
+    job.sample()
+    job.announce(1)
+    record = job.record(0, job.trained(0))
+    opening = IterationOpening(iteration=2, oldest_version=2, newest_version=2, batches=tuple(job.batches(2)))
+    with pytest.raises(FenceViolation, match="no_manifest"):
+        job.trainer.commit(record, record.batches, event=None, opening=opening, made=(1, digest(1)))
+    assert job.open_iterations == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("held", "held_digest", "version"),
     [(0, digest(0), 0), (1, digest(1), 1), (2, digest(2), 2), (1, "f" * 64, 2), (3, digest(3), 2), (-1, "", 2)],
