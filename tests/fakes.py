@@ -51,6 +51,8 @@ class Changes:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
+        self.worker: asyncio.Task[None] | None = None
+        """Once it has ended nothing changes any more: what it died of ends a wait."""
 
     def notify(self) -> None:
         if self._loop is not None:  # else the test awaits nothing yet
@@ -62,8 +64,12 @@ class Changes:
         async with asyncio.timeout(deadline_s):
             while not reached():
                 self._changed.clear()
-                if not reached():
-                    await self._changed.wait()
+                if reached():
+                    return
+                if self.worker is not None and self.worker.done():
+                    self.worker.result()
+                    raise AssertionError("the worker has ended")
+                await self._changed.wait()
 
 
 class FakeSide:

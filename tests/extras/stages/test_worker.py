@@ -96,7 +96,7 @@ class Stack:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         """The worker as a task that must end by itself after `stop`."""
-        task = asyncio.create_task(self.worker.run())
+        task = self.changes.worker = asyncio.create_task(self.worker.run())
         task.add_done_callback(lambda _: self.changes.notify())
         yield task
         self.worker.stop()
