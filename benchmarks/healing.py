@@ -32,7 +32,6 @@ from benchmarks._results import REPOSITORY, write_result
 from broker.connection.client import Broker, connect
 from broker.job_store import JobStore
 from broker.ledger import Published, batch_record
-from broker.monitor import stream_report
 from broker.presence import Presence
 from contracts.errors import Unavailable
 from contracts.settings import StackSettings
@@ -43,6 +42,7 @@ from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
+from onbeat_extras.stack_metrics.stream_report import stream_report
 
 SPEC = REPOSITORY / "configs/demo.toml"
 DEADLINE_S = 120.0

@@ -5,7 +5,7 @@ request ─ requests.py ─ onbeat/http_service/access.py (Host, origin, key)
                       │            └─▶ job store ─▶ consumers, which wait for changes of jobs
                       ├─ event_stream.py ◀─ the job's events
                       ├─ run_files.py ◀─ the job's run folder
-                      ├─ broker/monitor.py ◀─ fence, counters, streams
+                      ├─ broker/monitor.py ◀─ fence, counters
                       ├─ routes of extras, by their entry points
                       └─ page/ ◀─ the built page, without a key
 """

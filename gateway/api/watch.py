@@ -1,4 +1,4 @@
-"""What a reader asks: of a job its events as they come, its numbers, streams, chain and log; of the stack its state."""
+"""What a reader asks: of a job its events as they come, its numbers, chain and log; of the stack its state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fastapi.responses import StreamingResponse
 from msgspec import Struct, to_builtins
 
 from broker.fence import read_fence
-from broker.monitor import stack_state, stream_report
+from broker.monitor import stack_state
 from broker.presence import Presence
 from contracts.answers import JobStory, LogPart, StackState, ToldEvent
 from contracts.encoding.wire import MAX_ITERATIONS
 from contracts.events import AuditRecord, IterationCommitted, IterationMetrics, JobEvent, record_digest
 from contracts.jobs import EvaluationScore
-from contracts.monitor import GeneratorSeen, StreamReport
+from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
@@ -134,12 +134,6 @@ def story(
     numbers, columns = tuple(metrics.iteration for metrics in found), columns_of(found)
     answer = JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns, thinned=is_thinned)
     return json_answer(answer)
-
-
-@router.get("/jobs/{job_id}/streams", **openapi.answers(openapi.record(StreamReport)))
-def streams(job_id: KnownJob, services: HasServices) -> Response:
-    """Show the job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
-    return json_answer(stream_report(services.broker, job_id))
 
 
 @router.get("/jobs/{job_id}/audit", **AUDIT)

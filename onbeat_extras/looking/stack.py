@@ -6,8 +6,9 @@ import shutil
 from typing import Any
 
 from broker.connection.client import Broker
+from broker.fence import read_fence
 from broker.job_search import find_jobs
-from broker.monitor import job_status, stack_state, stream_report
+from broker.monitor import job_status, stack_state
 from broker.presence import ConsumerPresence, Presence, StagePresence
 from contracts.encoding.wire import Record
 from contracts.errors import ContractViolation, NotFound
@@ -108,17 +109,18 @@ def _redis(broker: Broker, *, max_jobs: int) -> RedisSeen:
 
 def _trainers(broker: Broker) -> tuple[TrainerSeen, ...]:
     found: list[TrainerSeen] = []
+    now_s = broker.now_s()
     for job_id in find_jobs(broker, states=WITH_TRAINERS)[:MAX_LISTED]:
         try:
-            status, report = job_status(broker, job_id), stream_report(broker, job_id)
+            status, fence = job_status(broker, job_id), read_fence(broker, broker.job_keys(job_id))
         except (NotFound, ContractViolation):  # removed meanwhile, or of an older version
             continue
         found.append(
             TrainerSeen(
                 job_id=job_id,
                 name=status.name,
-                iteration=report.iteration,
-                lease_s=report.trainer_lease_s,
+                iteration=fence.iteration,
+                lease_s=round(left_s, 3) if (left_s := fence.lease_until_s - now_s) > 0 else None,
                 reason=status.reason,
             )
         )

@@ -1,8 +1,6 @@
 """The stack and its active jobs as Redis has them: what alerts ask about, in Prometheus' text form.
 
-Streams are counted by us (broker/monitor.py): what the server calls the lag of a group counts deleted entries, or isn't
-known after them, and would show a backlog where there is none. Each active job's last iteration, and its stages, are
-gauges (`onbeat_job_reward_mean{job="job-1f"}`).
+Each active job's last iteration, and its stages, are gauges (`onbeat_job_reward_mean{job="job-1f"}`).
 """
 
 from __future__ import annotations
@@ -30,20 +28,21 @@ from broker.job_search import find_jobs
 from broker.job_store import JobStore
 from broker.keys import JOBS, OpenKeys
 from broker.ledger import ids_among
-from broker.monitor import job_status, stream_report
+from broker.monitor import job_status
 from broker.presence import Presence
 from contracts.encoding.json_lines import last_json_lines
 from contracts.encoding.names import JOB_ID
 from contracts.errors import ContractViolation, NotFound, Unavailable
 from contracts.events import IterationMetrics
 from contracts.jobs import JobState, JobStatus
-from contracts.monitor import GeneratorSeen, StreamReport
+from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES
 from gateway.run_files import readable
 from gateway.services import Services
 from onbeat.telemetry.logs import shown
+from onbeat_extras.stack_metrics.stream_report import StreamReport, stream_report
 
 GAUGE, COUNTER = "gauge", "counter"
 TAIL_BYTES = 64 * 1024

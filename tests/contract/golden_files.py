@@ -22,7 +22,12 @@ FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))
 
 
-OF_EXTRAS = ("onbeat_extras.replay.records", "onbeat_extras.timeline.report")
+OF_EXTRAS = (
+    "onbeat_extras.replay.records",
+    "onbeat_extras.stack_metrics.stage_report",
+    "onbeat_extras.stack_metrics.stream_report",
+    "onbeat_extras.timeline.report",
+)
 """Modules of extras whose records are kept in files, or answered."""
 
 

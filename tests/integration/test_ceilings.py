@@ -16,7 +16,7 @@ from broker.generator_side import GeneratorSide, PublishOutcome
 from broker.job_store import JobStore
 from broker.keys import OpenKeys
 from broker.leases import FailOutcome
-from broker.monitor import stream_report
+from broker.monitor import job_status
 from broker.openings import IterationOpening
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
@@ -222,7 +222,7 @@ def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(set
     told = trainer.dead_batches(0)
     assert len(told) == 1100
     assert all(text.startswith("raised: üé") for text in told.values())
-    assert stream_report(connect(settings), job_id).batches_dead == 1100, "reasons are cut inside a character"
+    assert job_status(connect(settings), job_id).batches_dead == 1100, "reasons are cut inside a character"
 
 
 def test_idempotency_keys_expire(jobs: JobStore, settings: StackSettings) -> None:

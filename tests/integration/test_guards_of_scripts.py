@@ -15,7 +15,7 @@ from broker.job_store import JobStore
 from broker.keys import JobKeys
 from broker.leases import FailOutcome
 from broker.ledger import BatchRecord, Dead, Published, batch_record
-from broker.monitor import stream_report
+from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
 from contracts.encoding.wire import encode
 from contracts.errors import FencedOff, FenceViolation, NotFound
@@ -227,7 +227,7 @@ def test_an_iteration_that_an_older_version_left_open_is_opened_anew(job: Job) -
     redis.hdel(names.fence, "ledger_format")
     assert job.generator("g2").publish(old, answer_to(old.prompt_batch, "g1")) is PublishOutcome.FUTURE
     assert job.generator("g2").claim(10) is None
-    assert stream_report(job.broker, job.job_id).batches_expected == 0
+    assert job_status(job.broker, job.job_id).batches_expected == 0
     job.trainer.release()
     successor = job.trainer = TrainerSide(job.broker, job.job_id, owner="t2", lease_s=30)
     successor.acquire()

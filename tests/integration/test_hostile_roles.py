@@ -20,7 +20,7 @@ from broker.connection.roles import GATEWAY, GENERATOR, ROLES, STAGE, TRAINER
 from broker.job_search import find_jobs
 from broker.job_store import JobStore
 from broker.keys import wake_channel
-from broker.monitor import job_status, stream_report
+from broker.monitor import job_status
 from contracts.encoding.arrays import pack_float32
 from contracts.errors import OnbeatError
 from contracts.events import record_digest
@@ -31,6 +31,7 @@ from gateway.api.jobs import newest_jobs
 from gateway.app import STACK
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
+from onbeat_extras.stack_metrics.stream_report import stream_report
 from tests.integration.hostile_commands import Draw, by_hand, drawing, function_call
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external, sampled
 

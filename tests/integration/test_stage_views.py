@@ -1,19 +1,18 @@
-"""What an operator sees of stages: their backlog, leases, ages and workers."""
+"""What an operator sees of the workers of stages."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import pytest
-from msgspec import UNSET, json
 
 from broker.keys import sealed_name
-from broker.monitor import job_status, stream_report
+from broker.monitor import job_status
 from broker.presence import LIVE_S, Presence, StagePresence
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external
+from tests.integration.stage_parts import StagedJob, external
 
 STAGES = [external("judge"), external("after", ["judge"], unit="group")]
 
@@ -23,52 +22,6 @@ def job(redis_server: EmbeddedRedis) -> StagedJob:
     job = StagedJob(redis_server, STAGES)
     job.open(count=2)
     return job
-
-
-def test_a_report_has_each_stages_backlog_leases_and_ages(job: StagedJob) -> None:
-    job.publish_all(2)
-    side = job.stage("s1")
-    held = side.claim("judge", GROUP_SIZE + 1)
-    side.put([(item, job.made(item)) for item in held[:GROUP_SIZE]])
-    report = stream_report(job.brokers["gateway"], job.job_id)
-    assert not isinstance(report.stages, type(UNSET))
-    judge, after = report.stages
-    assert (judge.stage, judge.num_free, judge.num_leased) == ("judge", 2 * NUM_ROWS - len(held), 1)
-    assert (after.stage, after.num_free, after.num_leased) == ("after", 1, 0)
-    assert (judge.rows_made, after.rows_made) == (GROUP_SIZE, 0)
-    assert judge.oldest_age_s is not None
-    assert 0 <= judge.oldest_age_s < 600
-    assert report.rows_waiting == 2 * NUM_ROWS
-    assert isinstance(report.columns_bytes, int)
-    assert report.columns_bytes > 0
-    assert not isinstance(report.stage_leases, type(UNSET))
-    (lease,) = report.stage_leases
-    assert (lease.stage, lease.batch_id, lease.item) == ("judge", held[-1].batch_id, held[-1].item)
-    assert (lease.worker_id, lease.attempt) == ("s1", 1)
-    assert 0 <= lease.age_s < 600
-    assert 0 < lease.lease_s <= 30
-
-
-def test_failures_and_expired_leases_of_a_stage_are_counted(job: StagedJob) -> None:
-    job.publish()
-    first, second = job.stage("s1").claim("judge", 2)
-    job.stage("s1").fail(first, "no answer")
-    job.expire(second)
-    job.run_stage("judge", "s2")
-    report = stream_report(job.brokers["gateway"], job.job_id)
-    assert not isinstance(report.stages, type(UNSET))
-    judge = report.stages[0]
-    assert (judge.items_failed, judge.items_reclaimed, judge.rows_made) == (1, 1, NUM_ROWS)
-    assert (judge.num_free, judge.num_leased, judge.oldest_age_s) == (0, 0, None)
-
-
-def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [])
-    job.open()
-    job.publish()
-    report: Any = json.decode(json.encode(stream_report(job.brokers["gateway"], job.job_id)))
-    assert not {"stages", "stage_leases", "stage_workers", "rows_waiting", "columns_bytes"} & report.keys()
-    assert job.arrived() == ["0/train/0"]
 
 
 def says(job: StagedJob, worker_id: str, *serves: str, **fields: Any) -> None:

@@ -37,6 +37,7 @@ WITH_EXTRAS = {
     "tests/hosts/test_objects.py": "the same",
     "tests/hosts/test_pods.py": "the object store of pods",
     "tests/integration/hostile_plugin/hostile_rewards.py": "the Python tool in a scorer's cage, where it is there",
+    "tests/integration/test_hostile_roles.py": "the report on the streams of a job that is attacked",
     "tests/integration/test_recording.py": "how a record comes about",
     "tests/integration/test_hosts.py": "the launcher, which says that clocks are apart",
     "tests/e2e/test_examples.py": "the same",

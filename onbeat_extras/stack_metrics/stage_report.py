@@ -11,7 +11,7 @@ from broker.connection.client import Broker
 from broker.keys import STAGE_BAND, SlotKeys, item_fields
 from broker.ledger import LastClaim, Published, readable
 from broker.presence import StagePresence
-from contracts.monitor import StageLease, StageState, StageWorkerSeen
+from contracts.encoding.wire import Record
 from contracts.spec import JobSpec
 
 MAX_ITEMS = 10_000
@@ -21,14 +21,38 @@ MEMBER = re.compile(rb"(\d{1,4})/(\d{1,9}/(?:train|evaluation)/\d{1,9})/(\d{1,9}
 """A member of `work`."""
 
 
-class StageView(NamedTuple):
-    """What a report and the metrics say of a job's stages, by the names of StreamReport."""
+class StageState(Record, frozen=True, kw_only=True):
+    """A stage of the job, over all open iterations. An item is the rows of a batch that the stage takes together."""
 
-    rows_waiting: int
-    columns_bytes: int
-    stages: tuple[StageState, ...]
-    stage_leases: tuple[StageLease, ...]
-    stage_workers: tuple[StageWorkerSeen, ...]
+    stage: str
+    num_free: int
+    """Items that have their inputs and wait for a worker: the backlog."""
+    num_leased: int
+    """Items that a worker holds."""
+    oldest_age_s: float | None = None
+    """Since the publication of the oldest batch with such an item; None where there is none."""
+    num_workers: int
+    """Live stage workers that serve it."""
+    rows_made: int
+    """Rows that got their columns, over the whole job, like the next two."""
+    items_failed: int
+    """Attempts that a worker gave back with a reason."""
+    items_reclaimed: int
+    """Leases that expired and went to another worker."""
+
+
+class StageLease(Record, frozen=True, kw_only=True):
+    """An item that a stage worker works on."""
+
+    stage: str
+    batch_id: str
+    item: int
+    worker_id: str
+    attempt: int
+    age_s: float
+    """Since its claim."""
+    lease_s: float
+    """Until its lease ends without a heartbeat; 0.0 where it is over."""
 
 
 class _Item(NamedTuple):
@@ -44,8 +68,8 @@ class _Item(NamedTuple):
     slot: SlotKeys
 
 
-def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
-    """The stages of a job that has some."""
+def of_stages(broker: Broker, job_id: str, spec: JobSpec) -> dict[str, Any]:
+    """What a report says of the stages of a job that has some, by the fields of StreamReport."""
     keys, num_stages = broker.job_keys(job_id, spec.num_open), len(spec.stages)
     with broker.call():
         pipe: Any = broker.redis.pipeline(transaction=False)
@@ -68,10 +92,10 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
     ]
     counts = [sum(numbers) for numbers in zip(*(answers[3:] for answers in of_slots), strict=True)]
     live = StagePresence(broker).live()
-    return StageView(
-        rows_waiting=sum(int(rows or 0) for rows in waiting),
-        columns_bytes=sum(answers[0] or 0 for answers in of_slots),
-        stages=tuple(
+    return {
+        "rows_waiting": sum(int(rows or 0) for rows in waiting),
+        "columns_bytes": sum(answers[0] or 0 for answers in of_slots),
+        "stages": tuple(
             StageState(
                 stage=stage.name,
                 num_free=counts[2 * index],
@@ -84,9 +108,9 @@ def stage_view(broker: Broker, job_id: str, spec: JobSpec) -> StageView:
             )
             for index, stage in enumerate(spec.stages)
         ),
-        stage_leases=_leases(broker, [item for item in items if item.lease_ms][:MAX_LEASES], spec, now_ms),
-        stage_workers=tuple(live),
-    )
+        "stage_leases": _leases(broker, [item for item in items if item.lease_ms][:MAX_LEASES], spec, now_ms),
+        "stage_workers": tuple(live),
+    }
 
 
 def _items(slot: SlotKeys, ledger: Mapping[bytes, bytes], work: Sequence[tuple[bytes, float]]) -> list[_Item]:
