@@ -1,11 +1,7 @@
-"""AdamW or Muon: global-norm clipping, and a learning rate that is a function of the iteration.
+"""AdamW, or what an extra brings: global-norm clipping, and a learning rate that is a function of the iteration.
 
-`optimizer.type` names one of three, and what a checkpoint keeps of its state are tensors:
-
-    adamw        exp_avg, exp_avg_sq: float32, 8 bytes a parameter
-    adamw_8bit   state1, state2: a byte each and a float32 for 256 of them (arXiv 2110.02861), by bitsandbytes
-                 parameters of fewer than 4,096 items: float32
-    muon         momentum_buffer: float32, 4 bytes a parameter of a hidden matrix; of all else what adamw has
+What a checkpoint keeps of an optimizer's state are tensors; of AdamW exp_avg and exp_avg_sq, float32: 8 bytes a
+parameter.
 """
 
 from __future__ import annotations
@@ -24,13 +20,13 @@ from torch.distributed.tensor import DTensor
 from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
+from onbeat.process.entry_points import load_entry_point
 
 GROUP_BYTES = {"cpu": 32 * 1024**2, "cuda": 256 * 1024**2}
 """What is stepped at a time, by device. A publisher has only the last group left when the step is done; a call of the
 optimizer costs some 0.1 ms, and passes over all parameters."""
-BLOCK_ITEMS = 256
-SMALLEST_8BIT_ITEMS = 4096
-"""bitsandbytes' own choice: below it the bytes saved are few, and norms and biases are sensitive."""
+OPTIMIZERS = "onbeat.optimizers"
+"""A group of entry points: each other optimizer that `optimizer.type` names, a kind of Adamw32bit."""
 
 
 def horizon_at(iteration: int, horizons: Mapping[int, int], iterations: int) -> int:
@@ -92,7 +88,7 @@ def groups_of(
 
 
 class PolicyOptimizer:
-    """AdamW, or Muon, over named parameters, bitwise repeatable; of sharded ones it steps this rank's rows.
+    """AdamW, or another, over named parameters, bitwise repeatable; of sharded ones it steps this rank's rows.
 
     Parameters below float32 are the rounding of float32 masters, which it steps: a step of 1e-6 is less than half of a
     bfloat16's last bit for any weight above 1e-3, and would be lost without them.
@@ -128,7 +124,10 @@ class PolicyOptimizer:
             {"params": of_group, "weight_decay": decay, "factor": factor, "is_hidden": is_hidden}
             for (is_hidden, factor, decay), of_group in together.items()
         ]
-        self._moments = MOMENTS[spec.type](groups, spec)
+        make: type[Adamw32bit] = Adamw32bit
+        if spec.type != "adamw":
+            make = load_entry_point(OPTIMIZERS, spec.type, field="optimizer.type")
+        self._moments = make(groups, spec)
 
     def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
         """Clips the gradients to max_grad_norm, steps and clears them, and returns the norm before clipping.
@@ -250,7 +249,9 @@ class Adamw32bit:
     """torch's fused AdamW, one pass over each parameter; the state of a parameter is named tensors."""
 
     def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
-        self.optimizers: list[Any] = [torch.optim.AdamW(groups, **_options(spec), fused=True)]
+        """groups: each with parameters, weight decay, factor of the learning rate, and whether they are hidden
+        matrices."""
+        self.optimizers: list[Any] = [torch.optim.AdamW(groups, **adamw_options(spec), fused=True)]
 
     def of(self, parameter: Tensor) -> Any:
         """Returns the one of `optimizers` that steps a parameter."""
@@ -273,64 +274,6 @@ class Adamw32bit:
         }
 
 
-class Adamw8bit(Adamw32bit):
-    """bitsandbytes' AdamW with blockwise quantised moments, on CUDA and on the CPU; deterministic on both."""
-
-    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
-        try:
-            from bitsandbytes.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise InvalidInput(
-                "bitsandbytes is not installed", field="optimizer.type", cure='pip install "onbeat[adamw8bit]"'
-            ) from error
-        self.optimizers = [AdamW8bit(groups, **_options(spec), min_8bit_size=SMALLEST_8BIT_ITEMS)]
-
-    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        shape = tuple(parameter.shape)
-        shapes = {"state1": shape, "state2": shape, "step": ()}
-        if parameter.numel() >= SMALLEST_8BIT_ITEMS:
-            num_blocks = -(-parameter.numel() // BLOCK_ITEMS)  # rounded up
-            shapes |= {"absmax1": (num_blocks,), "absmax2": (num_blocks,)}
-        return shapes
-
-    def state(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.of(parameter).state[parameter]
-        return {name: torch.as_tensor(state[name]) for name in self.shapes(parameter)}
-
-    def load(self, parameter: Tensor, state: Mapping[str, Tensor]) -> None:
-        loaded: dict[str, Any] = {name: tensor.to(parameter.device, copy=True) for name, tensor in state.items()}
-        loaded["step"] = int(state["step"])
-        if "absmax1" in state:
-            # The tables of what a byte stands for are the same for all parameters.
-            loaded["qmap1"] = self.of(parameter).name2qmap["dynamic"].to(parameter.device)
-            loaded["qmap2"] = self.of(parameter).name2qmap["udynamic"].to(parameter.device)
-        self.of(parameter).state[parameter] = loaded
-
-
-class MuonAndAdamw(Adamw32bit):
-    """torch's Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") and its AdamW.
-
-    A step of Muon is as large as one of AdamW at the same learning rate: 0.2 times the root of a matrix's longer side,
-    as Liu et al. have it (arXiv 2502.16982, equation 4).
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
-        hidden, others = ([one for one in groups if one["is_hidden"] is kind] for kind in (True, False))
-        self._hidden = {parameter for group in hidden for parameter in group["params"]}
-        super().__init__(others, spec)
-        self.optimizers.insert(0, torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw"))
-
-    def of(self, parameter: Tensor) -> Any:
-        return self.optimizers[0 if parameter in self._hidden else 1]
-
-    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-        return {"momentum_buffer": tuple(parameter.shape)} if parameter in self._hidden else super().shapes(parameter)
-
-
-MOMENTS = {"adamw": Adamw32bit, "adamw_8bit": Adamw8bit, "muon": MuonAndAdamw}
-"""`optimizer.type` → what makes it of groups, each with parameters, weight decay, factor of the learning rate."""
-
-
-def _options(spec: OptimizerSpec) -> dict[str, Any]:
+def adamw_options(spec: OptimizerSpec) -> dict[str, Any]:
     """What each kind of AdamW is told."""
     return {"lr": spec.learning_rate, "betas": (spec.beta1, spec.beta2), "eps": spec.epsilon}

@@ -1,0 +1,1 @@
+"""Optimizers of a trainer beside AdamW: `optimizer.type`."""

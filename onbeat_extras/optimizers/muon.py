@@ -1,0 +1,34 @@
+"""Muon for hidden matrices, AdamW for all else.
+
+A checkpoint keeps of a hidden matrix momentum_buffer: float32, 4 bytes a parameter; of all else what AdamW has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consumer.gradient.optimizer import Adamw32bit
+from contracts.spec import OptimizerSpec
+
+
+class MuonAndAdamw(Adamw32bit):
+    """torch's Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") and its AdamW.
+
+    A step of Muon is as large as one of AdamW at the same learning rate: 0.2 times the root of a matrix's longer side,
+    as Liu et al. have it (arXiv 2502.16982, equation 4).
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], spec: OptimizerSpec) -> None:
+        hidden, others = ([one for one in groups if one["is_hidden"] is kind] for kind in (True, False))
+        self._hidden = {parameter for group in hidden for parameter in group["params"]}
+        super().__init__(others, spec)
+        self.optimizers.insert(0, torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw"))
+
+    def of(self, parameter: Tensor) -> Any:
+        return self.optimizers[0 if parameter in self._hidden else 1]
+
+    def shapes(self, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+        return {"momentum_buffer": tuple(parameter.shape)} if parameter in self._hidden else super().shapes(parameter)
