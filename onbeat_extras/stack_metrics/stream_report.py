@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from fastapi import APIRouter, Response
 from msgspec import UNSET, UnsetType
 
 from broker.connection.client import Broker
@@ -25,8 +26,12 @@ from contracts.errors import ContractViolation
 from contracts.jobs import JobCounts
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.spec import JobSpec
+from gateway import openapi
+from gateway.services import HasServices, KnownJob
+from onbeat.http_service.bodies import json_answer
 from onbeat_extras.stack_metrics.stage_report import StageLease, StageState, last_claims, of_stages
 
+router = APIRouter(prefix="/v1", tags=["jobs"])
 MAX_LEASES = 1000
 KEPT_STREAMS = ("dead", "audit", "events")
 """Streams of the job; those of the window are `rollouts`, one for each slot, with `prompts` beside them."""
@@ -90,6 +95,12 @@ class StreamReport(JobCounts, frozen=True, kw_only=True):
     stage_leases: tuple[StageLease, ...] | UnsetType = UNSET
     """The first thousand."""
     stage_workers: tuple[StageWorkerSeen, ...] | UnsetType = UNSET
+
+
+@router.get("/jobs/{job_id}/streams", **openapi.answers(openapi.record(StreamReport)))
+def streams(job_id: KnownJob, services: HasServices) -> Response:
+    """Show the job's Redis streams: lengths, pending, ages, leases, rejections by reason, bytes."""
+    return json_answer(stream_report(services.broker, job_id))
 
 
 def stream_report(broker: Broker, job_id: str) -> StreamReport:
