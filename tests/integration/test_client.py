@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from broker.connection.client import Broker
 from broker.connection.roles import STAGE
 from broker.job_store import JobStore
 from broker.monitor import job_status
-from contracts.errors import Conflict, ContractViolation, FenceViolation, InvalidInput, JobEnded, NotFound
+from broker.trainer_side import TrainerSide
+from contracts.errors import Conflict, ContractViolation, FencedOff, FenceViolation, InvalidInput, JobEnded, NotFound
 from contracts.events import record_digest
 from contracts.jobs import JobState
 from contracts.rewards import Scored
@@ -210,6 +213,38 @@ def test_a_cancel_ends_the_trainer_quietly_and_the_job(own: StackSettings, broke
             reached = True
     assert not reached
     assert jobs.state(job_id) is JobState.CANCELLED
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a reader of this host may bring files into a run folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def test_a_trainer_that_has_left_or_lost_the_job_lives_on_and_holds_its_run_folder_no_more(
+    own: StackSettings, broker: Broker, tmp_path: Path
+) -> None:
+    own = replace(own, objects=(tmp_path / "bucket").as_uri())
+    job_id = created(broker)
+    folder = RunFolder(own.run_root_path, job_id).path
+    with Consumer(job_id, settings=own) as left:
+        assert not is_free(folder)
+    assert is_free(folder), left
+    with Consumer(job_id, settings=own) as lost:
+        lost.begin(model_of(lost))
+        iteration = next(iter(lost))
+        broker.redis.hset(broker.job_keys(job_id).fence, "lease_until", 0)
+        TrainerSide(broker, job_id, num_open=1, owner="elsewhere", lease_s=600.0).acquire()
+        assert not is_free(folder)
+        with pytest.raises(FencedOff):
+            list(iteration)
+        assert is_free(folder)
 
 
 def test_a_job_that_our_own_trainer_trains_is_refused_and_so_is_an_unknown_one(

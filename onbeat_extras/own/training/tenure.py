@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 from broker.connection.roles import TRAINER
-from contracts.errors import Conflict, InvalidInput, JobEnded, OnbeatError
+from contracts.errors import Conflict, FencedOff, InvalidInput, JobEnded, OnbeatError
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.loop.lease_keeper import Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.trained_job import TrainedJob, trainer_side
 from onbeat.process.waiting import Waiting
+from onbeat.run_files import RunFiles
 from onbeat_extras.own.connection import JobConnection, job_ended, speaking_the_same
 
 LEASE_POLL_S = 0.25
@@ -67,14 +69,17 @@ class Tenure(TrainedJob):
     def check(self) -> None:
         """Raises JobEnded where the job is, or is to be, cancelled, FencedOff, and Unavailable."""
         try:
-            super().check()
+            with self._letting_go():
+                super().check()
         except (Cancelled, Stopped):
             self._ends(JobState.CANCELLING)
 
     def renew(self) -> None:
         """Asks the fence itself, before files are written or removed: a process that slept past its lease ends here."""
         self.check()
-        if self.side.renew() is JobState.CANCELLING:
+        with self._letting_go():
+            state = self.side.renew()
+        if state is JobState.CANCELLING:
             self._ends(JobState.CANCELLING)
 
     def end(self, state: JobState, *, reason: str = "") -> None:
@@ -85,10 +90,21 @@ class Tenure(TrainedJob):
             self.jobs.move(self.job_id, state, reason=reason, trainer_epoch=self.side.trainer_epoch)
 
     def leave(self) -> None:
-        """Gives the lease back, where it is held."""
+        """Gives the lease back, where it is held, and the run folder."""
         if self._is_kept:
             self.keeper.close()
         self.connection.close(self._release)
+        self.run_files = RunFiles()
+
+    @contextlib.contextmanager
+    def _letting_go(self) -> Iterator[None]:
+        """Gives the run folder to the others of this host once another trainer has the job: what locks it is held here
+        alone."""
+        try:
+            yield
+        except FencedOff:
+            self.run_files = RunFiles()
+            raise
 
     def _release(self) -> None:
         with contextlib.suppress(OnbeatError):
