@@ -23,6 +23,8 @@ from tests.until import until
 
 NAME = "onbeat"
 DEADLINE_S = 120.0
+SHIPPED_MS = (1500, 1750, 2000)
+"""How long each sentinel takes a silent server for alive, in deploy/sentinel/sentinel.conf."""
 SERVER = """\
 bind {host}
 {listening}
@@ -47,7 +49,7 @@ sentinel sentinel-pass {own_password}
 sentinel monitor {name} {primary_host} {primary_port} 2
 sentinel auth-user {name} {operator}
 sentinel auth-pass {name} {password}
-sentinel down-after-milliseconds {name} 2000
+sentinel down-after-milliseconds {name} {down_after_ms}
 sentinel failover-timeout {name} 3000
 """
 
@@ -91,13 +93,16 @@ class RedundantRedis:
         entering: Callable[[str], tuple[str, ...]] = lambda _host: (),
         program: Path | None = None,
         tls: Path | None = None,
+        down_after_ms: tuple[int, int, int] = (2000, 2250, 2500),
     ) -> None:
         """hosts: where a server and a sentinel each are, the first primary before the others; entering: words that lead
-        a command there. tls: folder of ca.pem, host.pem and host.key; all connections are by TLS then.
+        a command there. tls: folder of ca.pem, host.pem and host.key; all connections are by TLS then. down_after_ms:
+        each sentinel's; a machine with other work keeps servers silent for longer than SHIPPED_MS.
         """
         self.folder = folder
         self.min_replicas = min_replicas
         self.tls = tls
+        self._down_after_ms = down_after_ms
         self.seal = secrets.token_hex(16)
         self._passwords = {role: secrets.token_hex(16) for role in (OPERATOR, *ROLES)}
         self._sentinels_password = secrets.token_hex(16)
@@ -253,6 +258,7 @@ class RedundantRedis:
             primary_port=primary.port,
             operator=OPERATOR,
             password=self._passwords[OPERATOR],
+            down_after_ms=self._down_after_ms[self.sentinels.index(sentinel)],
         )
         write_private(sentinel.configuration, text)
 

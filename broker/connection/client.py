@@ -165,7 +165,7 @@ def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broke
         raise InvalidInput("is not set", field="ONBEAT_REDIS_URL", cure=CURE)
     address = read_address(settings.redis_url)
     patience = Patience(patience_s)
-    retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), patience)
+    retry = DeadlineRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), patience)
     pool = redis.ConnectionPool(**address, health_check_interval=30, retry=retry)
     pool.connection_class = bounded(pool.connection_class, patience)
     broker = Broker(redis.Redis.from_pool(pool), patience, num_replicas=settings.redis_replicas)

@@ -81,19 +81,19 @@ class Primary:
         return self.place not in (None, place)
 
     def _look(self, ends_s: float) -> None:
-        """Asks until a sentinel knows no older primary than was known before. An older one counts where all know it."""
+        """Asks until a sentinel hears no older primary than was known before. An older one counts where all know it."""
         problems, answers = [], []
         for _ in range(len(self._sentinels)):
             if time.monotonic() >= ends_s:
                 problems.append("no time was left for the others")
                 break
             host, sentinel = self._sentinels[0]
-            # The next look asks another: they learn of a failover one after the other.
+            # The next look asks another: they learn of a failover one after the other, who leads it comes last.
             self._sentinels.rotate(-1)
             answer = self._asked(sentinel)
             if isinstance(answer, tuple):
                 answers.append(answer)
-                if answer[0] >= self._epoch:
+                if answer[0] >= self._epoch and answer[1]:
                     break
             else:
                 problems.append(f"{host} {answer}")
@@ -102,10 +102,10 @@ class Primary:
         self._num_failed = 0 if answers else self._num_failed + 1
         self._due_s = self._looked_s + (AFTER_FAILURE_S if self._num_failed >= len(self._sentinels) else LOOK_S)
         if answers and (max(answers)[0] >= self._epoch or len(answers) == len(self._sentinels)):
-            self._epoch, self.place = max(answers)
+            self._epoch, _, self.place = max(answers)
 
-    def _asked(self, sentinel: Redis) -> tuple[int, Place] | str:
-        """The failover's number and the place, or why there is none."""
+    def _asked(self, sentinel: Redis) -> tuple[int, bool, Place] | str:
+        """The failover's number, whether this sentinel hears the server, and its place; or why there is none."""
         try:
             state: Any = sentinel.sentinel_master(self._name)
         except AuthenticationError:
@@ -114,7 +114,7 @@ class Primary:
             return "does not answer"
         except RedisError as error:
             return f"says: {error}"
-        return int(state["config-epoch"]), (str(state["ip"]), int(state["port"]))
+        return int(state["config-epoch"]), not state["is_sdown"], (str(state["ip"]), int(state["port"]))
 
 
 def at_primary(connection_class: type[Any], primary: Primary) -> type[Any]:

@@ -18,10 +18,13 @@ from broker.trainer_side import TrainerSide
 from contracts.errors import BrokerUnavailable, InvalidInput
 from contracts.settings import StackSettings
 from tests.builders import job_spec, manifest
-from tests.redundant_redis import Member, RedundantRedis
+from tests.redundant_redis import SHIPPED_MS, Member, RedundantRedis
 from tests.until import until
 
 PATIENCE_S = 120.0
+CONNECTS_EVERY_MS = 1000
+"""How often a sentinel tries to connect to a server, one that was just promoted too; it answers some moments later."""
+SHIPPED = Path(__file__).parents[2] / "deploy/sentinel/sentinel.conf"
 
 
 @pytest.fixture
@@ -42,6 +45,16 @@ def broker_of(servers: RedundantRedis, role: str = "", *, patience_s: float = PA
 def bring_down(server: Member, sign: signal.Signals) -> None:
     assert server.child.pid is not None
     os.kill(server.child.pid, sign)
+
+
+def test_sentinels_are_shipped_to_begin_one_after_the_other_and_to_wait_for_the_one_that_they_promoted() -> None:
+    """Three that begin at once each vote for themselves; one that waits a second may give up whom it hasn't asked."""
+    told = " ".join(SHIPPED.read_text().split())
+    first, second, third = SHIPPED_MS
+    assert f"{first} at the first sentinel, # {second} at the second, {third} at the third" in told
+    assert f"down-after-milliseconds onbeat {first} " in told
+    assert first >= 1.5 * CONNECTS_EVERY_MS
+    assert min(second - first, third - second) >= 250
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])

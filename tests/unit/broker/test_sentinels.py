@@ -17,8 +17,8 @@ PLACES = (("one", 1), ("two", 2), ("three", 3))
 OLD, NEW = ("old", 6379), ("new", 6379)
 
 
-def knows(place: tuple[str, int], epoch: int) -> dict[str, Any]:
-    return {"ip": place[0], "port": place[1], "config-epoch": epoch}
+def knows(place: tuple[str, int], epoch: int, *, is_down: bool = False) -> dict[str, Any]:
+    return {"ip": place[0], "port": place[1], "config-epoch": epoch, "is_sdown": is_down}
 
 
 class Told:
@@ -61,6 +61,15 @@ def test_a_failover_counts_once_one_sentinel_tells_it_and_an_older_answer_no_mor
     for _ in range(6):
         assert primary.find(within_s=5.0) == NEW
         assert not primary.has_left(NEW)
+
+
+def test_a_sentinel_that_does_not_hear_the_primary_is_no_last_word(told: Told, primary: Primary) -> None:
+    """Who leads the failover names the old one to its end; who hears of it names the new one at once."""
+    told.answers = dict.fromkeys(told.answers, knows(OLD, 2, is_down=True)) | {"three": knows(NEW, 2)}
+    for _ in range(3):
+        assert primary.find(within_s=5.0) == NEW
+    told.answers = dict.fromkeys(told.answers, knows(NEW, 2, is_down=True))
+    assert primary.find(within_s=5.0) == NEW
 
 
 def test_an_older_primary_counts_where_all_sentinels_know_it(told: Told, primary: Primary) -> None:
