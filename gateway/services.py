@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import BoundedSemaphore
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -26,6 +28,8 @@ BRING_S = 5.0
 """Longest that an answer waits for the files of another host."""
 AWAY_S = 15.0
 """So long no other answer waits for a store that has let one wait in vain."""
+MOST_WAITING = 16
+"""Answers that wait for files of other hosts; 24 threads more give those that need none, and submissions."""
 
 log = logging.getLogger(__name__)
 
@@ -48,29 +52,33 @@ class Services:
 
     disk: DiskUse = field(init=False)
 
-    brought: dict[str, RunFiles] = field(default_factory=dict)
-    """Job id → the files of its run, where they come from other hosts."""
     asks_again_s: float = 0.0
     """When a store that was away is asked again, by the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.disk = DiskUse(self.settings)
+        self._files_of = lru_cache(maxsize=64)(self._run_files)
+        self._waiting = BoundedSemaphore(MOST_WAITING)
 
     def run_folder(self, job_id: str, *, below: str = "") -> RunFolder:
         """The run folder; where it is another host's, that part of it is brought here first. Raises Unavailable."""
         folder = RunFolder(self.settings.run_root_path, job_id)
         if self.settings.objects:
-            if time.monotonic() < self.asks_again_s:
-                raise Unavailable("the object store does not answer", field="ONBEAT_OBJECTS", cure="try again later")
-            if job_id not in self.brought:
-                self.brought[job_id] = run_files(self.settings, folder, deadline_s=BRING_S)
             listed = self.jobs.files(job_id)
+            if time.monotonic() < self.asks_again_s or not self._waiting.acquire(blocking=False):
+                problem = "the object store does not answer, or lets many wait"
+                raise Unavailable(problem, field="ONBEAT_OBJECTS", cure="try again later")
             try:
-                self.brought[job_id].bring(listed, below=below)
+                self._files_of(job_id).bring(listed, below=below)
             except Unavailable:
                 self.asks_again_s = time.monotonic() + AWAY_S
                 raise
+            finally:
+                self._waiting.release()
         return folder
+
+    def _run_files(self, job_id: str) -> RunFiles:
+        return run_files(self.settings, RunFolder(self.settings.run_root_path, job_id), deadline_s=BRING_S)
 
     @property
     def jobs(self) -> JobStore:

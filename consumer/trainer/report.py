@@ -16,7 +16,6 @@ from consumer.gradient.statistics import BatchStats, joined
 from consumer.model.policy import Policy
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import Record
-from contracts.errors import OnbeatError
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.run_folder import RunFolder
@@ -24,6 +23,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.trained_job import append_lines, begin_folder
 from onbeat.process.entry_points import load_entry_point
+from onbeat.process.folders import usable
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "
@@ -194,7 +194,5 @@ def _last_iteration(path: Path, kind: type[IterationMetrics] | type[EvaluationSc
 
 
 def _read(path: Path, kind: type[T]) -> list[T]:
-    try:
+    with usable(path, to_be="read"):
         return read_json_lines(path, kind)
-    except OSError as error:
-        raise OnbeatError(f"cannot be read: {error.strerror}", field=str(path)) from error

@@ -19,12 +19,12 @@ from broker.job_store import JobStore
 from broker.trainer_side import TrainerSide
 from contracts.encoding.json_lines import append_json_lines, open_plain
 from contracts.encoding.wire import decode_json
-from contracts.errors import InvalidInput, OnbeatError
+from contracts.errors import InvalidInput
 from contracts.events import AuditRecord, record_digest, versions_of
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.loop.chain import first_version
-from onbeat.process.folders import sync
+from onbeat.process.folders import sync, usable
 
 log = logging.getLogger(__name__)
 
@@ -51,21 +51,15 @@ class ChainFile:
         digest = digest or record_digest(record)
         if digest in self._previous:
             return
-        try:
+        with usable(self._path, to_be="written"):
             append_json_lines(self._path, [record])
-        except OSError as error:
-            raise self._unusable("written", error) from error
         self._previous[digest] = record.previous
 
     def sync(self) -> None:
         """Returns when all of it is on disk, its name too. Raises OnbeatError."""
-        try:
+        with usable(self._path, to_be="written"), contextlib.suppress(FileNotFoundError):  # no record yet
             for path in (self._path, self._path.parent):
                 sync(path)
-        except FileNotFoundError:
-            return  # no record yet
-        except OSError as error:
-            raise self._unusable("written", error) from error
 
     def after(self, link: str) -> list[AuditRecord]:
         """The records that follow from the one with digest `link`, oldest first; "": from the first one on.
@@ -88,21 +82,11 @@ class ChainFile:
 
     def _scan(self) -> Iterator[tuple[str, AuditRecord]]:
         """(digest, record) of each line that is one. Raises OnbeatError."""
-        try:
-            with open_plain(self._path) as file:
-                while line := file.readline(MAX_LINE_BYTES):
-                    with contextlib.suppress(InvalidInput):  # a torn line, or a foreign one
-                        record = decode_json(line, AuditRecord)
-                        yield record_digest(record), record
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._unusable("read", error) from error
-
-    def _unusable(self, what: str, error: OSError) -> OnbeatError:
-        return OnbeatError(
-            f"cannot be {what}: {error.strerror}", field=str(self._path), cure="free space there, or mend its mode"
-        )
+        with usable(self._path, to_be="read"), contextlib.suppress(FileNotFoundError), open_plain(self._path) as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                with contextlib.suppress(InvalidInput):  # a torn line, or a foreign one
+                    record = decode_json(line, AuditRecord)
+                    yield record_digest(record), record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from broker.trainer_side import TrainerSide
 from contracts import events
 from contracts.encoding.json_lines import append_json_lines
 from contracts.encoding.wire import Record, encode_json
-from contracts.errors import InvalidInput, OnbeatError, Unavailable, WeightsRejected
+from contracts.errors import InvalidInput, Unavailable, WeightsRejected
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
@@ -44,7 +43,7 @@ from onbeat.loop.watches import GeneratorWatch, StageWatch
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.process.entry_points import all_of
-from onbeat.process.folders import make_private, written_whole
+from onbeat.process.folders import make_private, usable, written_whole
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import PromptSource, prompt_source
 from onbeat.run_files import run_files
@@ -336,7 +335,7 @@ def job_prompts(
 
 def begin_folder(folder: RunFolder, spec: JobSpec) -> None:
     """Makes the run folder, with the spec in it, whole however the writer ends. Raises OnbeatError."""
-    with _writing(folder.path, cure="choose another run root"):
+    with usable(folder.path, to_be="written", cure="choose another run root"):
         make_private(folder.path)
         with written_whole(folder.spec, durable=False) as file:
             file.write(encode_json(spec))
@@ -344,13 +343,5 @@ def begin_folder(folder: RunFolder, spec: JobSpec) -> None:
 
 def append_lines(path: Path, records: Iterable[Record]) -> None:
     """Appends lines to a file of the run folder. Raises OnbeatError."""
-    with _writing(path):
+    with usable(path, to_be="written"):
         append_json_lines(path, records)
-
-
-@contextmanager
-def _writing(path: Path, *, cure: str | None = None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OnbeatError(f"cannot be written: {error.strerror}", field=str(path), cure=cure) from error

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from contracts.errors import OnbeatError
+
 PRIVATE = 0o700
 
 
@@ -53,6 +55,15 @@ def written_whole(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def usable(path: Path, *, to_be: str, cure: str = "free space there, or mend its mode") -> Iterator[None]:
+    """Raises OnbeatError that names the path in the place of an OSError. to_be: `written`, say."""
+    try:
+        yield
+    except OSError as error:
+        raise OnbeatError(f"cannot be {to_be}: {error.strerror}", field=str(path), cure=cure) from error
 
 
 def private(path: str, flags: int) -> int:

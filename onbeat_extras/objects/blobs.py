@@ -173,8 +173,9 @@ class Blobs:
 
     def _verified(self, digest: str, num_bytes: int, file: IO[bytes]) -> None:
         """Reads until the bytes are those of the digest, from other hosts, then from the store. What comes wrong
-        from there twice alike is stored so, and is deleted; what differs was spoilt on its way. What is more than was
-        asked for stays: the caller may be wrong, and who puts it again sees that its size is another."""
+        from there twice alike is stored so, and is deleted, if the store gives right what it is given now: else a proxy
+        answers. What differs was spoilt on its way. What is more than was asked for stays: the caller may be wrong, and
+        who puts it again sees that its size is another."""
 
         def came(source: Bucket | CacheHost) -> str:
             """The digest of what came, "" for more."""
@@ -199,15 +200,16 @@ class Blobs:
                 return
             WRONG_READS["store"] += 1
             log.warning("%s came from the object store as %s", self._key(digest), found or "more bytes")
-            if not found:
-                break
-            if found in wrong:
-                try:
-                    self.drop([digest])
-                except InvalidInput as error:
-                    log.warning("%s is damaged and stays: %s", self._key(digest), error)
+            if not found or found in wrong:
                 break
             wrong.add(found)
+        else:
+            found = ""
+        try:
+            self.bucket.now(self._folder)
+            self.drop([digest] if found else [])
+        except InvalidInput as error:
+            log.warning("%s is damaged and stays: %s", self._key(digest), error)
         raise NotFound("is in no layer as it was put", field=self._key(digest))
 
 

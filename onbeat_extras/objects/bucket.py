@@ -187,10 +187,15 @@ class Bucket:
         self.delete([key for prefix in prefixes for key in self.objects(prefix)])
 
     def now(self, prefix: str) -> datetime:
-        """The store's clock, by an object that it takes below the prefix, and that goes again."""
+        """The store's clock, by an object that it takes below the prefix, gives back, and that goes again.
+
+        Raises ObjectsUnavailable where other bytes come back: a proxy answers, and not the store.
+        """
         key = f"{prefix}/.{uuid.uuid4().hex}"
-        self.put(key, b"onbeat")
+        self.put(key, key.encode())
         try:
+            if self.get(key, most_bytes=len(key)) != key.encode():
+                raise ObjectsUnavailable("gives other bytes than it was given; does a proxy answer?", field=SETTING)
             return self.size_and_age(key)[1]
         finally:
             self.delete([key])

@@ -26,11 +26,11 @@ from broker.trainer_side import TrainerSide
 from contracts.encoding.digests import content_digest, file_digest
 from contracts.encoding.json_lines import open_plain
 from contracts.encoding.wire import Record, decode, encode
-from contracts.errors import ContractViolation, NotFound, OnbeatError
+from contracts.errors import ContractViolation, NotFound
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.process.crash_points import reach
-from onbeat.process.folders import make_private, written_whole
+from onbeat.process.folders import make_private, usable, written_whole
 from onbeat.run_files import RunFiles
 from onbeat.weights.files.tensor_folder import ASIDE
 from onbeat_extras.objects.blobs import Blobs, Piece, open_blobs
@@ -160,7 +160,7 @@ class ObjectFiles(RunFiles):
 
     def keep(self, iteration: int, side: TrainerSide, *, has_checkpoint: bool) -> None:
         # All at once: over a network each request waits for the store, whatever it carries.
-        with _errors(self._folder.path), ThreadPoolExecutor(AT_ONCE) as pool:
+        with usable(self._folder.path, to_be="copied"), ThreadPoolExecutor(AT_ONCE) as pool:
             whole = pool.submit(self._put_whole, everything=has_checkpoint)
             growing = pool.map(lambda name: self._growing[name].put(self._blobs), self._appended)
             files = {name: pieces for name, pieces in zip(self._appended, growing, strict=True) if pieces}
@@ -282,7 +282,7 @@ class ObjectFiles(RunFiles):
 
         def bring(name: str) -> None:
             try:
-                with _errors(path := self._path_of(name)):
+                with usable(path := self._path_of(name), to_be="brought"):
                     self._bring_file(path, files[name])
             except NotFound as error:
                 log.warning("%s of %s is not brought: %s", name, self._folder.job_id, error)
@@ -372,11 +372,3 @@ def _size(path: Path) -> int:
 
 def _read(listed: bytes | None) -> list[Listed]:
     return [decode(listed, Listed)] if listed else []
-
-
-@contextlib.contextmanager
-def _errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OnbeatError(f"cannot be copied: {error.strerror}", field=str(path), cure="make room there") from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -21,10 +23,12 @@ from contracts.jobs import EvaluationScore, JobState
 from contracts.monitor import GeneratorSeen
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from gateway.services import Services
+from gateway.services import MOST_WAITING, Services
+from onbeat.run_files import RunFiles
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 from tests.needed_extras import needs_extra_routes
+from tests.until import until
 
 services = rig.services
 ask = rig.ask
@@ -57,6 +61,40 @@ def test_jobs_are_found_by_state_and_by_a_part_of_their_name(ask: Ask, services:
     assert listed(ask, "name=find me&state=failed") == []
     answer = ask("GET", "/v1/jobs?state=queued&state=sleeping")
     assert (answer.status_code, answer.json()["field"]) == (422, "state")
+
+
+def test_answers_that_wait_for_files_of_other_hosts_leave_threads_for_the_others(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that hangs: each answer that needs it waits for some seconds, and a page asks for several at once."""
+    is_back, num_waiting = threading.Event(), threading.Semaphore(0)
+
+    class Hanging(RunFiles):
+        def bring(self, listed: bytes | None = None, *, below: str = "") -> None:
+            num_waiting.release()
+            assert is_back.wait(120.0)
+
+    monkeypatch.setattr("gateway.services.run_files", lambda *_, **__: Hanging())
+    services.settings = replace(services.settings, objects="file:///away")
+    bearer = {"Authorization": f"Bearer {rig.KEY}"}
+    with rig.serving(services) as url, httpx.Client(base_url=url, headers=bearer, timeout=120.0) as client:
+        job_id = client.post("/v1/jobs", content=encode_json(job_spec()), headers=rig.JSON).json()["job_id"]
+        with ThreadPoolExecutor(60) as pool:
+            asked = [pool.submit(client.get, f"/v1/jobs/{job_id}/metrics") for _ in range(60)]
+            try:
+                for _ in range(MOST_WAITING):
+                    assert num_waiting.acquire(timeout=30.0)
+                assert client.get("/v1/jobs", timeout=30.0).status_code == 200
+                new = client.post("/v1/jobs", content=encode_json(job_spec()), headers=rig.JSON, timeout=30.0)
+                assert new.status_code == 201
+                until(lambda: sum(one.done() for one in asked) == 60 - MOST_WAITING, "the others to be refused")
+            finally:
+                is_back.set()
+        answers = [one.result() for one in asked]
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert len(refused) == 60 - MOST_WAITING
+    assert all((one.headers["Retry-After"], one.json()["field"]) == ("2", "ONBEAT_OBJECTS") for one in refused)
+    assert {answer.status_code for answer in answers} == {200, 503}
 
 
 def test_a_job_shows_the_tags_of_its_spec(ask: Ask) -> None:
