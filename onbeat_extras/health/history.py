@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
-from collections.abc import Iterable
 
 from contracts.events import IterationMetrics
 from contracts.jobs import EvaluationScore
@@ -59,11 +59,11 @@ class History:
 
     def mean(self, name: str) -> float:
         """Over the newest WINDOW iterations."""
-        return _mean(getattr(metrics, name) for metrics in self.recent)
+        return statistics.fmean(getattr(metrics, name) for metrics in self.recent)
 
     def began(self, name: str) -> float:
         """The mean over the first iterations."""
-        return _mean(getattr(metrics, name) for metrics in self.first)
+        return statistics.fmean(getattr(metrics, name) for metrics in self.first)
 
     @property
     def has_collapsed(self) -> bool:
@@ -85,8 +85,3 @@ class History:
         num_groups = num_iterations * metrics.num_completions / self.spec.rollout.group_size
         if (bound := self.bound_of(reward, num_groups)) > self._bound:
             self._bound, self.before = bound, (reward, metrics.iteration)
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)

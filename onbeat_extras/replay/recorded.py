@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contracts.encoding.wire import Record, decode_json
-from contracts.errors import Conflict, ContractViolation, NotFound, Unavailable
+from contracts.encoding.wire import Record
+from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.rollout import HELD_OUT
+from onbeat.audit.folder import read_spec
 from onbeat_extras.replay.files import RecordedFiles, why_not_again
 from onbeat_extras.replay.records import RecordedBatch
 
@@ -26,17 +27,9 @@ class Replay(Record, frozen=True, kw_only=True):
 
 
 def read_from(folder: RunFolder, batch_id: str) -> tuple[JobSpec, RecordedBatch]:
-    """Raises NotFound for a job or batch that isn't there, ContractViolation for a file that isn't its own, Conflict
-    for a batch that can't be sampled again."""
-    files = RecordedFiles(folder)
-    try:
-        spec = decode_json(folder.spec.read_bytes(), JobSpec)
-    except FileNotFoundError as error:
-        raise NotFound(
-            f"there is no {folder.spec}", field="JOB", cure="--run-dir names the folder that has the job's"
-        ) from error
-    except OSError as error:
-        raise Unavailable(f"cannot be read: {error.strerror}", field=str(folder.spec)) from error
+    """Raises NotFound for a job or batch that isn't there, InvalidInput for a damaged spec, ContractViolation for a
+    file that isn't its own, Conflict for a batch that can't be sampled again."""
+    files, spec = RecordedFiles(folder), read_spec(folder)
     record = files.read(batch_id)
     try:
         why_not = files.index(record.batch.iteration).why_not_listed(record)

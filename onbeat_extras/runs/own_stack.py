@@ -80,17 +80,11 @@ def two_suit(spec: JobSpec, plan: StackPlan) -> bool:
     """
     if plan.settings.device != "cpu" or plan.engine != TransformersOptions() or spec.schedule_rule.takes_turns:
         return False
-    num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * most_sampled_tokens(spec)
+    num_tokens = spec.rollout.prompts_per_iteration * spec.rollout.group_size * spec.max_sampled_tokens
     files = (plan.model_root / spec.model.path).glob("*.safetensors")
     num_bytes = sum(file.stat().st_size for file in files if file.is_file())
     saves_time = spec.rollout.batches_per_iteration > 1 and num_bytes * num_tokens >= WORTH_A_SECOND
     return saves_time and (plan.threads or 1) == 1 < usable_cores() < 4 and MODEL_PART * num_bytes <= memory_bytes()
-
-
-def most_sampled_tokens(spec: JobSpec) -> int:
-    """Returns how many tokens of a completion, or of a trajectory's turns together, are sampled at most."""
-    of_a_turn, environment = spec.rollout.sampling.max_new_tokens, spec.environment
-    return of_a_turn if environment is None else min(environment.max_turns * of_a_turn, environment.max_tokens)
 
 
 def on_own_stack(job: JobSpec, plan: StackPlan, *, shown: Shown = HIDDEN) -> Run:

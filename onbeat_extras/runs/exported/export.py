@@ -28,6 +28,7 @@ from onbeat.audit.weights import digest_of
 from onbeat.weights.adapter.matrices import A_END, PREFIX
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.layout import layout_of, split_into_shards, total_bytes
 from onbeat_extras.runs.exported.kept_versions import KeptVersion, Weights, kept_versions, read_version
 
 SHARD_BYTES = 2 * 1024**3
@@ -161,26 +162,19 @@ def _config(model_folder: Path) -> dict[str, Any]:
 
 
 def _write_model(scratch: Path, weights: Weights, kept: KeptVersion) -> None:
-    shards: list[list[str]] = [[]]
-    open_tensors: dict[str, Tensor] = {}
-    num_bytes = total_bytes = 0
-
-    def close() -> None:
-        _save(open_tensors, scratch / _part(len(shards)))
-
-    for name in weights.tensors:
-        tensor = weights.tensors[name].contiguous()
-        if open_tensors and num_bytes + tensor.nbytes > SHARD_BYTES:
-            close()
-            shards.append([])
-            open_tensors, num_bytes = {}, 0
-        open_tensors[name] = tensor
-        shards[-1].append(name)
-        num_bytes += tensor.nbytes
-        total_bytes += tensor.nbytes
-    close()
-    paths = _name_parts(scratch, shards, total_bytes)
-    if (found := digest_of(paths)) != kept.weights_digest:
+    """In one file, or in several with an index, as from_pretrained looks for them."""
+    layout = layout_of(weights.tensors)
+    shards = split_into_shards(layout, shard_bytes=SHARD_BYTES)
+    files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        files = ["model.safetensors"]
+    else:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        index = {"metadata": {"total_size": total_bytes(layout)}, "weight_map": weight_map}
+        _write_json(scratch / "model.safetensors.index.json", index)
+    for file, shard in zip(files, shards, strict=True):
+        _save({name: weights.tensors[name].contiguous() for name in shard}, scratch / file)
+    if (found := digest_of([scratch / file for file in files])) != kept.weights_digest:
         raise ContractViolation(
             f"holds the weights {found[:12]}, version {kept.policy_version} is {kept.weights_digest[:12]}",
             field=str(kept.path),
@@ -188,26 +182,10 @@ def _write_model(scratch: Path, weights: Weights, kept: KeptVersion) -> None:
         )
 
 
-def _name_parts(scratch: Path, shards: list[list[str]], total_bytes: int) -> list[Path]:
-    """As from_pretrained looks for them."""
-    if len(shards) == 1:
-        return [(scratch / _part(1)).rename(scratch / "model.safetensors")]
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    paths = [(scratch / _part(number)).rename(scratch / name) for number, name in enumerate(names, start=1)]
-    weight_map = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    _write_json(scratch / "model.safetensors.index.json", index)
-    return paths
-
-
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
     # safetensors makes files that only their owner reads; the others of the folder are as the umask says.
     path.chmod(0o644)
-
-
-def _part(number: int) -> str:
-    return f"part-{number}.safetensors"
 
 
 def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: JobSpec, model_folder: Path) -> str:

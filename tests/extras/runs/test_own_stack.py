@@ -9,7 +9,7 @@ import pytest
 
 from onbeat.client.spec_file import load_spec
 from onbeat_extras.runs import own_stack
-from onbeat_extras.runs.own_stack import MODEL_PART, WORTH_A_SECOND, most_sampled_tokens, plan_of_job
+from onbeat_extras.runs.own_stack import MODEL_PART, WORTH_A_SECOND, plan_of_job
 from tests.pipeline import REPOSITORY
 
 ENOUGH = int(WORTH_A_SECOND / (8 * 16 * 8 * 5)) + 1
@@ -49,8 +49,8 @@ def test_two_generators_suit_where_each_has_a_core_and_work(case: Any, tmp_path:
 
 def test_of_a_trajectory_the_tokens_of_all_turns_count() -> None:
     def tokens(*settings: str) -> int:
-        return most_sampled_tokens(load_spec(REPOSITORY / "configs" / "tool-demo.toml", settings))
+        return load_spec(REPOSITORY / "configs" / "tool-demo.toml", settings).max_sampled_tokens
 
     assert tokens("environment.max_turns=3", "rollout.sampling.max_new_tokens=5") == 15
     assert tokens("environment.max_turns=3", "rollout.sampling.max_new_tokens=5", "environment.max_tokens=12") == 12
-    assert most_sampled_tokens(load_spec(REPOSITORY / "configs" / "demo.toml", [])) == 5
+    assert load_spec(REPOSITORY / "configs" / "demo.toml", []).max_sampled_tokens == 5
