@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from onbeat.loop.recording import Recorder
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import make_missing
 from onbeat.rendering.pieces import Pieces
+from onbeat.weights.files.tensor_folder import remove_folders, remove_scratch
 from onbeat_extras.replay.files import INDEX, RecordedFiles, folders_of, parts_of, write_record
 from onbeat_extras.replay.records import RecordedBatch, RecordedIteration, RecordedSummary
 
@@ -84,8 +84,7 @@ class RolloutRecorder(Recorder):
 
     def begin(self, first: int | None) -> None:
         try:
-            for left in self._files.path.glob(".*"):
-                shutil.rmtree(left, ignore_errors=True)
+            remove_scratch(self._files.path)
             for iteration in self._files.iterations():
                 if first is not None and iteration >= first:
                     self._remove(iteration)
@@ -209,17 +208,8 @@ class RolloutRecorder(Recorder):
     def _remove(self, iteration: int) -> None:
         self._bytes.pop(iteration, None)
         self._versions.pop(iteration, None)
-        folder = self._files.folder_of(iteration)
-        hidden = folder.with_name(f".{folder.name}")
-        try:
-            # No reader sees half of one; an earlier trainer may have died between the two steps.
-            shutil.rmtree(hidden, ignore_errors=True)
-            folder.rename(hidden)
-            shutil.rmtree(hidden)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._complain(f"the records of iteration {iteration} can't be removed: {error.strerror}")
+        if (folder := self._files.folder_of(iteration)).is_dir():
+            remove_folders([folder])
 
     def _index_of(self, iteration: int) -> Mapping[str, int]:
         try:

@@ -172,7 +172,7 @@ def test_what_a_dead_trainer_recorded_is_recorded_again_with_the_same_bytes(
             one_trainer(own, broker, job_id)
         before = {path: path.read_bytes() for path in files.path.glob("*/*")}
         assert len([path for path in before if path.parent.name == "i000003"]) == 4, "four batches, and no index yet"
-        (files.path / ".i000001").mkdir()
+        (files.path / ".i000001.0123456789ab").mkdir()
         (files.folder_of(3) / ".train-000000.msgpack.0123456789ab").write_bytes(b"torn")
         monkeypatch.setattr(trainer, "step", STEP)
         assert one_trainer(own, broker, job_id) == 0

@@ -48,7 +48,7 @@ def test_what_is_recorded_is_read_with_its_spec(tmp_path: Path) -> None:
         read_from(folder, "3/train/2")
     with pytest.raises(NotFound, match="no batch's id"):
         read_from(folder, "../train/2")
-    with pytest.raises(NotFound, match="give the stack.s run folder"):
+    with pytest.raises(NotFound, match="give the stack"):
         read_from(RunFolder(tmp_path, "job-ffffffffffff"), BATCH)
 
 
