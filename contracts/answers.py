@@ -1,5 +1,5 @@
 """What services answer when they refuse (RFC 9457), and the gateway beside a job's status: whether a spec would be
-taken, a log's part, a verdict, the stack, the batches that were given up.
+taken, a log's part, a verdict, the stack.
 """
 
 from __future__ import annotations
@@ -88,59 +88,6 @@ class AuditVerdict(Record, frozen=True, kw_only=True):
     one."""
     notes: tuple[str, ...] = ()
     """What could not be looked at from where the check ran, a sentence each."""
-
-
-class DeadPrompt(Record, frozen=True, kw_only=True):
-    """A prompt of a dead batch, as the data set or an environment wrote it: show it as text, never as markup."""
-
-    prompt_id: str
-    text: str
-
-
-class DeadLetter(Record, frozen=True, kw_only=True):
-    """A batch that failed too often."""
-
-    entry_id: str
-    """Its entry of the job's stream of dead batches."""
-    at_s: float
-    """Unix time by the server's clock."""
-    batch_id: str
-    iteration: int
-    reason: str
-    attempts: int
-    """Times that it was handed out; 0 in a letter that an older Onbeat wrote."""
-    prompts: tuple[DeadPrompt, ...] = ()
-    """() where they aren't kept: Redis holds those of the newest letters, up to a size (docs/operate.md)."""
-    can_retry: bool
-    """Whether `POST …/dead/{entry_id}/retry` queues the job again, which samples the batch anew."""
-    why_not: str = ""
-    """Why it can't be tried again."""
-
-
-class DeadLetters(Record, frozen=True, kw_only=True):
-    """Newest first."""
-
-    letters: tuple[DeadLetter, ...]
-
-
-class JournalLine(Record, frozen=True, kw_only=True):
-    """A change of a job that a gateway has made."""
-
-    at_s: float
-    """Unix time by the server's clock."""
-    who: str
-    """The name of the key."""
-    action: str
-    """submit, cancel, resume, retry or delete."""
-    job_id: str
-    address: str
-    """Where the request came from."""
-
-
-class JournalLines(Record, frozen=True, kw_only=True):
-    """Newest first."""
-
-    lines: tuple[JournalLine, ...]
 
 
 MEDIA_TYPE = "application/problem+json"

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource
 
-from contracts.answers import AuditVerdict, DeadLetter, DeadLetters, JournalLine, JournalLines, LogPart, StackState
+from contracts.answers import AuditVerdict, StackState
 from contracts.encoding.wire import convert, encode_json
 from contracts.errors import Conflict, ContractViolation, InvalidInput, NotFound, OnbeatError, Unavailable
 from contracts.events import AuditRecord, IterationMetrics, JobEvent, StateChanged
@@ -33,7 +33,6 @@ REQUEST_TIMEOUT_S = 30.0
 """The longest silence."""
 ANSWER_S = 300.0
 """For a whole answer: the audit chain of a long job may come over a slow line."""
-LOG_BYTES = 256 * 1024
 EVENT_SILENCE_S = 60.0
 """The gateway sends a comment more often than this; a longer silence is a broken connection."""
 RECONNECT_S = 1.0
@@ -69,29 +68,50 @@ class GatewayClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
+    def of_job(self, method: str, job_id: str, behind: str = "", **request: Any) -> Any:
+        """`ask` below the path of a job."""
+        return self.ask(method, f"/v1/jobs/{segment(job_id)}{behind}", **request)
+
+    def ask(self, method: str, path: str, **request: Any) -> Any:
+        """The answer's JSON; what an extra asks of a route of its own. Raises OnbeatError as the gateway does."""
+        try:
+            answer = self._http.request(method, path, **request)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        except httpx.InvalidURL as error:
+            raise InvalidInput(str(error), field="gateway") from error
+        if not answer.is_success:
+            raise problem_of(answer)
+        if answer.status_code == 204:
+            return None
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ContractViolation("the answer is not JSON", field=f"{method} {path}") from error
+
     def submit(self, spec: JobSpec, *, idempotency_key: str) -> JobStatus:
         """May be repeated with the same key: the gateway answers the same job."""
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
-        return convert(self._ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
+        return convert(self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
 
     def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
         """Newest first. states: one of them; name: a part of the job's name, in any letters."""
         asked = {"limit": limit, "state": [state.value for state in states], "name": name}
         params = {key: value for key, value in asked.items() if value}
-        return _member(self._ask("GET", "/v1/jobs", params=params), "jobs", list[JobStatus])
+        return _member(self.ask("GET", "/v1/jobs", params=params), "jobs", list[JobStatus])
 
     def stack(self) -> StackState:
-        return convert(self._ask("GET", "/v1/stack"), StackState)
+        return convert(self.ask("GET", "/v1/stack"), StackState)
 
     def generators(self) -> list[GeneratorSeen]:
         """Those that live, of any job."""
-        return _member(self._ask("GET", "/v1/generators"), "generators", list[GeneratorSeen])
+        return _member(self.ask("GET", "/v1/generators"), "generators", list[GeneratorSeen])
 
     def job(self, job_id: str) -> JobStatus:
-        return convert(self._of_job("GET", job_id), JobStatus)
+        return convert(self.of_job("GET", job_id), JobStatus)
 
     def cancel(self, job_id: str) -> JobStatus:
-        return convert(self._of_job("POST", job_id, "/cancel"), JobStatus)
+        return convert(self.of_job("POST", job_id, "/cancel"), JobStatus)
 
     def resume(
         self,
@@ -104,48 +124,28 @@ class GatewayClient:
         """May be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
         asked = ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable), on_failure=dict(on_failure))
-        return convert(self._of_job("POST", job_id, "/resume", content=encode_json(asked), headers=headers), JobStatus)
-
-    def delete(self, job_id: str) -> None:
-        """Removes an ended job for good, its files too; may be repeated."""
-        self._of_job("DELETE", job_id)
-
-    def dead(self, job_id: str, *, limit: int = 100) -> tuple[DeadLetter, ...]:
-        """The newest dead batches, newest first."""
-        return convert(self._of_job("GET", job_id, "/dead", params={"limit": limit}), DeadLetters).letters
-
-    def journal(self, job_id: str = "", *, limit: int = 100) -> tuple[JournalLine, ...]:
-        """Who changed the job, or any, newest first; needs a key with the scope admin."""
-        return convert(self._ask("GET", "/v1/journal", params={"limit": limit, "job_id": job_id}), JournalLines).lines
-
-    def retry_dead(self, job_id: str, entry_id: str) -> JobStatus:
-        """Queues the job of a dead batch again; may be repeated while it is queued."""
-        return convert(self._of_job("POST", job_id, f"/dead/{_segment(entry_id)}/retry"), JobStatus)
-
-    def log(self, job_id: str, *, after: int, limit: int = LOG_BYTES) -> LogPart:
-        """A part of the trainer's log; text as processes wrote it."""
-        return convert(self._of_job("GET", job_id, "/log", params={"after": after, "limit": limit}), LogPart)
+        return convert(self.of_job("POST", job_id, "/resume", content=encode_json(asked), headers=headers), JobStatus)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:
         """Has the gateway check the audit chain, and the weights that it sees."""
-        return convert(self._of_job("POST", job_id, "/verify", timeout=within_s), AuditVerdict)
+        return convert(self.of_job("POST", job_id, "/verify", timeout=within_s), AuditVerdict)
 
     def evaluations(self, job_id: str) -> list[EvaluationScore]:
         """Held-out scores, oldest first."""
-        return _member(self._of_job("GET", job_id, "/evaluations"), "evaluations", list[EvaluationScore])
+        return _member(self.of_job("GET", job_id, "/evaluations"), "evaluations", list[EvaluationScore])
 
     def metrics(self, job_id: str, *, last: int | None = None) -> list[IterationMetrics]:
         """Committed iterations, oldest first."""
         params = {"last": last} if last else {}
-        return _member(self._of_job("GET", job_id, "/metrics", params=params), "iterations", list[IterationMetrics])
+        return _member(self.of_job("GET", job_id, "/metrics", params=params), "iterations", list[IterationMetrics])
 
     def streams(self, job_id: str) -> dict[str, Any]:
         """What the stream monitor reports, as it stands in the answer."""
-        return self._of_job("GET", job_id, "/streams")
+        return self.of_job("GET", job_id, "/streams")
 
     def audit(self, job_id: str) -> list[AuditEntry]:
         """The audit chain, oldest first."""
-        return audit_entries(self._of_job("GET", job_id, "/audit"))
+        return audit_entries(self.of_job("GET", job_id, "/audit"))
 
     def events(self, job_id: str) -> Iterator[tuple[str, JobEvent]]:
         """(event id, event) from the first to the job's final state, over as many connections as it takes.
@@ -182,31 +182,12 @@ class GatewayClient:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=EVENT_SILENCE_S)
         with self._http.stream(
-            "GET", f"/v1/jobs/{_segment(job_id)}/events", headers=headers, timeout=timeout, extensions=FOLLOWED
+            "GET", f"/v1/jobs/{segment(job_id)}/events", headers=headers, timeout=timeout, extensions=FOLLOWED
         ) as answer:
             if not answer.is_success:
                 answer.read()
                 raise problem_of(answer)
             yield answer
-
-    def _of_job(self, method: str, job_id: str, behind: str = "", **request: Any) -> Any:
-        return self._ask(method, f"/v1/jobs/{_segment(job_id)}{behind}", **request)
-
-    def _ask(self, method: str, path: str, **request: Any) -> Any:
-        try:
-            answer = self._http.request(method, path, **request)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        except httpx.InvalidURL as error:
-            raise InvalidInput(str(error), field="gateway") from error
-        if not answer.is_success:
-            raise problem_of(answer)
-        if answer.status_code == 204:
-            return None
-        try:
-            return answer.json()
-        except ValueError as error:
-            raise ContractViolation("the answer is not JSON", field=f"{method} {path}") from error
 
     def _unreachable(self, error: Exception) -> Unavailable:
         reason = str(error) or type(error).__name__
@@ -279,7 +260,7 @@ def _decode(text: str, kind: type[T]) -> T:
         raise ContractViolation(f"an event that does not decode: {error}", field="events") from error
 
 
-def _segment(job_id: str) -> str:
+def segment(job_id: str) -> str:
     """A job id as one path segment."""
     if not job_id or not all(letter.isalnum() or letter in "-_." for letter in job_id) or job_id.strip(".") == "":
         raise InvalidInput(f"`{job_id}` is not a job id", field="job", cure="`onbeat jobs` lists them")

@@ -14,12 +14,12 @@ from starlette.types import Scope
 
 from broker.connection.client import Broker
 from broker.keys import JOURNAL
-from contracts.answers import JournalLine, JournalLines
 from contracts.errors import Unavailable
 from gateway import openapi
 from gateway.services import HasServices, Services
 from onbeat.http_service.access import JOURNAL_PATH
 from onbeat.http_service.bodies import json_answer
+from onbeat_extras.keys.journal_lines import JournalLine, JournalLines
 
 MAX_LINES = 10_000
 """About 2 MB of Redis' memory."""

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from contracts.answers import JournalLines
 from onbeat.commands import options
 from onbeat.terminal.output import tell
 from onbeat.terminal.words import one_line
+from onbeat_extras.keys.journal_lines import JournalLines, ask_for_lines
 
 
 def journal(
@@ -24,7 +24,7 @@ def journal(
 ) -> None:
     """Show who submitted, cancelled, resumed, retried and deleted jobs, newest first."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        found = JournalLines(lines=client.journal(job, limit=limit))
+        found = ask_for_lines(client, job, limit=limit)
     tell(found, Text("\n".join(lines_of(found)) or "no job was changed"), json_output=json_output)
 
 

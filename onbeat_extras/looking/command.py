@@ -12,20 +12,24 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from contracts.answers import DeadLetter
+from contracts.answers import LogPart
+from contracts.encoding.wire import convert
 from contracts.errors import Unavailable
-from onbeat.client.gateway import LOG_BYTES, UNREACHABLE_S, GatewayClient
+from onbeat.client.gateway import UNREACHABLE_S, GatewayClient
 from onbeat.commands import options
 from onbeat.commands.options import Job
 from onbeat.process.waiting import Waiting
 from onbeat.terminal.output import console_for, emit, tell
 from onbeat.terminal.words import one_line, plural
 from onbeat_extras.looking.job_list import WHOLE
+from onbeat_extras.looking.letters import DeadLetter, ask_for_letters
+from onbeat_extras.looking.letters import retry as retry_letter
 from onbeat_extras.looking.stream_report import live_report, report_line, report_tables
 
 T = TypeVar("T")
 
 EVERY_S = 1.0
+LOG_BYTES = 256 * 1024
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended, or Ctrl-C.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="Show so many of the last lines.")]
 END = 2**53
@@ -138,10 +142,10 @@ def dead(
     """Show a job's dead batches: why each was given up, its prompts, and whether it can be tried again."""
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
         if retry is not None:
-            status = client.retry_dead(job, retry)
+            status = retry_letter(client, job, retry)
             tell(status, Text(f"{job}  {status.state.value}"), json_output=json_output)
             return
-        letters = client.dead(job, limit=limit)
+        letters = ask_for_letters(client, job, limit=limit)
     shown = Group(*(_letter(one) for one in letters)) if letters else Text(f"{job} has no dead batch")
     tell({"letters": letters}, shown, json_output=json_output)
 
@@ -173,7 +177,7 @@ class LogLines:
 
     def last(self, num_lines: int) -> list[str]:
         """The last whole lines, and what is behind them where a line has not ended; then `rest` goes on there."""
-        size = self._client.log(self._job_id, after=END).size
+        size = self._ask(END).size
         num_bytes = LOG_BYTES // 4
         while True:
             start = max(0, size - num_bytes)
@@ -204,9 +208,14 @@ class LogLines:
     def _read(self, after: int) -> str:
         return "".join(self._parts(after))
 
+    def _ask(self, after: int) -> LogPart:
+        """A part of the trainer's log; text as processes wrote it."""
+        params = {"after": after, "limit": LOG_BYTES}
+        return convert(self._client.of_job("GET", self._job_id, "/log", params=params), LogPart)
+
     def _parts(self, after: int) -> Iterator[str]:
         while True:
-            part = self._client.log(self._job_id, after=after)
+            part = self._ask(after)
             yield part.text
             self._at = part.next
             if part.next >= part.size or part.next == part.after:

@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from broker.monitor import job_status
-from contracts.answers import AuditVerdict, DeadLetters
+from contracts.answers import AuditVerdict
 from contracts.jobs import JobStatus
 from gateway import openapi
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer
 from onbeat_extras.looking.dead_letters import DeadLetterBox
+from onbeat_extras.looking.letters import DeadLetters
 from onbeat_extras.looking.stack import StackReport, stack_report
 from onbeat_extras.looking.verification import verify
 

@@ -27,7 +27,7 @@ def delete(
     deleted: list[str] = []
     with options.client_for(access) as client:
         for job_id in jobs:
-            client.delete(job_id)
+            client.of_job("DELETE", job_id)  # may be repeated
             deleted.append(job_id)
             if not json_output:
                 console_for(json_output=False).print(f"{job_id}  deleted", markup=False)

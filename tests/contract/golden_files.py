@@ -23,6 +23,8 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))
 
 
 OF_EXTRAS = (
+    "onbeat_extras.keys.journal_lines",
+    "onbeat_extras.looking.letters",
     "onbeat_extras.replay.records",
     "onbeat_extras.stack_metrics.stage_report",
     "onbeat_extras.stack_metrics.stream_report",

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, parse_qsl
 
 import msgspec
 
-from contracts.answers import DeadLetter, DeadLetters, DeadPrompt, LogPart, StackState
+from contracts.answers import LogPart, StackState
 from contracts.events import (
     AuditRecord,
     EvaluationFinished,
@@ -111,16 +111,16 @@ def events_of(final: JobState) -> list[JobEvent]:
     ]
 
 
-LETTER = DeadLetter(
-    entry_id="1700000000500-0",
-    at_s=1700000000.5,
-    batch_id="3/train/1",
-    iteration=3,
-    reason="the scorer raised\n\x1b[2J",
-    attempts=3,
-    prompts=(DeadPrompt(prompt_id="train/7", text="[red]1+1=\x1b]0;evil\x07"),),
-    can_retry=True,
-)
+LETTER = {
+    "entry_id": "1700000000500-0",
+    "at_s": 1700000000.5,
+    "batch_id": "3/train/1",
+    "iteration": 3,
+    "reason": "the scorer raised\n\x1b[2J",
+    "attempts": 3,
+    "prompts": [{"prompt_id": "train/7", "text": "[red]1+1=\x1b]0;evil\x07"}],
+    "can_retry": True,
+}
 
 
 class FakeGateway(ThreadingHTTPServer):
@@ -192,7 +192,7 @@ class Routes(BaseHTTPRequestHandler):
             size = len(self.server.log)
             self._answer(200, LogPart(text=data.decode(), after=after, next=after + len(data), size=size))
         elif path == f"{jobs}/dead":
-            self._answer(200, DeadLetters(letters=(LETTER,)))
+            self._answer(200, {"letters": [LETTER]})
         elif self.path == jobs:
             self._answer(200, self.server.status())
         elif path == f"{jobs}/metrics":
@@ -229,7 +229,7 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/verify":
             self._answer(200, verify_run([], self.server.spec, complete=False, digests_on_disk={}, job_id=JOB))
-        elif self.path == f"/v1/jobs/{JOB}/dead/{LETTER.entry_id}/retry":
+        elif self.path == f"/v1/jobs/{JOB}/dead/{LETTER['entry_id']}/retry":
             self._answer(200, self.server.status())
         elif self.path == f"/v1/jobs/{JOB}/cancel":
             self._problem(409, detail="a succeeded job cannot become cancelling", field="state")

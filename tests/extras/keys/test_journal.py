@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from broker.keys import JOURNAL
-from contracts.answers import JournalLine, JournalLines
 from contracts.encoding.wire import decode_json
 from contracts.errors import BrokerFull
 from contracts.settings import StackSettings
@@ -22,6 +21,7 @@ from gateway.services import Services
 from onbeat_extras.keys.command import add
 from onbeat_extras.keys.journal import FIELDS, MAX_LINES, Journal
 from onbeat_extras.keys.journal_command import lines_of
+from onbeat_extras.keys.journal_lines import JournalLine, JournalLines
 from tests.builders import job_spec
 from tests.served import CLIENT, asked, services_over
 

@@ -11,7 +11,6 @@ import pytest
 
 from broker.job_store import JobStore
 from broker.leases import FailOutcome
-from contracts.answers import DeadLetters
 from contracts.encoding.wire import convert
 from contracts.errors import Conflict, NotFound
 from contracts.jobs import JobState
@@ -20,6 +19,7 @@ from gateway.app import create_app
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.looking.dead_letters import DeadLetterBox
+from onbeat_extras.looking.letters import DeadLetters
 from tests.builders import commit_record, prompt_batch
 from tests.integration.dead_batches import LEASE_S, bury, running
 from tests.integration.stage_parts import StagedJob, external
