@@ -16,14 +16,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timedelta
-from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from contracts.errors import ContractViolation, DeadlineExceeded, InvalidInput, NotFound, ObjectsUnavailable, first_line
 from onbeat.process.folders import make_missing
-from onbeat.process.waiting import Waiting
+from onbeat.process.waiting import Waiting, backoff
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -44,8 +43,8 @@ ACCOUNT_S = 20.0
 """Longest that the machine's own account is asked for, by a process that was given none."""
 NO_ACCOUNT = re.compile(r"//169\.254\.|//metadata\.google|/latest/api/token")
 """What an error says that came of asking for it."""
-PAUSES_S = (0.1, 0.3, 1.0, 2.0)
-"""Pauses between requests while the store is away; the last one repeats."""
+PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+"""Pauses between requests while the store is away, by chance up to the first, then up to twice as long each."""
 
 T = TypeVar("T")
 
@@ -204,7 +203,7 @@ class Bucket:
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         waiting = Waiting(f"the object store to {what}", deadline_s=self._deadline_s)
-        pauses = chain(PAUSES_S, repeat(PAUSES_S[-1]))
+        pauses = backoff(base_s=PAUSE_S, cap_s=LONGEST_PAUSE_S)
         while True:
             self.traffic["requests"] += 1
             try:

@@ -52,7 +52,7 @@ from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process.crash_points import reach
-from onbeat.process.folders import sync
+from onbeat.process.folders import sync, usable
 from onbeat.run_files import RunFiles, run_files
 from onbeat_extras.retention.due_jobs import DueJob, audit_links, due_jobs, is_put_aside
 from onbeat_extras.retention.removals import Removals
@@ -188,7 +188,7 @@ def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
     status = job_status(broker, due.job_id, generators=())
     spec = JobStore(broker).spec(due.job_id)
     # Another consumer was faster, or the folder is gone: the next sweep sees.
-    with _errors(folder.audit_aside), contextlib.suppress(FileNotFoundError):
+    with usable(folder.audit_aside, to_be="written"), contextlib.suppress(FileNotFoundError):
         if not folder.spec.exists():
             _write(folder.spec, encode_json(spec))
         _write(folder.audit_aside, encode_json(AuditFile(status=status, entries=entries)))
@@ -197,7 +197,10 @@ def put_aside(broker: Broker, folder: RunFolder, due: DueJob) -> bool:
 
 def name_it(folder: RunFolder) -> None:
     """Gives what was put aside its name, once Redis has forgotten the job. Raises OnbeatError."""
-    with _errors(folder.audit), contextlib.suppress(FileNotFoundError):  # another consumer was faster, or no folder
+    with (
+        usable(folder.audit, to_be="written"),
+        contextlib.suppress(FileNotFoundError),
+    ):  # another consumer was faster, or no folder
         folder.audit_aside.rename(folder.audit)
         sync(folder.path)
 
@@ -214,16 +217,6 @@ def _write(path: Path, data: bytes) -> None:
     reach("consumer.putting_aside")
     scratch.rename(path)
     sync(path.parent)
-
-
-@contextlib.contextmanager
-def _errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise OnbeatError(f"cannot be written: {error.strerror}", field=str(path), cure="make room there") from error
 
 
 class LeftFolder:

@@ -174,6 +174,9 @@ def test_bytes_that_were_spoilt_on_their_way_are_read_again_and_the_object_stays
     proxy.spoil = lambda method, path, body: left.pop() if left and method == "GET" else body
     assert blobs.get(digest, num_bytes=10) == b"some bytes"
     assert not left
+    left += [b"some bytez", b"some", b"other byte"]
+    with pytest.raises(NotFound, match="as it was put"):
+        blobs.get(digest, num_bytes=10)
     assert has(blobs, [digest]) == {digest}
 
 
