@@ -18,6 +18,7 @@ each end but HELD the lease is given back, so that a successor starts at once; w
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -66,6 +67,9 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
         end_loading=lambda why: _end_loading(why, jobs, side=side, job_id=job_id),
         end_stopped=_end_stopped,
         end_stuck=lambda silent_s: _end_stuck(silent_s, JobStore(broker), side=side, job_id=job_id),
+        # Beside its own work it waits for Redis, services and stores there.
+        patience_s=spec.timeouts.iteration_s + spec.timeouts.dependency_s,
+        end_hung=lambda silent_s: _end_hung(silent_s, side),
     )
     keeper.start()
     with _stopped_by_signals(keeper), contextlib.closing(keeper):
@@ -255,6 +259,14 @@ def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: st
 
     _say_last(tell)
     _exit(TrainerExit.FAILED)
+
+
+def _end_hung(silent_s: float, side: TrainerSide) -> None:
+    """Ends the process in the keeper's thread: what the main one hangs in is the process's, and not the job's."""
+    log.error("this trainer ends, the job goes on in another: nothing came of it for %.0f s; its threads:", silent_s)
+    faulthandler.dump_traceback()
+    _say_last(side.release)
+    _exit(TrainerExit.DIED)
 
 
 def _say_last(tell: Callable[[], None]) -> None:

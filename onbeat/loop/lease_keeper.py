@@ -36,7 +36,8 @@ class LeaseKeeper:
 
     A trainer that trains calls `check` between micro-batches: what the first thread saw is raised there, where it can
     be answered. One that loads a model makes no such calls for minutes: until it says `loaded`, the second ends it. So
-    it does where a pass doesn't come back to its next `check` within `training`.
+    it does where a pass doesn't come back to its next `check` within `training`, and what lies between passes not
+    within `patience_s`.
     """
 
     side: TrainerSide
@@ -48,11 +49,16 @@ class LeaseKeeper:
     """Ends one that was asked to stop and doesn't get to it, because Redis is away."""
     end_stuck: Callable[[float], None] = lambda silent_s: None
     """Ends one whose pass doesn't end; takes the seconds for which it didn't call `check`."""
+    patience_s: float = math.inf
+    """Longest that a trainer that has loaded doesn't call `check` outside of its passes."""
+    end_hung: Callable[[float], None] = lambda silent_s: None
+    """Ends one that doesn't; takes the seconds."""
 
     def __post_init__(self) -> None:
         self._interval_s = min(self.lease_s / 3, 1.0)
         self._checked_s = self._heard_s = time.monotonic()
-        self._longest_silence_s = math.inf
+        self._limit = (math.inf, self.end_hung)
+        """Seconds without a `check`, and what ends the process past them: one tuple, so that both are of one moment."""
         self._state = JobState.RUNNING
         self._error: OnbeatError | None = None
         self._loading = threading.Lock()
@@ -78,6 +84,7 @@ class LeaseKeeper:
         with self._loading:
             self._is_loading = False
         self.check()
+        self._limit = (self.patience_s, self.end_hung)
 
     def check(self) -> None:
         """Raises what `check_lease` does, Stopped, or Cancelled."""
@@ -90,12 +97,14 @@ class LeaseKeeper:
     @contextmanager
     def training(self, *, longest_pass_s: float) -> Iterator[None]:
         """Has the process ended where it is in here, and neither leaves nor calls `check`, for longest_pass_s (I8)."""
+        between = self._limit
         self._checked_s = time.monotonic()
-        self._longest_silence_s = longest_pass_s
+        self._limit = (longest_pass_s, self.end_stuck)
         try:
             yield
         finally:
-            self._longest_silence_s = math.inf
+            self._checked_s = time.monotonic()
+            self._limit = between
 
     def check_lease(self) -> None:
         """Raises what ended the renewals (FencedOff, Unavailable), and FencedOff where the job ended without it."""
@@ -128,10 +137,10 @@ class LeaseKeeper:
             if self._is_stop_requested and time.monotonic() - self._heard_s > STOP_PATIENCE_S:
                 self.end_stopped()
                 return
-            # In the other order than `training` sets them: a new limit never meets an old time.
-            longest_s = self._longest_silence_s
+            # In the other order than they are set above: a new limit never meets an old time.
+            longest_s, end = self._limit
             if (silent_s := time.monotonic() - self._checked_s) > longest_s:
-                self.end_stuck(silent_s)
+                end(silent_s)
                 return
 
     def _end_if_loading(self) -> None:

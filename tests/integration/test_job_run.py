@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -239,6 +241,33 @@ def test_a_trainer_whose_keeper_died_while_it_loads_gives_its_lease_back(
         job_run._end_loading(why, jobs, side=side, job_id=job.job_id)
         assert job.is_held == is_held
     assert ended == [TrainerExit.DIED, TrainerExit.DIED]
+
+
+def test_a_trainer_that_hangs_between_its_passes_ends_and_lets_another_go_on(
+    job: OneJob, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its lease is renewed all the time: a dead mount, or a lock that it waits for, would hold the job for ever."""
+    job.job_id, _ = job.jobs.create(job_spec(timeouts__iteration_s=0.2, timeouts__dependency_s=0.2))
+    ended: queue.SimpleQueue[tuple[TrainerExit, JobState, bool]] = queue.SimpleQueue()
+    has_ended = threading.Event()
+
+    def ends(code: TrainerExit) -> None:
+        ended.put((code, job.end[0], job.is_held))
+        has_ended.set()
+
+    def make(keeper: LeaseKeeper) -> StandIn:
+        def runs() -> None:
+            keeper.loaded()
+            with keeper.training(longest_pass_s=60.0):
+                pass
+            assert has_ended.wait(60.0)
+
+        return StandIn(runs=runs)
+
+    monkeypatch.setattr(job_run, "_exit", ends)
+    job.train(make)
+    assert ended.get_nowait() == (TrainerExit.DIED, JobState.RUNNING, False)
+    assert "in runs" in capfd.readouterr().err, "it says where"
 
 
 def test_a_stop_that_cannot_save_is_a_stop(job: OneJob) -> None:

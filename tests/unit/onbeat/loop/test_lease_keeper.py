@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ class Side:
 
 
 class Kept:
-    def __init__(self) -> None:
+    def __init__(self, *, patience_s: float = math.inf) -> None:
         self.side = Side()
         self.ended: queue.SimpleQueue[Exception | str] = queue.SimpleQueue()
         self.keeper = LeaseKeeper(
@@ -41,6 +42,8 @@ class Kept:
             end_loading=self.ended.put,
             end_stopped=lambda: self.ended.put("stopped"),
             end_stuck=lambda silent_s: self.ended.put("stuck"),
+            patience_s=patience_s,
+            end_hung=lambda silent_s: self.ended.put("hung"),
         )
 
     def raises(self, kind: type[Exception], words: str = "") -> None:
@@ -60,8 +63,8 @@ class Kept:
 
 
 @contextmanager
-def keeping(*, loaded: bool = True) -> Iterator[Kept]:
-    kept = Kept()
+def keeping(*, loaded: bool = True, patience_s: float = math.inf) -> Iterator[Kept]:
+    kept = Kept(patience_s=patience_s)
     if loaded:
         kept.keeper.loaded()
     kept.keeper.start()
@@ -147,6 +150,18 @@ def test_a_stop_while_redis_does_not_answer_ends_the_process(
 def test_a_pass_that_does_not_end_ends_the_process() -> None:
     with keeping() as kept, kept.keeper.training(longest_pass_s=0.3):
         assert kept.ended.get(timeout=SOON_S) == "stuck"
+
+
+def test_a_loaded_trainer_that_makes_no_call_between_its_passes_is_ended() -> None:
+    with keeping(patience_s=0.3) as kept:
+        with kept.keeper.training(longest_pass_s=SOON_S):
+            pass
+        assert kept.ended.get(timeout=SOON_S) == "hung"
+
+
+def test_one_that_loads_may_take_longer_than_that() -> None:
+    with keeping(loaded=False, patience_s=0.3) as kept, pytest.raises(queue.Empty):
+        kept.ended.get(timeout=1.0)
 
 
 def test_what_comes_between_two_passes_may_take_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
