@@ -37,13 +37,13 @@ def follow(
     reader = EventReader(client, job_id)
     reader.start()
     asked_s = time.monotonic()
-    away = Waiting(f"the gateway at {client.url}", deadline_s=UNREACHABLE_S)
+    away: Waiting | None = None
     while not progress.status.state.is_final:
         _show(reader.take(TICK_S), progress, view)
         tick()
         if time.monotonic() - asked_s >= STATUS_EVERY_S:
             asked_s = time.monotonic()
-            _ask_status(client, progress, away)
+            away = _ask_status(client, progress, away)
         view.refresh(progress)
     last = Waiting("the last events", deadline_s=LAST_EVENTS_S)
     while not reader.ended and last.left_s > 0:
@@ -97,12 +97,16 @@ def _show(events: list[JobEvent], progress: JobProgress, view: JobView) -> None:
         view.event(event, progress)
 
 
-def _ask_status(client: GatewayClient, progress: JobProgress, away: Waiting) -> None:
-    """A gateway that is being started again is not the end of the job."""
+def _ask_status(client: GatewayClient, progress: JobProgress, away: Waiting | None) -> Waiting | None:
+    """A gateway that is being started again is not the end of the job, and neither is a machine that slept.
+
+    away: begun at the first call in vain, not at the last answer; None after an answer.
+    """
     try:
         progress.status = client.job(progress.status.job_id)
     except Unavailable as error:
         log.warning("%s", error)
+        away = away or Waiting(f"the gateway at {client.url}", deadline_s=UNREACHABLE_S)
         away.poke()
-    else:
-        away.progress()
+        return away
+    return None

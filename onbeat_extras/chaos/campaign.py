@@ -19,8 +19,7 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -36,7 +35,8 @@ from onbeat.client.gateway import GatewayClient
 from onbeat.process import child_process
 from onbeat.process.waiting import Waiting
 from onbeat.stack.stack import EmbeddedStack
-from onbeat_extras.chaos.evidence import TRAINER, Struck, strike
+from onbeat_extras.chaos.disturbed_run import DisturbedRun, Paused
+from onbeat_extras.chaos.evidence import TRAINER
 from onbeat_extras.chaos.result import TRAINER_FAULTS, Baseline, CampaignResult, Fault, RoundResult, summed, unproven
 
 log = logging.getLogger(__name__)
@@ -62,76 +62,6 @@ ATTEMPTS = 3
 HEALED_WITHIN_S = 15.0
 FROM_SUBMISSION_EVERY = 4
 """One round of so many has its faults from its submission on."""
-
-
-@dataclass
-class _Paused:
-    pid: int
-    until_s: float
-
-
-@dataclass
-class DisturbedRun:
-    """One disturbed run while it goes on."""
-
-    due: list[tuple[float, str]]
-    """(seconds after the clock's start, kind), the next last."""
-    from_submission: bool = False
-    """When the clock starts; or else with the first open iteration."""
-    job_id: str = ""
-    submitted_s: float = 0.0
-    """Unix time."""
-    started_s: float = field(default_factory=time.monotonic)
-    opened_s: float | None = None
-    """Elapsed at the first sight of an open iteration."""
-    ended_s: float = 0.0
-    committed: int = 0
-    first_seen: dict[int, int] = field(default_factory=dict)
-    """Process number of a trainer → iterations committed when it was first seen."""
-    done: list[tuple[Fault, list[Struck]]] = field(default_factory=list)
-    struck: list[Struck] = field(default_factory=list)
-    """What the fault that is being done has hit."""
-    paused: list[_Paused] = field(default_factory=list)
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.started_s
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the time of the next fault has come."""
-        clock_s = 0.0 if self.from_submission else self.opened_s
-        return bool(self.due) and clock_s is not None and self.due[-1][0] <= self.elapsed_s - clock_s
-
-    def see(self, status: JobStatus, trainers: Sequence[int]) -> None:
-        """Takes note of the job as it stands, and of the processes that train it."""
-        self.committed = status.iterations_committed
-        if self.opened_s is None and (status.batches_expected or self.committed):
-            self.opened_s = self.elapsed_s
-        self.first_seen = {pid: self.first_seen.get(pid, self.committed) for pid in trainers}
-
-    def is_at_work(self, trainer: int) -> bool:
-        """Whether the job has moved since this process was first seen: the commit before a takeover is over by then."""
-        return self.first_seen.get(trainer, self.committed) != self.committed
-
-    def strike(self, name: str, pid: int, number: signal.Signals) -> None:
-        self.struck.append(strike(name, pid, number, committed=self.committed))
-
-    def look(self, pids: Mapping[str, int], *, has_succeeded: bool = False) -> bool:
-        """Takes note of what was healed; whether all of it was."""
-        everything = [one for _, each in self.done for one in each]
-        for one in everything:
-            one.look(pids, committed=self.committed, has_succeeded=has_succeeded)
-        return all(one.healed for one in everything if one.seen)
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        return tuple(replace(fault, hits=tuple(one.hit for one in each)) for fault, each in self.done)
-
-    def put_off(self, kind: str, by_s: float) -> None:
-        clock_s = 0.0 if self.from_submission else self.opened_s or 0.0
-        self.due.append((self.elapsed_s - clock_s + by_s, kind))
-        self.due.sort(reverse=True)
 
 
 class Campaign:
@@ -169,6 +99,8 @@ class Campaign:
             "hang reward service": lambda now: self._pause(now, "reward_service", HANG_S),
             "kill gateway": lambda now: self._kill(now, "gateway"),
             "kill consumer": lambda now: self._kill(now, "consumer"),
+            "kill everything": self._kill_everything,
+            "pause everything": self._pause_everything,
         }
         if stack.plan.stage_workers:
             self._kinds |= {
@@ -319,6 +251,26 @@ class Campaign:
             run.strike(name, pids[name], signal.SIGKILL)
         return ", ".join(names)
 
+    def _kill_everything(self, run: DisturbedRun) -> str:
+        """As a power cut does."""
+        processes = self._everything(run)
+        for name, pid in processes:
+            run.strike(name, pid, signal.SIGKILL)
+        return f"{len(processes)} processes"
+
+    def _pause_everything(self, run: DisturbedRun) -> str:
+        """As a machine that sleeps does: its clocks go on, and all leases run out at once."""
+        processes, pause_s = self._everything(run), self._draw.uniform(*HANG_S)
+        for name, pid in processes:
+            run.strike(name, pid, signal.SIGSTOP)
+        run.paused += [Paused(pid, time.monotonic() + pause_s) for _, pid in processes]
+        return f"{len(processes)} processes for {pause_s:.1f} s"
+
+    def _everything(self, run: DisturbedRun) -> list[tuple[str, int]]:
+        """Name and number of each service's process, and of the job's trainer where there is one."""
+        trainers = child_process.running("consumer", run.job_id)
+        return [*((TRAINER, pid) for pid in trainers), *self._stack.pids.items()]
+
     def _kill_trainer(self, run: DisturbedRun) -> str:
         pid = self._trainer(run)
         run.strike(TRAINER, pid, signal.SIGKILL)
@@ -341,7 +293,7 @@ class Campaign:
     def _pause_process(self, run: DisturbedRun, name: str, pid: int, range_s: tuple[float, float]) -> str:
         run.strike(name, pid, signal.SIGSTOP)
         pause_s = self._draw.uniform(*range_s)
-        run.paused.append(_Paused(pid, time.monotonic() + pause_s))
+        run.paused.append(Paused(pid, time.monotonic() + pause_s))
         return f"{pid if name == TRAINER else name} for {pause_s:.1f} s"
 
     def _wake(self, run: DisturbedRun, *, all_of_them: bool = False) -> None:

@@ -75,15 +75,16 @@ def _until_over(client: GatewayClient, job: str, read: Callable[[], T]) -> Itera
 
     Raises Unavailable when the gateway stays away.
     """
-    away = Waiting(f"the gateway at {client.url}", deadline_s=UNREACHABLE_S)
+    away: Waiting | None = None
     while True:
         try:
             is_over = client.job(job).state.is_final
             brought = read()
         except Unavailable:
+            away = away or Waiting(f"the gateway at {client.url}", deadline_s=UNREACHABLE_S)
             away.poke()
         else:
-            away.progress()
+            away = None
             yield brought, is_over
             if is_over:
                 return

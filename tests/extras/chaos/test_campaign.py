@@ -19,8 +19,9 @@ import onbeat_extras.chaos.evidence as evidence
 from contracts.errors import InvalidInput
 from contracts.jobs import JobState, JobStatus
 from onbeat.stack.plan import StackPlan
-from onbeat_extras.chaos.campaign import LEASE_S, Campaign, DisturbedRun, hardened
+from onbeat_extras.chaos.campaign import LEASE_S, Campaign, hardened
 from onbeat_extras.chaos.command import show_round
+from onbeat_extras.chaos.disturbed_run import DisturbedRun
 from onbeat_extras.chaos.evidence import TRAINER, strike
 from onbeat_extras.chaos.result import Baseline, CampaignResult, Fault, Hit, ResultFile, RoundResult, summed
 from tests.builders import job_spec
