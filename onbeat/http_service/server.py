@@ -17,10 +17,11 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -37,6 +38,13 @@ from onbeat.telemetry import logs
 
 GRACE_S = 5.0
 """Requests in flight may finish for this long after a signal."""
+MAX_CONNECTIONS = 256
+ACCEPTED_AT_ONCE = 8
+"""Connections that asyncio accepts in a turn of its loop."""
+OTHER_FILES = 128
+"""What a service has open beside connections, with those of some turns that their protocols don't know yet."""
+QUEUED = 2048
+"""Connections that the kernel keeps until they are accepted."""
 MakeApp = Callable[[StackSettings], ASGIApp]
 
 log = logging.getLogger(__name__)
@@ -55,7 +63,7 @@ class ServerLimits:
     """How long the rest of a body that was refused is read and dropped: a reset would take the answer with it."""
     write_s: float = 30.0
     """For the client's side to take what was sent, while it takes less than bytes_per_s."""
-    max_connections: int = 256
+    max_connections: int = field(default_factory=lambda: _room_for_connections())
     """Beyond it, the oldest connection without a request in flight is closed; where there is none, the new one is."""
 
 
@@ -83,6 +91,7 @@ def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Call
     try:
         settings = settings_from(os.environ)
         logs.configure(settings, service=service)
+        _ask_for_files()
         listener = listen(settings.host, settings.port or default_port)
         app = make_app(settings)
     except OnbeatError as error:
@@ -96,12 +105,35 @@ def serve(service: str, make_app: MakeApp, *, default_port: int, on_signal: Call
 
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        config.backlog = ACCEPTED_AT_ONCE
         super().__init__(config)
         self._on_signal = on_signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_signal()
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUED)  # asyncio has the kernel keep no more than it accepts at once
+
+
+def _ask_for_files() -> None:
+    """Has the process open as many files as its connections need: macOS grants 256, until it is asked for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = MAX_CONNECTIONS + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        granted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+
+
+def _room_for_connections() -> int:
+    """MAX_CONNECTIONS, or what the process may have open: past that, asyncio accepts nothing and logs without end."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, soft - OTHER_FILES))
 
 
 class GuardedProtocol(H11Protocol):
@@ -248,7 +280,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(2048)  # now, since two servers may both bind a port that neither listens on yet
+        listener.listen(QUEUED)  # now, since two servers may both bind a port that neither listens on yet
     except OSError as error:
         listener.close()
         field = "ONBEAT_PORT" if error.errno != errno.EADDRNOTAVAIL else "ONBEAT_HOST"
