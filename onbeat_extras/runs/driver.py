@@ -117,8 +117,8 @@ class Driver(threading.Thread):
 
         try:
             status = self._follow(client, tick).status
-        except DeadlineExceeded as error:
-            log.warning("%s: stopping without it", error)
+        except _Left as late:
+            log.warning("%s: stopping without it", late)
             return
         folder = RunFolder(plan.run_root.resolve(), status.job_id)
         if folder.path.is_dir():  # a job that was cancelled before its trainer started has none
@@ -134,7 +134,7 @@ class Driver(threading.Thread):
             raise _Left
 
     def _cancel_if_asked(self, client: GatewayClient) -> None:
-        """Raises DeadlineExceeded where the stack is to stop, and the cancelled job doesn't end."""
+        """Raises _Left where the stack is to stop, and the cancelled job doesn't end."""
         is_ending = self._ending.is_set() or not threading.main_thread().is_alive()
         if self._cancelling is None and (is_ending or self._cancel.is_set()):
             assert self.progress is not None
@@ -145,8 +145,11 @@ class Driver(threading.Thread):
             except OnbeatError as error:
                 log.warning("could not cancel: %s", error)
         if self._cancelling is not None and is_ending:
-            self._cancelling.poke()
+            try:
+                self._cancelling.poke()
+            except DeadlineExceeded as error:
+                raise _Left(str(error)) from error
 
 
 class _Left(Exception):
-    """The program wants no more news of a gateway's job."""
+    """The program wants no more news of the job: of a gateway's, or of one that is cancelled and doesn't end."""

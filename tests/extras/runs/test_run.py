@@ -142,6 +142,18 @@ def test_a_run_that_is_closed_before_its_end_is_cancelled_and_its_stack_stopped(
     ]
 
 
+def test_a_program_is_told_that_the_gateway_of_its_own_stack_stays_away(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def follow(*_: Any, **__: Any) -> Any:
+        raise DeadlineExceeded("waited 60 s for the gateway")
+
+    monkeypatch.setattr(driver, "follow", follow)
+    with on_own_stack(gateway) as run, pytest.raises(DeadlineExceeded, match="waited 60 s for the gateway"):
+        run.result()
+    assert stacks[0].num_stops == 1
+
+
 def test_a_cancelled_job_ends_the_loop(gateway: FakeGateway) -> None:
     gateway.final = JobState.RUNNING
     with on_own_stack(gateway) as run:
