@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import functools
 import importlib.util
+import json
 import os
 import platform
 import secrets
@@ -43,10 +44,10 @@ MACHINE_NAMES = {"amd64": "x86_64"}
 
 CONFIGURATION = """\
 port 0
-unixsocket "{socket}"
+unixsocket {socket}
 unixsocketperm 700
-aclfile "{users}"
-dir "{folder}"
+aclfile {users}
+dir {folder}
 appendonly yes
 appendfsync everysec
 auto-aof-rewrite-percentage 100
@@ -179,12 +180,16 @@ class EmbeddedRedis:
 
     def _write_configuration(self) -> None:
         """Passwords stand in no command line, which `ps` shows, in no file but stack.json."""
-        text = CONFIGURATION.format(socket=self.socket, users=self._users, folder=self.folder)
+        # A quoted string of the server's file escapes as one of JSON does.
+        socket, users, folder = (
+            json.dumps(str(path), ensure_ascii=False) for path in (self.socket, self._users, self.folder)
+        )
+        text = CONFIGURATION.format(socket=socket, users=users, folder=folder)
         try:
             make_private(self.folder)
             make_private(self.socket.parent)
-            users = users_acl({role: password_hash(text) for role, text in self._passwords.items()}, self.seal)
-            write_private(self._users, users)
+            acl = users_acl({role: password_hash(text) for role, text in self._passwords.items()}, self.seal)
+            write_private(self._users, acl)
             write_private(self._configuration, text)
         except OSError as error:
             raise _unwritable(error) from error

@@ -91,6 +91,15 @@ def test_a_folder_that_others_may_enter_or_that_is_a_strangers_holds_no_socket(
         place_socket(tmp_path, owner=owner)
 
 
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "é '\" \\n %s {}") as server:
+        client = redis.Redis.from_url(server.url)
+        client.set("key", "value")
+        server.restart()
+        assert client.get("key") == b"value"
+    assert (server.folder / "appendonlydir").is_dir()
+
+
 def test_a_temporary_folder_goes_with_its_server_and_comes_back_private_after_a_cleaning(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path / ("l" * 120))
     with server:
