@@ -25,9 +25,8 @@ from gateway.app import create_app
 from gateway.requests import GatewayMetrics
 from gateway.services import Services
 from onbeat.cli import app
-from onbeat.telemetry.metrics import GeneratorMetrics, TrainerMetrics, WorkerMetrics
+from onbeat_extras.stack_metrics.process_metrics import NUMBERS, ProcessMetrics
 from onbeat_extras.stack_metrics.stack_state import FAMILIES
-from onbeat_extras.stages.metrics import StageMetrics
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +114,7 @@ def metrics() -> Iterator[Metric]:
     of_rewards = CollectorRegistry()
     RewardMetrics(of_rewards)
     EnvironmentMetrics(of_rewards)
-    made = (GatewayMetrics(), GeneratorMetrics(), TrainerMetrics(), StageMetrics(), WorkerMetrics(lambda: True))
+    made = (GatewayMetrics(), *map(ProcessMetrics, NUMBERS))
     told: set[str] = set()
     for registry in (of_rewards, *(one.registry for one in made)):
         for collector in list(registry._collector_to_names):

@@ -82,7 +82,7 @@ def _wired(
         rewards=rewards,
         players=wiring.players(settings, environments, rewards.service),
         services=(rewards.service,),
-        metrics=metrics_of(settings, lambda kinds: kinds.GeneratorMetrics()),
+        metrics=metrics_of(settings, "generator"),
     )
 
 

@@ -1,7 +1,7 @@
 """What this generator does and did: for its presence, for the timelines of its jobs, for its metrics.
 
 serve loop, receipt, carrier ─ record ─▶ Activity ─┬─▶ Spans ─▶ Reports (onbeat/work/spans.py)
-                                                   ├─▶ histograms, where the process has metrics
+                                                   ├─▶ the process's metrics
                                                    └─▶ tokens a second ─▶ heartbeat
 """
 
@@ -11,14 +11,11 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
 from contracts.timeline import covered_s
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.work.spans import Spans
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import GeneratorMetrics
 
 RATE_S = 60.0
 """The tokens a second are those of the rounds that ended in this time."""
@@ -30,9 +27,9 @@ class Activity:
     """The event loop's thread alone touches it."""
 
     def __init__(
-        self, generator_id: str, *, wall_clock: Callable[[], float] = time.time, metrics: GeneratorMetrics | None = None
+        self, generator_id: str, *, wall_clock: Callable[[], float] = time.time, metrics: OwnMetrics = UNCOUNTED
     ) -> None:
-        """metrics: of the process, where it serves any."""
+        """metrics: of the process."""
         self.now_s = wall_clock
         self.spans = Spans(generator_id)
         self._metrics = metrics
@@ -48,18 +45,15 @@ class Activity:
 
     def observe(self, what: str, seconds: float) -> None:
         """Books how long something took that is no span of its own."""
-        if self._metrics is not None:
-            self._metrics.observe(what, seconds)
+        self._metrics.observe(what, seconds)
 
     def ended(self, outcome: str) -> None:
         """Books how a claimed batch ended: as the fence answered it, or `failed`."""
-        if self._metrics is not None:
-            self._metrics.batches.labels(outcome).inc()
+        self._metrics.count("batches", label=outcome)
 
     def holds(self, policy_version: int) -> None:
         """Books which version the engine holds."""
-        if self._metrics is not None:
-            self._metrics.policy_version.set(policy_version)
+        self._metrics.set("policy_version", policy_version)
 
     @contextlib.contextmanager
     def span(self, job_id: str, what: str, *, iteration: int, batch_id: str = "") -> Iterator[None]:
@@ -74,14 +68,12 @@ class Activity:
         """Books tokens before later turns, by where they came from, and takes them out."""
         while context_tokens:
             source, number = context_tokens.popitem()
-            if self._metrics is not None:
-                self._metrics.context_tokens.labels(source).inc(number)
+            self._metrics.count("context_tokens", number, label=source)
 
     def sampled(self, num_tokens: int, *, started_s: float, ended_s: float) -> None:
         """Books a round of a batch that left the engine."""
         self.observe("generate", ended_s - started_s)
-        if self._metrics is not None:
-            self._metrics.tokens.inc(num_tokens)
+        self._metrics.count("tokens", num_tokens)
         self._rounds.append((started_s, ended_s, num_tokens))
 
     def waits(self) -> None:

@@ -29,13 +29,13 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from broker.generator_side import Claim
 from contracts.errors import BatchFailed, BrokerUnavailable, InvalidInput, WeightsRejected, WrongEngine
 from contracts.events import TimelineSpan
 from contracts.monitor import GeneratorSeen
 from contracts.versions import WeightManifest
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
 from onbeat.scoring.reward_client import RewardClient
@@ -50,9 +50,6 @@ from producer.rollout.carried_batch import ActiveJob, CarriedBatch, HeldBatches,
 from producer.rollout.carrier import Carrier
 from producer.served_model import LoadedModel, ServedModel
 from producer.wiring import Players
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import GeneratorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +80,9 @@ class Generator(Worker[Claim]):
         services: Sequence[Dependency] = (),
         clock: Callable[[], float] = time.monotonic,
         stop_grace_s: float = STOP_GRACE_S,
-        metrics: GeneratorMetrics | None = None,
+        metrics: OwnMetrics = UNCOUNTED,
     ) -> None:
-        """services: what batches need beside the engine. metrics: of the process, where it serves any."""
+        """services: what batches need beside the engine. metrics: of the process."""
         self._activity = Activity(generator_id, metrics=metrics)
         super().__init__(
             worker_id=generator_id,

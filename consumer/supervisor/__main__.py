@@ -115,7 +115,8 @@ def run(settings: StackSettings, *, trainer_module: str = "consumer") -> int:
     make_relay = all_of(LOG_RELAYS, distribution=OURS).get("stderr")
     relay = make_relay(log_format=settings.log_format) if make_relay else LogRelay()
     trainer = TrainerProcess(settings.run_root_path, module=trainer_module, relay=relay)
-    metrics = metrics_of(settings, lambda kinds: kinds.WorkerMetrics(lambda: trainer.is_running))
+    metrics = metrics_of(settings, "worker")
+    metrics.ask("running", lambda: float(trainer.is_running))
     reconciler = Reconciler(
         broker=broker,
         trainer=trainer,

@@ -17,7 +17,6 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.fence import FenceState, read_fence
@@ -30,10 +29,8 @@ from contracts.jobs import JobState, TrainerExit
 from contracts.monitor import ConsumerSeen
 from contracts.settings import StackSettings
 from contracts.spec_tables.trainer import TrainerSpec
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.process.folders import make_missing
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import WorkerMetrics
 
 RESERVATION_S = 8.0
 """It is renewed while the trainer loads; other workers wait so long after the death of this one."""
@@ -96,7 +93,7 @@ class Reconciler:
     trainer_start_s: float
     network: str = ""
     """Over which this host is offered to jobs of several hosts."""
-    metrics: WorkerMetrics | None = None
+    metrics: OwnMetrics = UNCOUNTED
     _of_hosts: str = ""
     """The job of the trainer here, where that launches ranks of several hosts: it counts its starts itself."""
     _left_alone: set[str] = field(default_factory=set)
@@ -118,8 +115,7 @@ class Reconciler:
                 log.warning("%s", error)
         lives_s = time.monotonic() - self._began_s
         self._board.beat(ConsumerSeen(worker_id=self.worker_id, lives_s=lives_s, job_id=self.trainer.job_id))
-        if self.metrics is not None:
-            self.metrics.reconciled.set_to_current_time()
+        self.metrics.set("reconciled", time.time())
 
     def close(self) -> None:
         """Ends the trainer that runs here; its job goes on in another one."""
@@ -240,8 +236,7 @@ class Reconciler:
         except OnbeatError as error:
             self._give_up(job_id, str(error))
         else:
-            if self.metrics is not None:
-                self.metrics.started.inc()
+            self.metrics.count("started")
 
     def _give_up(self, job_id: str, reason: str) -> None:
         log.error("job %s fails: %s", job_id, reason)
@@ -249,8 +244,7 @@ class Reconciler:
         self._jobs.release_start(job_id, self.worker_id)
 
     def _book(self, ended: Ended) -> None:
-        if self.metrics is not None:
-            self.metrics.ended.labels(_outcome(ended)).inc()
+        self.metrics.count("ended", label=_outcome(ended))
         if ended.exit_code in (TrainerExit.DONE, TrainerExit.STOPPED):
             log.info("%s", ended)
         elif not ended.asked:

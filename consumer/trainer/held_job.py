@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
@@ -16,6 +15,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.loop.recording import recorder_of
 from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
@@ -28,16 +28,13 @@ from onbeat.weights.model_folder import end_of_sequence_ids
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion
 
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import TrainerMetrics
-
 
 @dataclass(eq=False)
 class HeldJob(TrainedJob):
     """One job under one trainer epoch. Its parts stay as they are; only `settled` changes from phase to phase."""
 
-    metrics: TrainerMetrics | None = field(default=None, kw_only=True)
-    """Those of the process, where it serves any."""
+    metrics: OwnMetrics = field(default=UNCOUNTED, kw_only=True)
+    """Those of the process."""
 
     def __post_init__(self) -> None:
         """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
@@ -77,15 +74,13 @@ class HeldJob(TrainedJob):
 
     def measure(self, spans: Sequence[TimelineSpan], numbers: IterationMetrics | None) -> None:
         """Books a committed iteration. numbers: None where it only evaluated."""
-        if self.metrics is None:
-            return
         for span in spans:
             if kind_of(span.who) == "rank":
                 self.metrics.observe(span.what, span.ended_s - span.started_s)
         if numbers is not None:
-            self.metrics.iterations.inc()
-            self.metrics.tokens.inc(numbers.num_tokens)
-            self.metrics.iteration.set(numbers.iteration)
+            self.metrics.count("iterations")
+            self.metrics.count("tokens", numbers.num_tokens)
+            self.metrics.set("iteration", numbers.iteration)
 
     def trace(self, spans: Sequence[TimelineSpan]) -> None:
         """Sends what was done to the collector, where there is one; in a thread of its own."""

@@ -26,7 +26,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -39,12 +39,9 @@ from contracts import errors
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat.http_service.own_metrics import metrics_of
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics, metrics_of
 from onbeat.loop.lease_keeper import STOP_PATIENCE_S, Cancelled, LeaseKeeper, Stopped
 from onbeat.loop.trained_job import trainer_side
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import TrainerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +90,13 @@ def train(settings: StackSettings, broker: Broker, spec: JobSpec, job_id: str) -
             raise
 
 
-def _metrics_of(settings: StackSettings) -> TrainerMetrics | None:
+def _metrics_of(settings: StackSettings) -> OwnMetrics:
     """A port that is taken, as by a trainer that has not quite ended, is no reason not to train: a warning says so."""
     try:
-        return metrics_of(settings, lambda kinds: kinds.TrainerMetrics())
+        return metrics_of(settings, "trainer")
     except errors.InvalidInput as error:
         log.warning("this trainer serves no metrics: %s", error)
-        return None
+        return UNCOUNTED
 
 
 def _train_held(jobs: JobStore, job_id: str, *, side: TrainerSide, load: Callable[[], HeldJob]) -> TrainerExit:

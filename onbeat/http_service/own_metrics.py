@@ -1,39 +1,45 @@
-"""The metrics of a process that is no HTTP service: made and served where a port is set, else not even imported."""
+"""What a process counts that is no HTTP service: an extra keeps and serves it where a port is set, else none does."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Literal
 
 from contracts.settings import StackSettings
 from onbeat.process.entry_points import load_entry_point
 
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import ProcessMetrics
-
-M = TypeVar("M", bound="ProcessMetrics")
-
 GROUP = "onbeat.metrics_servers"
-"""A group of entry points: what serves a process's metrics, as `http`."""
+"""A group of entry points: `http` makes and serves a process's OwnMetrics, of its settings and what it is."""
 
 WRONG_READS = Counter({"cache": 0, "host": 0, "store": 0})
 """Layer → reads of objects, since the process began, that brought other bytes than their digest names."""
 
+Process = Literal["generator", "trainer", "stage", "worker"]
+"""A worker is a consumer's, which starts trainers."""
 
-def metrics_of(settings: StackSettings, make: Callable[[Any], M]) -> M | None:
-    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput, as what serves them does.
 
-    make: of the module onbeat/telemetry/metrics.py, which imports Prometheus' library, the process's own kind.
-    """
+class OwnMetrics:
+    """Numbers of a process, by what they are called in its code; as it stands here none is kept."""
+
+    def observe(self, what: str, seconds: float) -> None:
+        """Books how long something took; what has no histogram is passed over."""
+
+    def count(self, name: str, number: int = 1, *, label: str = "") -> None:
+        """Adds to a counter. label: which of its parts, of one that has some; never what a job or a client wrote."""
+
+    def set(self, name: str, value: float) -> None:
+        """Says what a gauge has from now on."""
+
+    def ask(self, name: str, value: Callable[[], float]) -> None:
+        """Has a gauge ask what it has, each time that it is read."""
+
+
+UNCOUNTED = OwnMetrics()
+
+
+def metrics_of(settings: StackSettings, process: Process) -> OwnMetrics:
+    """Serves this process's metrics from now on, where a port is set. Raises InvalidInput, as what serves them does."""
     if not settings.metrics_port:
-        return None
-    from onbeat.telemetry import metrics as kinds
-
-    serve = load_entry_point(GROUP, "http", field="ONBEAT_METRICS_PORT", where="process")
-    metrics = make(kinds)
-    for layer in WRONG_READS:
-        metrics.wrong_reads.labels(layer).set_function(partial(WRONG_READS.__getitem__, layer))
-    serve(settings, metrics.exposition)
-    return metrics
+        return UNCOUNTED
+    return load_entry_point(GROUP, "http", field="ONBEAT_METRICS_PORT", where="process")(settings, process)

@@ -37,7 +37,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from broker.connection.client import Broker
 from broker.job_store import JobStore
@@ -51,14 +50,12 @@ from contracts.spec_tables.retention import DAY_S, kept_for
 from onbeat.audit.chain import AuditEntry
 from onbeat.audit.folder import AuditFile, read_audit_file, read_spec
 from onbeat.audit.weights import digest_of
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.process.crash_points import reach
 from onbeat.process.folders import sync, usable
 from onbeat.run_files import RunFiles, run_files
 from onbeat_extras.retention.due_jobs import DueJob, audit_links, due_jobs, is_put_aside
 from onbeat_extras.retention.removals import Removals
-
-if TYPE_CHECKING:
-    from onbeat.telemetry.metrics import WorkerMetrics
 
 LATE_S = 600.0
 """So long a removal is looked at again: a trainer that slept through it may still write a file, or a start make one."""
@@ -77,7 +74,7 @@ SMALL_FOLDERS = ("tensorboard",)
 class Sweeper:
     """One consumer's; what takes long on a slow file system must not keep it from its trainer."""
 
-    def __init__(self, broker: Broker, settings: StackSettings, metrics: WorkerMetrics | None = None) -> None:
+    def __init__(self, broker: Broker, settings: StackSettings, metrics: OwnMetrics = UNCOUNTED) -> None:
         self._broker = broker
         self._settings = settings
         self._metrics = metrics
@@ -117,8 +114,7 @@ class Sweeper:
 
     def _noted(self) -> Iterator[Step]:
         notes = self._removals.notes()
-        if self._metrics is not None:
-            self._metrics.unreadable_removals.set(len(notes.unreadable))
+        self._metrics.set("unreadable_removals", len(notes.unreadable))
         for job_id, removal in notes.removals.items():
             yield job_id, functools.partial(self._see_to_note, job_id, removal)
 

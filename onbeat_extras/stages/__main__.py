@@ -11,7 +11,6 @@ Exit codes: `contracts.jobs.WorkerExit`.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from broker.connection.client import Broker
@@ -25,9 +24,6 @@ from onbeat.work.program import Serve, calls_of, run_worker, until_signal
 from onbeat_extras.stages.served_stages import ServedStages
 from onbeat_extras.stages.services import Services, make_services
 from onbeat_extras.stages.worker import StageWorker
-
-if TYPE_CHECKING:
-    from onbeat_extras.stages.metrics import StageMetrics
 
 
 async def serve(settings: StackSettings, broker: Broker, services: Services, *, worker_id: str) -> int:
@@ -45,7 +41,7 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         services=services,
         dependencies=tuple(service.server for service in services.values() if service.server is not None),
         report=lambda job_id, spans: report_spans(broker, job_id, spans),
-        metrics=metrics_of(settings, lambda _kinds: _metrics()),
+        metrics=metrics_of(settings, "stage"),
     )
     for service in set(services.values()):
         service.preload()
@@ -54,12 +50,6 @@ async def serve(settings: StackSettings, broker: Broker, services: Services, *, 
         what=f"{', '.join(services)} of the active jobs",
         hangs=lambda: any(service.is_busy for service in services.values()),
     )
-
-
-def _metrics() -> StageMetrics:
-    from onbeat_extras.stages.metrics import StageMetrics
-
-    return StageMetrics()
 
 
 def prepare(settings: StackSettings) -> Serve:

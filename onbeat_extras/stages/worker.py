@@ -19,12 +19,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from contracts import errors
 from contracts.monitor import StageWorkerSeen
 from contracts.timeline import COMPUTE, STAGE_WORKER
+from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
 from onbeat.work.calls import BrokerCalls
@@ -33,9 +33,6 @@ from onbeat.work.spans import Report, Spans
 from onbeat.work.worker import IDLE_POLL_S, Worker
 from onbeat_extras.stages.served_stages import ServedStage, ServedStages
 from onbeat_extras.stages.services import Services, judged_values
-
-if TYPE_CHECKING:
-    from onbeat_extras.stages.metrics import StageMetrics
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +61,9 @@ class StageWorker(Worker[ClaimedItem]):
         wait_for_items: Callable[[Waits, float], None] = wait_for_items,
         stop_grace_s: float = STOP_GRACE_S,
         report: Report = lambda job_id, spans: None,
-        metrics: StageMetrics | None = None,
+        metrics: OwnMetrics = UNCOUNTED,
     ) -> None:
-        """dependencies: servers that the services ask. metrics: of the process, where it serves any."""
+        """dependencies: servers that the services ask. metrics: of the process."""
         self._spans = Spans(f"{STAGE_WORKER} {worker_id}")
         super().__init__(
             worker_id=worker_id,
@@ -196,9 +193,8 @@ class StageWorker(Worker[ClaimedItem]):
                 started_s=ended_s - seconds,
                 ended_s=ended_s,
             )
-        if self._metrics is not None:
-            self._metrics.observe("compute", seconds)
-            self._metrics.items.labels(outcome).inc()
+        self._metrics.observe("compute", seconds)
+        self._metrics.count("items", label=outcome)
 
     async def _serve_claimed(self, stage: ServedStage, item: ClaimedItem) -> str:
         """Returns how the item ended: put, failed, released or lost."""

@@ -26,10 +26,10 @@ from gateway.app import create_app
 from gateway.event_stream import EventStream
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
-from onbeat.telemetry.metrics import WorkerMetrics
 from onbeat_extras.retention import sweeper
 from onbeat_extras.retention.removals import Removals
 from onbeat_extras.retention.sweeper import Sweeper, hidden_name, remove_tree
+from onbeat_extras.stack_metrics.process_metrics import ProcessMetrics
 from tests.builders import job_spec
 from tests.integration.test_fence import DIGEST, answer_to, job_of
 from tests.served import asked
@@ -113,7 +113,7 @@ def test_a_note_that_cannot_be_read_keeps_its_job_s_files_and_no_other_removal(
         connect(StackSettings(redis_url=server.url)).redis.hset(keys.REMOVED, folder.job_id, note)  # type: ignore[arg-type]
     other = ended(jobs, stack)
     jobs.remove(other.job_id)
-    metrics = WorkerMetrics(lambda: False)
+    metrics = ProcessMetrics("worker")
     sweeper = Sweeper(consumer, stack, metrics)
     for _ in range(3):
         sweeper.sweep()

@@ -9,17 +9,17 @@ from msgspec.structs import replace
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from onbeat.http_service.access import AccessRules
-from onbeat.http_service.own_metrics import WRONG_READS, metrics_of
+from onbeat.http_service.own_metrics import UNCOUNTED, WRONG_READS, metrics_of
 from onbeat.stack.ports import free_port
-from onbeat.telemetry.metrics import GeneratorMetrics, TrainerMetrics
 from onbeat_extras.stack_metrics.metrics_server import serve_metrics
+from onbeat_extras.stack_metrics.process_metrics import NUMBERS, ProcessMetrics
 
 KEY = {"Authorization": "Bearer the-metrics-key"}
 
 
 def serving(**settings: str | int) -> str:
     told = replace(StackSettings(), metrics_port=free_port(), **settings)
-    metrics = GeneratorMetrics()
+    metrics = ProcessMetrics("generator")
     metrics.observe("generate", 0.3)
     metrics.observe("what has no histogram", 1.0)
     port = serve_metrics(told, metrics.exposition)
@@ -41,9 +41,31 @@ def test_a_scrape_with_the_key_reads_them_and_nothing_else_is_there() -> None:
 
 
 def test_what_came_wrong_is_counted_whether_it_is_served_or_not() -> None:
-    metrics = metrics_of(replace(StackSettings(), metrics_port=free_port()), lambda kinds: kinds.TrainerMetrics())
+    metrics = metrics_of(replace(StackSettings(), metrics_port=free_port()), "trainer")
+    assert isinstance(metrics, ProcessMetrics)
     WRONG_READS["host"] += 1
     assert f'onbeat_wrong_reads{{layer="host"}} {WRONG_READS["host"]:.1f}' in metrics.exposition().decode()
+
+
+def test_a_process_keeps_each_number_by_its_name_and_one_without_a_port_none() -> None:
+    assert metrics_of(StackSettings(), "trainer") is UNCOUNTED
+    for process, numbers in NUMBERS.items():
+        for metrics in (ProcessMetrics(process), UNCOUNTED):
+            for what in numbers.seconds:
+                metrics.observe(what, 1.0)
+            for name, (_, _, labels) in numbers.counters.items():
+                metrics.count(name, 2, label="one" if labels else "")
+            for name in numbers.gauges:
+                metrics.set(name, 3.0)
+        text = ProcessMetrics(process).exposition().decode()
+        assert all(f"{metric}_count 0.0" in text for metric, _ in numbers.seconds.values())
+        assert all(f"{metric} {first}" in text for metric, _, first in numbers.gauges.values())
+    worker = ProcessMetrics("worker")
+    worker.count("ended", label="died")
+    worker.ask("running", lambda: 1.0)
+    text = worker.exposition().decode()
+    assert 'onbeat_worker_trainers_ended_total{outcome="died"} 1.0' in text
+    assert "onbeat_worker_trainer_running 1.0" in text
 
 
 def test_without_a_key_loopback_alone_is_served_and_no_web_page_reads_it() -> None:
@@ -66,10 +88,10 @@ def test_that_the_process_lives_is_told_without_a_key_but_to_no_web_page(setting
 
 
 def test_no_port_serves_nothing_and_a_taken_one_is_named() -> None:
-    assert serve_metrics(StackSettings(), TrainerMetrics().exposition) is None
+    assert serve_metrics(StackSettings(), ProcessMetrics("trainer").exposition) is None
     taken = int(serving().rpartition(":")[2])
     with pytest.raises(InvalidInput) as refused:
-        serve_metrics(replace(StackSettings(), metrics_port=taken), TrainerMetrics().exposition)
+        serve_metrics(replace(StackSettings(), metrics_port=taken), ProcessMetrics("trainer").exposition)
     assert refused.value.field == "ONBEAT_METRICS_PORT"
 
 
