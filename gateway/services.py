@@ -51,7 +51,6 @@ class Services:
     """The event loop's thread alone touches it."""
 
     disk: DiskUse = field(init=False)
-
     asks_again_s: float = 0.0
     """When a store that was away is asked again, by the monotonic clock."""
 
@@ -66,8 +65,7 @@ class Services:
         if self.settings.objects:
             listed = self.jobs.files(job_id)
             if time.monotonic() < self.asks_again_s or not self._waiting.acquire(blocking=False):
-                problem = "the object store does not answer, or lets many wait"
-                raise Unavailable(problem, field="ONBEAT_OBJECTS", cure="try again later")
+                raise Unavailable("the store keeps others waiting", field="ONBEAT_OBJECTS", cure="try again later")
             try:
                 self._files_of(job_id).bring(listed, below=below)
             except Unavailable:

@@ -7,6 +7,7 @@ the next command, since what it reads there may be old.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -26,7 +27,10 @@ AFTER_FAILURE_S = 4.0
 """A wait that found no sentinel in as many looks as there are looks so much later: a look keeps it from reading."""
 ANSWER_S = 0.5
 """A sentinel that needs longer is passed over; of a primary that takes no connection the next one is asked anew."""
+CONNECTS_EVERY_MS = 1000
+"""How often a sentinel tries to connect: one that waits no longer may take for dead whom it has just promoted."""
 
+log = logging.getLogger(__name__)
 Place = tuple[str, int]
 """Host and port."""
 
@@ -114,6 +118,8 @@ class Primary:
             return "does not answer"
         except RedisError as error:
             return f"says: {error}"
+        if self.place is None and int(state["down-after-milliseconds"]) <= CONNECTS_EVERY_MS:
+            log.warning("`%s`: set down-after-milliseconds to 1500 or more, or failovers follow each other", self._name)
         return int(state["config-epoch"]), not state["is_sdown"], (str(state["ip"]), int(state["port"]))
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from contracts.errors import OnbeatError
 from contracts.versions import WeightFile
-from onbeat.process.folders import make_missing, sync
+from onbeat.process.folders import make_missing, sync, usable
 
 logger = logging.getLogger(__name__)
 
@@ -174,15 +174,11 @@ def put_folders_aside(folders: Iterable[Path]) -> None:
 def _put_aside(folder: Path) -> Path:
     """Where it is now: under its own name, with a number behind it where that is taken."""
     aside = folder.parent / ASIDE
-    try:
+    with usable(folder, to_be="put aside", cure="make its folder writable"):
         make_missing(aside)
         target = next(path for path in _names_like(aside / folder.name) if not path.exists())
         folder.rename(target)
-    except OSError as error:
-        raise OnbeatError(
-            f"cannot be put aside: {error.strerror or error}", field=str(folder), cure="make its folder writable"
-        ) from error
-    return target
+        return target
 
 
 def _names_like(path: Path) -> Iterator[Path]:

@@ -18,7 +18,8 @@ OLD, NEW = ("old", 6379), ("new", 6379)
 
 
 def knows(place: tuple[str, int], epoch: int, *, is_down: bool = False) -> dict[str, Any]:
-    return {"ip": place[0], "port": place[1], "config-epoch": epoch, "is_sdown": is_down}
+    state = {"config-epoch": epoch, "is_sdown": is_down, "down-after-milliseconds": 1500}
+    return {"ip": place[0], "port": place[1]} | state
 
 
 class Told:
@@ -103,6 +104,18 @@ def test_what_one_connection_was_told_counts_for_the_next_and_so_does_that_there
         with pytest.raises(ConnectionError):
             primary.find(within_s=5.0)
     assert told.asked == []
+
+
+def test_sentinels_that_wait_too_short_for_a_server_that_they_promoted_are_named_once(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.answers = {host: answer | {"down-after-milliseconds": 1000} for host, answer in told.answers.items()}
+    primary = Primary("onbeat", PLACES, {})
+    for _ in range(3):
+        primary.find(within_s=5.0)
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "`onbeat`: set down-after-milliseconds to 1500 or more"
+    ]
 
 
 def test_a_look_ends_with_the_time_that_the_call_has(told: Told, primary: Primary) -> None:
