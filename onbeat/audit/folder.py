@@ -1,44 +1,21 @@
-"""A run folder, checked against an audit chain: of its stack, or of the file that a run leaves when that is gone."""
+"""What a run folder says of its run: its spec, and the chain and status that are left there when its stack is gone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from contracts.answers import AuditVerdict
 from contracts.encoding.json_lines import read_plain
-from contracts.encoding.wire import Record, decode_json, encode_json
+from contracts.encoding.wire import Record, decode_json
 from contracts.errors import InvalidInput, NotFound
-from contracts.jobs import JobState, JobStatus
+from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.chain import AuditEntry, verify_run
-from onbeat.audit.weights import digests_on_disk
-
-FILE_NAME = "audit.json"
+from onbeat.audit.chain import AuditEntry
 
 
 class AuditFile(Record, frozen=True, kw_only=True):
     status: JobStatus
     entries: tuple[AuditEntry, ...]
-
-
-def write_audit(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> Path:
-    path = folder.path / FILE_NAME
-    path.write_bytes(encode_json(AuditFile(status=status, entries=tuple(entries))))
-    return path
-
-
-def read_audit(folder: RunFolder) -> tuple[JobStatus, list[AuditEntry]]:
-    """Raises NotFound where the run left no audit file."""
-    try:
-        stored = read_audit_file(folder.audit)
-    except NotFound as error:
-        raise NotFound(
-            f"no audit chain of {folder.job_id} in {folder.run_root}",
-            field="job",
-            cure="start the stack that holds it with `onbeat up`, or give --run-dir",
-        ) from error
-    return stored.status, list(stored.entries)
 
 
 def read_audit_file(path: Path) -> AuditFile:
@@ -65,14 +42,3 @@ def read_spec(folder: RunFolder) -> JobSpec:
         ) from error
     except InvalidInput as error:
         raise InvalidInput(f"{folder.spec} is damaged: {error}", field="spec") from error
-
-
-def verify_folder(folder: RunFolder, status: JobStatus, entries: list[AuditEntry]) -> AuditVerdict:
-    """Checks the chain, and the weights that the folder still holds."""
-    return verify_run(
-        entries,
-        read_spec(folder),
-        complete=status.state is JobState.SUCCEEDED,
-        digests_on_disk=digests_on_disk(folder),
-        job_id=folder.job_id,
-    )

@@ -17,7 +17,6 @@ from contextlib import suppress
 from contracts.errors import DeadlineExceeded, OnbeatError
 from contracts.events import JobEvent
 from contracts.run_folder import RunFolder
-from onbeat.audit.folder import write_audit
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.process.waiting import Waiting
@@ -25,6 +24,7 @@ from onbeat.stack.access import GatewayAccess
 from onbeat.stack.plan import StackPlan
 from onbeat.stack.stack import EmbeddedStack
 from onbeat.terminal.follow import follow
+from onbeat_extras.runs.exported.kept_audit import write_audit
 
 CANCEL_DEADLINE_S = 20.0
 """A trainer that is asked to end writes a checkpoint first."""

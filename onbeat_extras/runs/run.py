@@ -23,7 +23,7 @@ from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from onbeat.audit.chain import AuditEntry
-from onbeat.audit.folder import read_audit, read_spec, verify_folder
+from onbeat.audit.folder import read_spec
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.progress import JobProgress
 from onbeat.commands.options import model_root_or_default
@@ -33,10 +33,8 @@ from onbeat.stack.access import GatewayAccess, page_address
 from onbeat.terminal.follow import TICK_S
 from onbeat.terminal.job_view import JobView
 from onbeat_extras.runs.driver import Driver
+from onbeat_extras.runs.exported.kept_audit import read_audit, verify_at, verify_folder
 from onbeat_extras.runs.progress_line import HIDDEN, Shown, as_html
-
-VERIFY_WITHIN_S = 3600.0
-"""The gateway has a deadline of its own, ONBEAT_VERIFY_TIMEOUT_S."""
 
 
 class Run:
@@ -183,8 +181,8 @@ class Run:
         self._ended(None)
         if self.folder.path.is_dir() and not self.folder.spec.exists():
             raise self._failed()
-        if self._client is not None and not self.folder.path.is_dir():
-            return self._client.verify(self.id, within_s=VERIFY_WITHIN_S)
+        if self._client is not None:
+            return verify_at(self._client, self.folder)
         return verify_folder(self.folder, self.status, self._entries())
 
     def save_model(

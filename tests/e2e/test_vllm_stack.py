@@ -14,7 +14,9 @@ from contracts.errors import InvalidInput
 from contracts.jobs import JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
-from onbeat.audit.folder import verify_folder
+from onbeat.audit.chain import verify_run
+from onbeat.audit.folder import read_spec
+from onbeat.audit.weights import digests_on_disk
 from onbeat.client.gateway import GatewayClient
 from onbeat.client.spec_file import load_spec
 from onbeat.process import child_process
@@ -72,7 +74,8 @@ class Run:
 
     def assert_verified(self, status: JobStatus) -> None:
         folder = RunFolder(self.stack.plan.run_root.resolve(), status.job_id)
-        assert verify_folder(folder, status, self.client.audit(status.job_id)).gaps == ()
+        chain, on_disk = self.client.audit(status.job_id), digests_on_disk(folder)
+        assert verify_run(chain, read_spec(folder), complete=True, digests_on_disk=on_disk).gaps == ()
 
 
 def spec(file: str = "demo.toml", **settings: Any) -> JobSpec:

@@ -1,1 +1,1 @@
-"""The trained model out of a run folder, as a Hugging Face folder or as adapters (`onbeat export`)."""
+"""What a run leaves in its folder: the chain, checked (`onbeat verify`), and the model, exported (`onbeat export`)."""

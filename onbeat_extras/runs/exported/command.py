@@ -17,14 +17,14 @@ from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
 from contracts.spec import JobSpec
-from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
-from onbeat.audit.folder import read_audit, read_spec
+from onbeat.audit.folder import read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
 from onbeat.run_files import bring_missing
 from onbeat.stack.access import run_root_from
 from onbeat.terminal.output import tell
 from onbeat.terminal.words import short
+from onbeat_extras.runs.exported.kept_audit import read_audit, stands_alone
 
 
 def export(
@@ -73,9 +73,7 @@ def _run_of(
     settings = settings_from(os.environ)
     weight_root = settings.weight_root_path if settings.weight_root else None
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job, weight_root=weight_root)
-    if gateway is None and run_dir is not None:
-        bring_missing(settings, offline)
-    if gateway is None and (offline.path / AUDIT_FILE).exists():
+    if stands_alone(offline, gateway, run_dir):
         return offline, [entry.record for entry in read_audit(offline)[1]]
     try:
         access = options.access_from(gateway, api_key, run_dir, job=job)

@@ -18,11 +18,9 @@ from contracts.events import record_digest
 from gateway.services import Services
 from onbeat.loop.chain import rewind_record
 from onbeat_extras.looking import verification
-from onbeat_extras.looking.verify_command import verdict_text
 from tests.builders import job_spec
 from tests.integration import test_gateway as rig
 from tests.integration.test_gateway_reads import Ask, folder_of
-from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 from tests.until import until
 
 services = rig.services
@@ -122,20 +120,3 @@ def test_verifications_run_beside_each_other_on_a_real_server(services: Services
     with rig.serving(services) as url, httpx.Client(base_url=url, headers=key) as http, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: http.post(f"/v1/jobs/{job_id}/verify", timeout=300), range(2)))
     assert [answer.status_code for answer in answers] == [200, 200]
-
-
-def test_what_others_wrote_is_text_in_a_verdict() -> None:
-    verdict = AuditVerdict(
-        job_id=HOSTILE,
-        verified=False,
-        records=0,
-        iterations=0,
-        batches_trained=0,
-        batches_evaluated=0,
-        rewinds=0,
-        digests_recomputed=0,
-        gaps=(HOSTILE,),
-    )
-    console, shown = terminal()
-    console.print(verdict_text(verdict))
-    assert_is_text(shown.getvalue())

@@ -15,7 +15,7 @@ from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
-from onbeat.audit.folder import read_audit, read_spec
+from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.run_files import bring_missing
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.objects.blobs import open_blobs
@@ -76,7 +76,7 @@ def test_any_host_has_the_record_of_a_job_that_was_forgotten(stack: Stack, ended
     shutil.rmtree(ended.path)
     there = seen_from(stack, ended, "after")
     assert not there.audit_aside.exists()
-    _, entries = read_audit(there)
+    entries = read_audit_file(there.audit).entries
     assert verify_run(entries, read_spec(there), complete=True, digests_on_disk={}).gaps == ()
 
 

@@ -29,7 +29,7 @@ from contracts.settings import StackSettings
 from contracts.versions import weights_digest
 from gateway.services import Services
 from onbeat.audit.chain import verify_run
-from onbeat.audit.folder import read_audit, read_spec
+from onbeat.audit.folder import read_audit_file, read_spec
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.retention import sweeper
 from onbeat_extras.retention.due_jobs import audit_links, due_jobs
@@ -129,7 +129,8 @@ def test_a_job_is_kept_for_its_days_and_then_its_folder_tells_what_redis_has_for
     assert list(stack.operator.redis.scan_iter(match=f"*{old.job_id}*")) == []
     assert (known(stack, old), known(stack, young)) == (False, True)
     stack.sweep()
-    told, entries = read_audit(old)
+    kept = read_audit_file(old.audit)
+    told, entries = kept.status, kept.entries
     assert [(one.record, one.digest) for one in entries] == links
     assert replace(told, live_generators=0) == replace(status, live_generators=0)
     assert verify_run(entries, read_spec(old), complete=True, digests_on_disk={}).gaps == ()
@@ -174,7 +175,7 @@ def test_a_resume_between_the_steps_wins_and_what_was_put_aside_is_put_aside_ane
     stack.sweep()
     assert forget_due(stack.gateway) == [folder.job_id]
     stack.sweep()
-    assert read_audit(folder)[0].state is JobState.CANCELLED
+    assert read_audit_file(folder.audit).status.state is JobState.CANCELLED
 
 
 def test_chain_and_status_are_put_aside_once_and_a_job_without_a_folder_gets_none(stack: Stack) -> None:
@@ -258,9 +259,8 @@ def test_a_forgotten_job_is_reduced_to_its_result_and_then_removed(
         *("audit.json", "metrics.jsonl", "spec.json", "weights")
     ]
     assert [path.name for path in folder.weights.iterdir()] == ["v000001"]
-    told, entries = read_audit(folder)
-    assert told.policy_version == 1
-    assert len(entries) == 1
+    kept = read_audit_file(folder.audit)
+    assert (kept.status.policy_version, len(kept.entries)) == (1, 1)
     monkeypatch.setattr(sweeper.time, "time", lambda: stack.operator.now_s() + 21 * DAY_S)
     stack.sweep()
     stack.sweep()

@@ -13,7 +13,7 @@ from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from gateway.app import ENDED_JOBS as ENDED_JOBS_OF_GATEWAY
-from onbeat.audit.folder import write_audit
+from onbeat.audit.folder import AuditFile
 from onbeat.process.entry_points import OURS, all_of
 from onbeat_extras.retention.forgetting import forget_due
 from onbeat_extras.retention.sweeper import LeftFolder, Sweeper
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> RunFolder:
         created_s=1.0,
         ended_s=ENDED_S,
     )
-    write_audit(folder, status, [])
+    folder.audit.write_bytes(encode_json(AuditFile(status=status, entries=())))
     record(folder)
     return folder
 

@@ -15,19 +15,22 @@ from typing import Any
 import pytest
 
 import onbeat
+from contracts.answers import AuditVerdict
 from contracts.encoding.wire import encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, JobFailed, NotFound, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.rewards import PluginReward
-from onbeat.audit.folder import read_audit
 from onbeat.client.progress import JobProgress
 from onbeat.stack.access import StackFile, write_stack_file
 from onbeat.terminal import follow
 from onbeat.terminal.output import TextConsole
 from onbeat_extras.runs import driver, progress_line
+from onbeat_extras.runs.exported.kept_audit import read_audit
+from onbeat_extras.runs.exported.verify_command import verdict_text
 from onbeat_extras.runs.progress_line import Hidden, NotebookOutput, TerminalLine, as_html, shown_for
 from tests.e2e.stand_in_gateway import JOB, KEY, FakeGateway, events_of
 from tests.extras.runs.running_stack import RunningStack, running_gateway, stacks
+from tests.unit.onbeat.terminal.test_output import HOSTILE, assert_is_text, terminal
 
 HERE = Path(__file__).parents[3]
 
@@ -337,3 +340,20 @@ def test_the_names_of_onbeat_are_those_of_its_entry_points() -> None:
         assert onbeat.trian  # pyright: ignore[reportAttributeAccessIssue]
     group = (HERE / "pyproject.toml").read_text().partition('[project.entry-points."onbeat.names"]')[2]
     assert re.findall(r"^(\w+) =", group.partition("\n\n")[0], re.MULTILINE) == sorted(onbeat.__all__)
+
+
+def test_what_others_wrote_is_text_in_a_verdict() -> None:
+    verdict = AuditVerdict(
+        job_id=HOSTILE,
+        verified=False,
+        records=0,
+        iterations=0,
+        batches_trained=0,
+        batches_evaluated=0,
+        rewinds=0,
+        digests_recomputed=0,
+        gaps=(HOSTILE,),
+    )
+    console, shown = terminal()
+    console.print(verdict_text(verdict))
+    assert_is_text(shown.getvalue())

@@ -14,9 +14,10 @@ import onbeat
 from contracts.encoding.digests import content_digest
 from contracts.jobs import JobState
 from contracts.rewards import PluginReward
-from onbeat.audit.folder import read_audit, read_spec
+from onbeat.audit.folder import read_spec
 from onbeat.audit.weights import digest_of
 from onbeat.process import child_process
+from onbeat_extras.runs.exported.kept_audit import read_audit
 from tests.builders import tiny_model_folder
 from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
 

@@ -13,7 +13,7 @@ from contracts.encoding.wire import encode_json
 from contracts.events import HealthChanged, IterationCommitted, Rewound, StateChanged
 from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
-from onbeat.audit.folder import write_audit
+from onbeat.audit.folder import AuditFile
 from onbeat.cli import run
 from onbeat.client.gateway import GatewayClient, parse_events
 from onbeat.client.progress import JobProgress
@@ -242,7 +242,8 @@ def test_verify_needs_no_gateway_where_the_run_folder_holds_the_chain(
 ) -> None:
     folder = save_spec(gateway, tmp_path / "kept")
     with GatewayClient(gateway.url, KEY) as client:
-        write_audit(folder, client.job(JOB), client.audit(JOB))
+        kept = AuditFile(status=client.job(JOB), entries=tuple(client.audit(JOB)))
+    folder.audit.write_bytes(encode_json(kept))
     monkeypatch.setenv("ONBEAT_GATEWAY_URL", "http://127.0.0.1:9")
     assert run(["verify", JOB, "--run-dir", str(tmp_path / "kept")]) == 0
     assert "verified  job-0a1b: 2 iterations, 2 training and 2 evaluation batches" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from contracts.spec import JobSpec
 from contracts.versions import WeightFile, WeightManifest, WeightTransport
 from contracts.weights import TRANSPORTS, Transport, WeightsSpec
 from gateway.submission import check_generators
-from onbeat.audit.folder import digests_on_disk
+from onbeat.audit.weights import digests_on_disk
 from onbeat.process.own_packages import PACKAGES
 from onbeat.stack.profile import load_profile
 from onbeat.weights.adapter.matrices import AdapterSource

@@ -1,4 +1,4 @@
-"""`onbeat verify`: a job's audit chain and its weights, checked again here or by the gateway (verification.py)."""
+"""`onbeat verify`: a job's audit chain and its weights, checked again here or by the gateway."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from rich.text import Text
 
 from contracts.answers import AuditVerdict
 from contracts.run_folder import RunFolder
-from contracts.settings import settings_from
-from onbeat.audit.folder import FILE_NAME as AUDIT_FILE
-from onbeat.audit.folder import read_audit, verify_folder
 from onbeat.commands import options
 from onbeat.commands.options import Job
-from onbeat.run_files import bring_missing
 from onbeat.stack.access import run_root_from
 from onbeat.terminal.output import FAILED, tell
 from onbeat.terminal.words import one_line, plural
-
-VERIFY_WITHIN_S = 3600.0
-"""The gateway has a deadline of its own, ONBEAT_VERIFY_TIMEOUT_S."""
+from onbeat_extras.runs.exported.kept_audit import read_audit, stands_alone, verify_at, verify_folder
 
 
 def verify(
@@ -37,18 +31,13 @@ def verify(
     run folder isn't on this machine, the gateway verifies what it sees.
     """
     offline = RunFolder(run_root_from(os.environ, run_dir).resolve(), job)
-    if gateway is None and run_dir is not None:
-        bring_missing(settings_from(os.environ), offline)
-    if gateway is None and (offline.path / AUDIT_FILE).exists():
+    if stands_alone(offline, gateway, run_dir):
         verdict = verify_folder(offline, *read_audit(offline))
     else:
         access = options.access_from(gateway, api_key, run_dir, job=job)
         folder = RunFolder(Path(access.run_root), job)
         with options.client_for(access) as client:
-            if folder.path.is_dir():
-                verdict = verify_folder(folder, client.job(job), client.audit(job))
-            else:
-                verdict = client.verify(job, within_s=VERIFY_WITHIN_S)
+            verdict = verify_at(client, folder)
     tell(verdict, verdict_text(verdict), json_output=json_output)
     if not verdict.verified:
         raise typer.Exit(FAILED)
