@@ -101,7 +101,7 @@ def _in_a_child(prepare: Callable[[Path], None], tests: Sequence[str]) -> Verdic
             os.chdir(REPOSITORY)
             prepare(Path(folder))
             arguments = ["-x", "-q", "-p", "no:cacheprovider", "--tb=native", f"--basetemp={folder}/tests", *tests]
-            code = pytest.main(arguments, plugins=[_Names(names)])
+            code = pytest.main(arguments, plugins=[_Names(names, tests)])
             sys.stdout.flush()
             # What the tests left running belongs to the child alone.
             os._exit(int(code))
@@ -119,8 +119,14 @@ def _in_a_child(prepare: Callable[[Path], None], tests: Sequence[str]) -> Verdic
 class _Names:
     """A plugin of pytest that writes each test's name as it begins, and last the name of what failed."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], tests: Sequence[str]) -> None:
         self._file = file
+        self._files = [test.partition("::")[0] for test in tests]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """In the order that was asked for: tests/conftest.py mixes files."""
+        items.sort(key=lambda item: self._files.index(item.nodeid.partition("::")[0]))
 
     def _write(self, name: str) -> None:
         self._file.write(f"{name}\n")

@@ -1,4 +1,7 @@
-"""Sources whose guards are left out, and the tests that belong to each."""
+"""Sources whose guards are left out, and the tests that belong to each.
+
+A guard's tests run until one notices: what is quick comes first, then what notices most.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +37,22 @@ WORKERS = (
 WALKS = "tests/model/test_model_and_scripts.py"
 HOSTS = ("tests/model/test_groups_and_script.py",)
 STAGES = (
+    "tests/integration/test_claims.py",
     "tests/integration/test_guards_of_stages.py",
     "tests/integration/test_stages.py",
-    "tests/integration/test_claims.py",
     "tests/integration/test_stages_faults.py",
     WALKS,
     "tests/integration/test_stages_in_bulk.py",
 )
 FENCE = (
     "tests/integration/test_guards_of_scripts.py",
-    "tests/integration/test_bounds_of_scripts.py",
     "tests/integration/test_fence.py",
+    "tests/integration/test_hedging.py",
     "tests/integration/test_weight_scripts.py",
+    "tests/integration/test_engines_of_a_job.py",
     "tests/integration/test_job_store.py",
     "tests/integration/test_window.py",
-    "tests/integration/test_engines_of_a_job.py",
-    "tests/integration/test_hedging.py",
+    "tests/integration/test_bounds_of_scripts.py",
     *STAGES,
 )
 REMOVAL = (
@@ -133,18 +136,18 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_job_store.py",
         "tests/integration/test_gateway.py",
-        "tests/integration/test_submitted_environments.py",
         "tests/integration/test_submitted_plugins.py",
+        "tests/integration/test_submitted_environments.py",
     ),
-    "broker/scripts/generator.lua": ("tests/integration/test_memory_by_age.py", *FENCE),
+    "broker/scripts/generator.lua": (*FENCE, "tests/integration/test_memory_by_age.py"),
     "broker/scripts/hosts.lua": HOSTS,
-    "broker/scripts/jobs.lua": (*REMOVAL, *FENCE),
+    "broker/scripts/jobs.lua": (*FENCE, *REMOVAL),
     "broker/scripts/presence.lua": FENCE,
     "broker/scripts/prelude.lua": (
         *HOSTS,
+        *FENCE,
         "tests/integration/test_broker_full.py",
         "tests/integration/test_memory_by_age.py",
-        *FENCE,
         "tests/integration/test_wakes.py",
     ),
     "broker/scripts/stage.lua": FENCE,
