@@ -122,8 +122,7 @@ model: $(STAMP)
 	$(BIN)/python -m tests.model
 
 # Leaves out each guard once, of the modules that tests/mutants/sources.py lists and of the scripts: a test must notice.
-# An hour and a half of one core; `.venv/bin/python -m tests.mutants broker/scripts/generator` takes those that
-# begin so.
+# Half an hour of two quiet cores; `.venv/bin/python -m tests.mutants broker/scripts/generator` takes those that begin so.
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
