@@ -25,7 +25,7 @@ from onbeat.run_files import RunFiles, run_files
 
 MAX_BODY_BYTES = 1024 * 1024
 BRING_S = 5.0
-"""Longest that an answer waits for the files of another host."""
+"""Longest that a request to the store waits for a byte; some of one answer follow each other."""
 AWAY_S = 15.0
 """So long no other answer waits for a store that has let one wait in vain."""
 MOST_WAITING = 16
