@@ -32,7 +32,7 @@ from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.settings import StackSettings
 from onbeat.http_service.own_metrics import WRONG_READS
 from onbeat.process.folders import written_whole
-from onbeat_extras.objects.bucket import Bucket, check_name
+from onbeat_extras.objects.bucket import MOST_READS, Bucket, check_name
 from onbeat_extras.objects.cache import HostCache, open_cache
 from onbeat_extras.objects.hosts import CacheHost, CacheHosts
 
@@ -40,8 +40,6 @@ Area = Literal["run", "weights"]
 DIGEST = "[0-9a-f]{64}"
 REFRESHED_S = 1800.0
 """Age from which bytes that are put again are written again: a sweep by age takes them for left behind otherwise."""
-MOST_READS = 3
-"""Reads of bytes that come as others each time; those that come twice alike are stored so."""
 
 log = logging.getLogger(__name__)
 

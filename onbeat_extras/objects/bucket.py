@@ -36,6 +36,8 @@ MOST_PARTS = 10_000
 """Most parts of an object of S3."""
 PARTS_AT_ONCE = 4
 DELETED_AT_ONCE = 1000
+MOST_READS = 3
+"""Reads of bytes that come as others each time; those that come twice alike are stored so."""
 STILL_S = 20.0
 """Longest that a request goes without an answer, or without a byte of it: a part is sent within it."""
 CONNECT_S = 5.0
@@ -188,12 +190,12 @@ class Bucket:
     def now(self, prefix: str) -> datetime:
         """The store's clock, by an object that it takes below the prefix, gives back, and that goes again.
 
-        Raises ObjectsUnavailable where other bytes come back: a proxy answers, and not the store.
+        Raises ObjectsUnavailable where other bytes come back each time: a proxy answers, and not the store.
         """
         key = f"{prefix}/.{uuid.uuid4().hex}"
         self.put(key, key.encode())
         try:
-            if self.get(key, most_bytes=len(key)) != key.encode():
+            if all(self.get(key, most_bytes=len(key)) != key.encode() for _ in range(MOST_READS)):
                 raise ObjectsUnavailable("gives other bytes than it was given; does a proxy answer?", field=SETTING)
             return self.size_and_age(key)[1]
         finally:

@@ -232,6 +232,13 @@ def test_a_proxy_that_answers_one_page_for_everything_has_no_object_deleted_and_
     assert blobs.get(digest, num_bytes=num_bytes) == data
 
 
+def test_what_is_spoilt_once_on_its_way_is_taken_for_no_proxy(open_area: OpenBlobs, proxy: FaultyProxy) -> None:
+    left = [PAGE, PAGE]
+    proxy.spoil = lambda method, path, body: left.pop() if left and method == "GET" else body
+    open_area().check_writable()
+    assert not left
+
+
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request waits half a second for a byte."""
