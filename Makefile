@@ -62,9 +62,9 @@ demo: $(STAMP)
 up: $(STAMP)
 	$(BIN)/onbeat up
 
-# Four modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
+# Five modules at a time, also on two cores: half of what they do is to wait. Each of the processes has a Redis of its own.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # TRL, in an environment of its own that sees the packages of the first: it is no dependency.
 setup-trl: $(STAMP)
