@@ -50,6 +50,14 @@ MakeApp = Callable[[StackSettings], ASGIApp]
 log = logging.getLogger(__name__)
 
 
+def _room_for_connections() -> int:
+    """MAX_CONNECTIONS, or what the process may have open: past that, asyncio accepts nothing and logs without end."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, soft - OTHER_FILES))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
     """What one server grants its clients."""
@@ -63,7 +71,7 @@ class ServerLimits:
     """How long the rest of a body that was refused is read and dropped: a reset would take the answer with it."""
     write_s: float = 30.0
     """For the client's side to take what was sent, while it takes less than bytes_per_s."""
-    max_connections: int = field(default_factory=lambda: _room_for_connections())
+    max_connections: int = field(default_factory=_room_for_connections)
     """Beyond it, the oldest connection without a request in flight is closed; where there is none, the new one is."""
 
 
@@ -126,14 +134,6 @@ def _ask_for_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < needed:
         granted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
-
-
-def _room_for_connections() -> int:
-    """MAX_CONNECTIONS, or what the process may have open: past that, asyncio accepts nothing and logs without end."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, soft - OTHER_FILES))
 
 
 class GuardedProtocol(H11Protocol):
