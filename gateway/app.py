@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -36,6 +36,7 @@ from onbeat.http_service.access import Access, AccessRules
 from onbeat.http_service.problems import answer_with_problems
 from onbeat.http_service.process_routes import process_routes
 from onbeat.process.entry_points import OURS, all_of
+from onbeat.process.waiting import wait_for
 
 VERSION = "0.1.0"
 EXTRAS, NOTES, EXPOSITIONS = "onbeat.routes", "onbeat.notes", "onbeat.expositions"
@@ -114,8 +115,7 @@ async def _look_again_and_again(services: Services) -> None:
             await run_in_threadpool(see_to_ended, services)
         except OnbeatError as error:
             log.warning("cannot look at ended jobs now: %s", error)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(services.closing.wait(), timeout=LOOK_EVERY_S)
+        await wait_for(services.closing, LOOK_EVERY_S)
 
 
 def _end_if_died(task: asyncio.Task[None]) -> None:

@@ -13,7 +13,6 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from fastapi.sse import EventSourceResponse, format_sse_event
@@ -24,7 +23,7 @@ from broker.job_store import JobStore
 from contracts.encoding.wire import encode_json
 from contracts.errors import DeadlineExceeded, InvalidInput, OnbeatError, Unavailable
 from contracts.events import JobEvent
-from onbeat.process.waiting import Waiting
+from onbeat.process.waiting import Waiting, wait_for
 
 POLL_S = 0.25
 KEEP_ALIVE_S = 15.0
@@ -87,8 +86,7 @@ class EventStream:
             elif time.monotonic() - said_s >= self.keep_alive_s:
                 said_s = time.monotonic()
                 yield format_sse_event(comment="keep-alive")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.closing.wait(), timeout=pause_s)
+            await wait_for(self.closing, pause_s)
 
     def _look(self) -> tuple[list[bytes], float | None]:
         """Returns events, and the seconds until the next look; None ends the stream. It blocks; raises OnbeatError.

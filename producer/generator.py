@@ -38,10 +38,11 @@ from contracts.versions import WeightManifest
 from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
+from onbeat.process.waiting import wait_for
 from onbeat.scoring.reward_client import RewardClient
 from onbeat.telemetry.correlation import about_batch
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.heartbeat import Board, wait_for
+from onbeat.work.heartbeat import Board
 from onbeat.work.worker import IDLE_POLL_S, Worker
 from producer.active_jobs import ActiveJobs
 from producer.activity import Activity

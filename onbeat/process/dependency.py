@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from contracts.errors import Unavailable
 from contracts.monitor import ServiceSeen
-from onbeat.process.waiting import backoff
+from onbeat.process.waiting import backoff, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Dependency:
                 left_s = ends_s - self.clock()
                 if left_s <= 0.0 or self.others_reach or not is_needed():
                     raise
-                await self._until_moved(min(left_s, next(pauses)))
+                await wait_for(self._moved, min(left_s, next(pauses)))
             else:
                 self.answered()
                 return answer
@@ -157,10 +157,3 @@ class Dependency:
             return await ask()
         finally:
             del self._asked_s[number]
-
-    async def _until_moved(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._moved.wait()
-        except TimeoutError:
-            return

@@ -11,6 +11,7 @@ The loop stays the caller's: a poke only reads the clock, logs once, or raises.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -80,6 +81,13 @@ class Waiting:
     ) -> None:
         if self._logged and error is None:
             log.info("no longer waiting for %s, after %.0f s", self.what, self.waited_s)
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Returns when the event is set, or the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 async def tried_again(

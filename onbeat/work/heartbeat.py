@@ -20,6 +20,7 @@ from broker.leases import C, Renewal
 from broker.presence import compare
 from contracts.monitor import WorkerSeen
 from onbeat.process.dependency import Dependency
+from onbeat.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
 
 PRESENCE_S = 2.0
@@ -166,12 +167,3 @@ class Heartbeat(Generic[C]):
                 return
             if copies := self.copies():
                 self.let_go(await self.calls(self.leases.renew, copies))
-
-
-async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    """Returns when the event is set, or the time is over."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return

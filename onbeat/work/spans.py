@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from broker.spans import MAX_SPANS
 from contracts.errors import BrokerUnavailable
 from contracts.events import TimelineSpan
+from onbeat.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
 
 REPORT_S = 1.0
@@ -67,9 +68,7 @@ class Reports:
     async def run(self) -> None:
         while True:
             await self._spans.changed.wait()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S):
-                    await self._spans.idle.wait()
+            await wait_for(self._spans.idle, REPORT_S)
             await self.send()
 
     async def send(self) -> None:

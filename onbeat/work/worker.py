@@ -28,8 +28,9 @@ from broker.leases import C, Renewal
 from contracts.errors import BrokerUnavailable
 from contracts.monitor import WorkerSeen
 from onbeat.process.dependency import PROBE_EVERY_S, Dependency
+from onbeat.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side, wait_for
+from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side
 from onbeat.work.spans import Report, Reports, Spans
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,9 @@ from contracts.timeline import COMPUTE, STAGE_WORKER
 from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
 from onbeat.process.crash_points import reach
 from onbeat.process.dependency import Dependency
+from onbeat.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.heartbeat import Board, wait_for
+from onbeat.work.heartbeat import Board
 from onbeat.work.spans import Report, Spans
 from onbeat.work.worker import IDLE_POLL_S, Worker
 from onbeat_extras.stages.served_stages import ServedStage, ServedStages
@@ -167,8 +168,7 @@ class StageWorker(Worker[ClaimedItem]):
         if self._is_idle:
             self._spans.idle.set()
         if not with_room:
-            await wait_for(self._freed, IDLE_POLL_S)
-            return
+            return await wait_for(self._freed, IDLE_POLL_S)
         if self._waiting is None:
             waits = by_side(with_room)
             self._waiting = asyncio.create_task(self._calls(self._wait_for_items, waits, ITEMS_WAIT_S))
