@@ -63,8 +63,8 @@ def _messages(said: Any) -> tuple[Message, ...]:
     if type(said) is str:
         return (Message(role="user", content=said),)
     if isinstance(said, Message | Mapping):
-        return (_message(said),)
-    return tuple(map(_message, _several(said)))
+        said = [said]
+    return tuple(_converted(one, Message) for one in _several(said))
 
 
 def _several(found: Any) -> Any:
@@ -73,21 +73,15 @@ def _several(found: Any) -> Any:
     return found
 
 
-def _message(said: Any) -> Message:
-    if isinstance(said, Message):
-        return said
-    return _converted(said, Message)
-
-
 def _tool(tool: Any) -> Tool:
-    if isinstance(tool, Tool):
-        return tool
     if isinstance(tool, Mapping) and tool.get("type") == "function":
         tool = tool.get("function")
     return _converted(tool, Tool)
 
 
 def _converted(found: Any, kind: Any) -> Any:
+    if isinstance(found, kind):
+        return found
     if isinstance(found, str):
         return Message(role="user", content=found) if kind is Message else found
     if not isinstance(found, Mapping):

@@ -243,21 +243,18 @@ def load(table: service.EnvironmentTable, operators_part: bytes | None = None) -
     params = dict(table.params)
     try:
         tried = factory(**params)
-        facts = service.EnvironmentFacts(
-            deterministic=bool(getattr(tried, "deterministic", False)),
-            version=version if table.source else str(getattr(tried, "version", "") or version),
+        return Playable(
+            make=lambda: factory(**params),
+            facts=service.EnvironmentFacts(
+                deterministic=bool(getattr(tried, "deterministic", False)),
+                version=version if table.source else str(getattr(tried, "version", "") or version),
+            ),
+            allows_threads=bool(getattr(tried, "threads", False)),
+            global_random=bool(getattr(tried, "global_random", False)),
+            takes_sampling=bool(getattr(tried, "takes_sampling", False)),
         )
-        threads, global_random = bool(getattr(tried, "threads", False)), bool(getattr(tried, "global_random", False))
-        takes_sampling = bool(getattr(tried, "takes_sampling", False))
     except BaseException as error:
         return _refused(f"`{table.name}` refuses them: {type(error).__name__}: {error}", registry.PARAMS_FIELD)
-    return Playable(
-        make=lambda: factory(**params),
-        facts=facts,
-        allows_threads=threads,
-        global_random=global_random,
-        takes_sampling=takes_sampling,
-    )
 
 
 def _refused(problem: str, field: str) -> Loaded:

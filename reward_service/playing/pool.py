@@ -121,9 +121,9 @@ class EnvironmentPool:
     async def openings(self, request: service.OpeningRequest) -> list[service.Result]:
         """Raises Unavailable."""
         kind = self._kind(request.environment, request.job_id)
-        lanes = kind.least_loaded(len(request.tasks))
+        lanes, limit_s = kind.least_loaded(len(request.tasks)), request.step_timeout_s
         asks = [
-            Show(self._made("", task, lane, call_timeout_s=request.step_timeout_s, idle_s=request.step_timeout_s))
+            Show(Session(session_id="", task=task, number=lane.next_number(), call_timeout_s=limit_s, idle_s=limit_s))
             for task, lane in zip(request.tasks, lanes, strict=True)
         ]
         return await self._asked(asks, lanes)
@@ -201,22 +201,16 @@ class EnvironmentPool:
         return [found[place] for place in range(len(asks))]
 
     def _begun(self, new: service.NewSession, lane: Lane, request: service.OpenRequest) -> Begin:
-        session = self._made(
-            new.session_id, new.task, lane, call_timeout_s=request.step_timeout_s, idle_s=request.idle_s
+        session = Session(
+            session_id=new.session_id,
+            task=new.task,
+            number=lane.next_number(),
+            call_timeout_s=request.step_timeout_s,
+            idle_s=request.idle_s,
         )
         with self._guards_sessions:
             self._sessions[new.session_id] = session, lane
         return Begin(session, new)
-
-    def _made(self, name: str, task: service.Task, lane: Lane, *, call_timeout_s: float, idle_s: float) -> Session:
-        return Session(
-            session_id=name,
-            task=task,
-            number=lane.next_number(),
-            call_timeout_s=call_timeout_s,
-            idle_s=idle_s,
-            history=[],
-        )
 
     def _forget(self, session: Session) -> None:
         """Called by lanes."""

@@ -34,7 +34,7 @@ class Session:
     number: int
     call_timeout_s: float
     idle_s: float
-    history: list[Played]
+    history: list[Played] = field(default_factory=list)
     opening_digest: str | None = None
     last_reply: Reply | None = None
     failure: Failure | None = None

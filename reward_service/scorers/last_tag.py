@@ -31,7 +31,8 @@ class Tagged:
         while (end := text.find(self.closing, position)) >= 0:
             start = self._start(text, position, end)
             if start >= 0:
-                answer = self._stripped(text[start:end])
+                answer = text[start:end].lstrip() if self.strips_left else text[start:end]
+                answer = answer.rstrip() if self.strips_right else answer
             position = end + len(self.closing)
         return answer
 
@@ -45,10 +46,6 @@ class Tagged:
                 position = max(position, position + len(kept) - len(self.opening))
         opening = text.find(self.opening, position, end)
         return opening + len(self.opening) if opening >= 0 else -1
-
-    def _stripped(self, content: str) -> str:
-        content = content.lstrip() if self.strips_left else content
-        return content.rstrip() if self.strips_right else content
 
 
 def last_answer(pattern: str, text: str) -> str | None:
