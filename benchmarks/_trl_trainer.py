@@ -26,8 +26,9 @@ from contracts.encoding.wire import decode_json
 from contracts.rewards import RewardItem, Scored
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
+from onbeat.prompts.examples import job_examples
 from onbeat.prompts.places import pass_order
-from onbeat.prompts.source import prompt_source
+from onbeat.prompts.source import PromptSource
 from reward_service.scorers.rubric import score_item
 
 
@@ -102,7 +103,7 @@ def rows_of(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
     if spec.environment is not None:
         return tool_rows(spec, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    source = prompt_source(spec, root=SpecRoot(folder), tokenizer=tokenizer, context_tokens=2**20)
+    source = PromptSource(job_examples(spec, SpecRoot(folder)), spec=spec, tokenizer=tokenizer, context_tokens=2**20)
     return [
         {"prompt": prompt.text, "reference": prompt.reference}
         for iteration in range(spec.iterations)

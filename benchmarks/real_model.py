@@ -32,7 +32,8 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.audit.folder import read_spec
 from onbeat.client.spec_file import load_spec
-from onbeat.prompts.source import prompt_source
+from onbeat.prompts.examples import job_examples
+from onbeat.prompts.source import PromptSource
 from onbeat_extras.runs.exported.export import PROVENANCE, export
 from onbeat_extras.runs.figures import DOTS_PER_INCH, SMOOTHED_OVER, moving_mean
 
@@ -157,9 +158,9 @@ def samples(folder: RunFolder, spec: JobSpec, scratch: Path) -> list[dict[str, s
     start = REPOSITORY / spec.model.path
     trained = scratch / "trained"
     export(folder, spec, trained, model_folder=start, versions=None)
-    source = prompt_source(
-        spec,
-        root=SpecRoot(REPOSITORY),
+    source = PromptSource(
+        job_examples(spec, SpecRoot(REPOSITORY)),
+        spec=spec,
         tokenizer=AutoTokenizer.from_pretrained(start, local_files_only=True),
         context_tokens=spec.rollout.max_prompt_tokens + spec.rollout.sampling.max_new_tokens,
     )

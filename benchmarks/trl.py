@@ -48,7 +48,8 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from onbeat.client.spec_file import load_spec
-from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat.prompts.examples import job_examples
+from onbeat.prompts.source import PromptSource
 from onbeat_extras.runs.exported.export import export
 from reward_service.scorers.rubric import score_item
 
@@ -221,7 +222,8 @@ def held_out_rewards(spec: JobSpec, folder: Path) -> dict[str, float]:
     it, of greedy decoding."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    source = prompt_source(spec, root=SpecRoot(REPOSITORY), tokenizer=tokenizer, context_tokens=2**20)
+    examples = job_examples(spec, SpecRoot(REPOSITORY))
+    source = PromptSource(examples, spec=spec, tokenizer=tokenizer, context_tokens=2**20)
     torch.manual_seed(0)
     ways = {"held_out_sampled": True} | ({"held_out_greedy": False} if spec.evaluation.greedy else {})
     return {

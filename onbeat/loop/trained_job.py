@@ -44,8 +44,9 @@ from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.process.entry_points import all_of
 from onbeat.process.folders import make_private, usable, written_whole
+from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
-from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat.prompts.source import PromptSource
 from onbeat.run_files import run_files
 
 if TYPE_CHECKING:
@@ -323,9 +324,9 @@ def job_prompts(
     timeouts.dependency_s.
     """
     deadline_s = spec.timeouts.dependency_s
-    return prompt_source(
-        spec,
-        root=settings.spec_root,
+    return PromptSource(
+        job_examples(spec, settings.spec_root),
+        spec=spec,
         tokenizer=tokenizer,
         context_tokens=context_tokens,
         environments=EnvironmentService(settings, job_id=job_id, deadline_s=deadline_s, outlasts=True),

@@ -16,17 +16,10 @@ from contracts.encoding.arrays import pack_int32
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
-from contracts.spec_tables.datasets import (
-    ChatSpec,
-    MixtureDataset,
-    dataset_field,
-    no_chat_template,
-    sources_of,
-)
+from contracts.spec_tables.datasets import ChatSpec, MixtureDataset, dataset_field, no_chat_template, sources_of
 from contracts.spec_tables.environment import played_by
-from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
-from onbeat.prompts.examples import Example, ExampleSets, job_examples
+from onbeat.prompts.examples import Example, ExampleSets
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.prompts.places import Pool, Walk
 from onbeat.rendering import chat_template
@@ -61,7 +54,8 @@ class PromptSource:
         environments: OpeningService | None = None,
         end_ids: Sequence[int] = (),
     ) -> None:
-        """environments, end_ids: as of `prompt_source`."""
+        """environments: the reward service, for a job that has an environment. end_ids: the tokens that end what its
+        model samples."""
         self._spec = spec
         self._end_ids = end_ids
         self._context_tokens = context_tokens
@@ -225,30 +219,6 @@ def _check_reserves(spec: JobSpec, pools: Sequence[Pool]) -> None:
                 field="rollout.max_resamples",
                 cure="set it to 0, take fewer prompts an iteration, or a larger data set",
             )
-
-
-def prompt_source(
-    spec: JobSpec,
-    *,
-    root: SpecRoot,
-    tokenizer: PreTrainedTokenizerBase,
-    context_tokens: int,
-    environments: OpeningService | None = None,
-    end_ids: Sequence[int] = (),
-) -> PromptSource:
-    """Loads a job's data set and tokenises it, or has an environment open it. Raises as `job_examples`, `PromptSource`.
-
-    environments: the reward service, for a job that has an environment. end_ids: the tokens that end what its
-    model samples.
-    """
-    return PromptSource(
-        job_examples(spec, root),
-        tokenizer=tokenizer,
-        spec=spec,
-        context_tokens=context_tokens,
-        environments=environments,
-        end_ids=end_ids,
-    )
 
 
 def render_chat(

@@ -17,7 +17,8 @@ from consumer.model.policy import load_policy
 from contracts.encoding.arrays import pack_float32, unpack_int32
 from contracts.rollouts import Completion, Prompt, Rollout, RolloutBatch
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.source import prompt_source
+from onbeat.prompts.examples import job_examples
+from onbeat.prompts.source import PromptSource
 from producer.rollout.sampled_batch import given_completion
 from tests.builders import batch_of, char_tokenizer, job_spec, tiny_model_folder
 from tests.contract.test_streamed_gradient import relative_error, streamed_gradient
@@ -93,7 +94,7 @@ def test_rows_are_the_same_tokens_with_the_same_loss_and_gradient(
         evaluation={"num_prompts": 0},
     )
     root = SpecRoot(tmp_path)
-    source = prompt_source(spec, root=root, tokenizer=tokenizer_of_turns(), context_tokens=64)
+    source = PromptSource(job_examples(spec, root), spec=spec, tokenizer=tokenizer_of_turns(), context_tokens=64)
     prompts = list(source.training_prompts(0))
 
     trainer = sft_trainer(model, rows)

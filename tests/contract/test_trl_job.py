@@ -15,7 +15,8 @@ import torch
 from consumer.gradient.optimizer import groups_of, learning_rate_at
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import OptimizerSpec
-from onbeat.prompts.source import prompt_source
+from onbeat.prompts.examples import job_examples
+from onbeat.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec, tiny_model_folder
 from tests.trl_cases import trl_trainer
 
@@ -42,7 +43,8 @@ def test_trl_trains_the_prompts_of_a_job_in_their_order_at_its_learning_rates(tm
     trainer = make_trainer(spec, tmp_path, recorder, {})
     trainer.train()
 
-    source = prompt_source(spec, root=SpecRoot(model), tokenizer=char_tokenizer(), context_tokens=64)
+    examples = job_examples(spec, SpecRoot(model))
+    source = PromptSource(examples, spec=spec, tokenizer=char_tokenizer(), context_tokens=64)
     ours = [[prompt.text for prompt in source.training_prompts(number)] for number in range(spec.iterations)]
     assert asked == [[text for text in texts for _ in range(spec.rollout.group_size)] for texts in ours]
     assert rates == pytest.approx([learning_rate_at(number, spec.optimizer, 3) for number in range(3)])

@@ -14,8 +14,9 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
 from gateway.submission import check_environment
+from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
-from onbeat.prompts.source import prompt_source
+from onbeat.prompts.source import PromptSource
 from onbeat.stack.ports import free_port
 from tests.builders import char_tokenizer, job_spec
 from tests.integration.test_environments_over_http import Service
@@ -52,14 +53,9 @@ def told() -> Iterator[StackSettings]:
 
 
 def opened(asked: JobSpec, settings: StackSettings) -> Any:
-    return prompt_source(
-        asked,
-        root=SpecRoot(settings.run_root_path),
-        tokenizer=TOKENIZER,
-        context_tokens=512,
-        environments=EnvironmentService(settings),
-        end_ids=[TOKENIZER.eos_token_id],
-    )
+    examples, played = job_examples(asked, SpecRoot(settings.run_root_path)), EnvironmentService(settings)
+    told = {"context_tokens": 512, "end_ids": [TOKENIZER.eos_token_id]}
+    return PromptSource(examples, spec=asked, tokenizer=TOKENIZER, environments=played, **told)
 
 
 def test_a_job_whose_environment_is_there_passes_and_has_its_openings_for_prompts(told: StackSettings) -> None:

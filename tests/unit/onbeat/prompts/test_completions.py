@@ -14,7 +14,8 @@ from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.source import prompt_source
+from onbeat.prompts.examples import job_examples
+from onbeat.prompts.source import PromptSource
 from tests.builders import VOCABULARY, char_tokenizer, job_spec
 from tests.refusals import refusal_of
 
@@ -46,7 +47,9 @@ def prompts_of(folder: Path, *rows: dict[str, str], template: str = "", **change
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, held_out]))
     tokenizer = char_tokenizer()
     tokenizer.chat_template = template or tokenizer.chat_template
-    source = prompt_source(sft(**changes), root=SpecRoot(folder), tokenizer=tokenizer, context_tokens=64, end_ids=[EOS])
+    spec = sft(**changes)
+    examples = job_examples(spec, SpecRoot(folder))
+    source = PromptSource(examples, spec=spec, tokenizer=tokenizer, context_tokens=64, end_ids=[EOS])
     (held,) = source.evaluation_prompts()
     assert held.given is UNSET
     return sorted(source.training_prompts(0)[: len(rows)], key=lambda prompt: prompt.prompt_id)
@@ -85,9 +88,9 @@ def test_a_row_without_a_completion_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_addition_task_gives_its_answers(tmp_path: Path) -> None:
-    source = prompt_source(
-        sft(dataset={"type": "addition"}), root=SpecRoot(tmp_path), tokenizer=char_tokenizer(), context_tokens=64
-    )
+    spec = sft(dataset={"type": "addition"})
+    examples = job_examples(spec, SpecRoot(tmp_path))
+    source = PromptSource(examples, spec=spec, tokenizer=char_tokenizer(), context_tokens=64)
     assert all(prompt.given == pack_int32([*ids(prompt.reference), EOS]) for prompt in source.training_prompts(0))
 
 

@@ -17,7 +17,8 @@ from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from contracts.spec_tables.root import SpecRoot
-from onbeat.prompts.source import PromptSource, prompt_source
+from onbeat.prompts.examples import job_examples
+from onbeat.prompts.source import PromptSource
 from tests.builders import char_tokenizer, job_spec
 from tests.refusals import refusal_of
 from tests.unit.onbeat.rendering.chat_models import CHATML, FORGETFUL, chat_tokenizer
@@ -75,13 +76,9 @@ def spec(*, is_in_mixture: bool = False, **changes: Any) -> JobSpec:
 
 def source(service: Service | None, *, tokenizer: Any = TOKENIZER, context_tokens: int = 512, **changes: Any) -> Any:
     asked = spec(**changes)
-    return prompt_source(
-        asked,
-        root=SpecRoot(Path()),
-        tokenizer=tokenizer,
-        context_tokens=context_tokens,
-        environments=service,
-        end_ids=[tokenizer.eos_token_id],
+    examples, end_ids = job_examples(asked, SpecRoot(Path())), [tokenizer.eos_token_id]
+    return PromptSource(
+        examples, spec=asked, tokenizer=tokenizer, context_tokens=context_tokens, environments=service, end_ids=end_ids
     )
 
 
