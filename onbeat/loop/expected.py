@@ -254,6 +254,4 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _mean_reward(batches: Sequence[RolloutBatch]) -> float:
-    rewards = [rollout.reward for batch in batches for group in batch.groups for rollout in group.rollouts]
-    # fsum rounds once: the mean doesn't depend on the order in which the batches came (I7).
-    return math.fsum(rewards) / len(rewards)
+    return mean([rollout.reward for batch in batches for group in batch.groups for rollout in group.rollouts])

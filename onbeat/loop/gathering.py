@@ -162,7 +162,6 @@ def with_stage_rewards(batch: RolloutBatch, values: ColumnValues, weights: dict[
     """Adds weight x value of each reward column to the rewards; the value joins the breakdown, as a component does."""
     if not weights:
         return batch
-    size = batch.group_size
 
     def rewarded(rollout: Rollout, row: int) -> Rollout:
         scores = {name: struct.unpack("<f", values[name][row])[0] for name in weights}
@@ -174,11 +173,7 @@ def with_stage_rewards(batch: RolloutBatch, values: ColumnValues, weights: dict[
             reward_breakdown=rollout.reward_breakdown | scores,
         )
 
-    groups = tuple(
-        replace(group, rollouts=tuple(rewarded(rollout, place * size + i) for i, rollout in enumerate(group.rollouts)))
-        for place, group in enumerate(batch.groups)
-    )
-    return replace(batch, groups=groups)
+    return _with_each(batch, rewarded)
 
 
 def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> RolloutBatch:
@@ -200,14 +195,14 @@ def _marked(batch: RolloutBatch, values: ColumnValues, spec: JobSpec) -> Rollout
             marks.setdefault(row, {})[stage.name] = reason
     if not marks:
         return batch
+    return _with_each(batch, lambda rollout, row: replace(rollout, unscorable=rollout.unscorable | marks.get(row, {})))
+
+
+def _with_each(batch: RolloutBatch, changed: Callable[[Rollout, int], Rollout]) -> RolloutBatch:
+    """changed: of a rollout and its row in the batch."""
+    size = batch.group_size
     groups = tuple(
-        replace(
-            group,
-            rollouts=tuple(
-                replace(rollout, unscorable=rollout.unscorable | marks.get(place * batch.group_size + sample, {}))
-                for sample, rollout in enumerate(group.rollouts)
-            ),
-        )
+        replace(group, rollouts=tuple(changed(rollout, place * size + i) for i, rollout in enumerate(group.rollouts)))
         for place, group in enumerate(batch.groups)
     )
     return replace(batch, groups=groups)

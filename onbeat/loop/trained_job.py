@@ -120,10 +120,7 @@ class TrainedJob:
         self.run_files = run_files(self.settings, self.folder, deadline_s=deadline_s, pause=self.pause)
         self.health = health_watch(self.jobs, self.folder, self.spec)
         self.generators = GeneratorWatch(
-            presence=Presence(self.broker),
-            spec=self.spec,
-            job_id=self.job_id,
-            kind=lambda: self.side.fence().engine,
+            presence=Presence(self.broker), spec=self.spec, job_id=self.job_id, kind=lambda: self.side.fence().engine
         )
         self.stages = StageWatch(
             presence=StagePresence(self.broker),
