@@ -230,18 +230,14 @@ class Cage:
             missing.append("no limit on processes")
         for what, (kind, most) in limits.items():
             try:
-                within = _within_hard(kind, most)
+                hard = resource.getrlimit(kind)[1]
+                within = most if hard == resource.RLIM_INFINITY else min(most, hard)
                 resource.setrlimit(kind, (within, within))
             except (OSError, ValueError):
                 missing.append(f"no limit on {what}")
         if sys.platform != "linux":
             missing.append("a limit on memory only as far as this system keeps to it")
         return missing
-
-
-def _within_hard(kind: int, most: int) -> int:
-    hard = resource.getrlimit(kind)[1]
-    return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
 def _may_read_code(uid: int) -> bool:
@@ -263,8 +259,6 @@ def _may_read_code(uid: int) -> bool:
 def _is_absent(path: str) -> bool:
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False

@@ -72,8 +72,9 @@ def main(
     os.close(control)
     status = os.waitpid(nursery, 0)[1]
     kernel.end_children(nursery)
-    if _is_gone(parent):
-        _remove(known.folder)
+    if _is_gone(parent):  # while the service lives, its other cages have the folder, too
+        with contextlib.suppress(OSError):
+            os.rmdir(known.folder)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
@@ -137,12 +138,6 @@ def _is_gone(parent: int) -> bool:
     while os.getppid() == parent and time.monotonic() < ends_s:
         time.sleep(0.02)
     return os.getppid() != parent
-
-
-def _remove(folder: str) -> None:
-    """Removes the folder for a service that is gone; while it lives, its other cages have the folder, too."""
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
 
 
 def _end_with(parent: int) -> None:
