@@ -68,7 +68,9 @@ class FolderLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             self._lock(descriptor)
-            _write_holder(descriptor)
+            holder = Holder(pid=os.getpid(), started_s=psutil.Process().create_time())
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, encode_json(holder), 0)
         except BaseException:
             os.close(descriptor)
             raise
@@ -105,12 +107,6 @@ class FolderLock:
         return Conflict(
             f"{self._path.parent}: {who} {what}", field="--run-dir", cure="stop it, or choose another --run-dir"
         )
-
-
-def _write_holder(descriptor: int) -> None:
-    holder = Holder(pid=os.getpid(), started_s=psutil.Process().create_time())
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, encode_json(holder), 0)
 
 
 def _read_holder(descriptor: int) -> Holder | None:

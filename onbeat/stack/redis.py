@@ -193,7 +193,10 @@ class EmbeddedRedis:
             write_private(self._configuration, text)
         except OSError as error:
             raise _unwritable(error) from error
-        check_private(self.socket.parent)
+        # A temporary folder may have been cleaned away, and made anew by another user.
+        if not is_private(self.socket.parent):
+            problem = f"{self.socket.parent}, where the server would listen, is open to others"
+            raise InvalidInput(problem, field="--run-dir", cure="chmod 700, or remove it")
 
 
 def _unwritable(error: OSError) -> InvalidInput:
@@ -229,16 +232,6 @@ def place_socket(folder: Path, *, owner: object) -> Path:
             cure="choose a shorter one on a local disk, or another TMPDIR",
         )
     return temporary / SOCKET_NAME
-
-
-def check_private(folder: Path) -> None:
-    """Raises InvalidInput; a temporary folder may have been cleaned away, and made anew by another user."""
-    if not is_private(folder):
-        raise InvalidInput(
-            f"{folder}, where the server would listen, is open to others",
-            field="--run-dir",
-            cure="chmod 700, or remove it",
-        )
 
 
 def _takes_sockets(folder: Path) -> bool:
