@@ -26,13 +26,7 @@ from onbeat.telemetry import logs
 from onbeat.terminal.output import BAD_INPUT, INTERRUPTED, emit_error
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
-COMMANDS = {
-    "up": "stack",
-    "submit": "jobs",
-    "watch": "jobs",
-    "cancel": "jobs",
-    "resume": "jobs",
-}
+COMMANDS = {"up": "stack", "submit": "jobs", "watch": "jobs", "cancel": "jobs", "resume": "jobs"}
 """Command → its module of onbeat/commands/, where it is the function of its name; in the order of `onbeat --help`."""
 EXTRAS = "onbeat.commands"
 """The group of entry points whose commands come after ours, and stand in the place of none; they may have
@@ -86,7 +80,9 @@ def run(arguments: list[str]) -> int:
     json_output = "--json" in arguments
     try:
         end_on_signals()
-        logs.configure(_log_settings(), service="onbeat")
+        # The log's format alone: a wrong variable is reported by the command that reads them all.
+        log_format = "json" if os.environ.get(f"{PREFIX}LOG_FORMAT") == "json" else "human"
+        logs.configure(StackSettings(log_format=log_format), service="onbeat")
         code = app(arguments, standalone_mode=False) or 0
         if code != INTERRUPTED:
             return code
@@ -101,12 +97,6 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("onbeat: interrupted\n")
         return INTERRUPTED
-
-
-def _log_settings() -> StackSettings:
-    """Reads the log format alone: a wrong variable is reported by the command that reads them all."""
-    json_lines = os.environ.get(f"{PREFIX}LOG_FORMAT") == "json"
-    return StackSettings(log_format="json" if json_lines else "human")
 
 
 if __name__ == "__main__":

@@ -72,15 +72,7 @@ def tell_page(console: Console, gateway_url: str, api_key: str, *, job_id: str =
 def emit_error(error: OnbeatError, *, json_output: bool) -> None:
     """`onbeat: <field>: <problem> (<cure>)`, or `{"error": {...}}`."""
     if json_output:
-        emit(
-            {
-                "error": {
-                    "type": type(error).__name__,
-                    "field": error.field,
-                    "problem": error.problem,
-                    "cure": error.cure,
-                }
-            }
-        )
+        told = {"type": type(error).__name__, "field": error.field, "problem": error.problem, "cure": error.cure}
+        emit({"error": told})
     else:
         sys.stderr.write(f"onbeat: {shown(str(error))}\n")
