@@ -235,10 +235,8 @@ def problem_of(answer: httpx.Response) -> OnbeatError:
             cure="give the address itself by --gateway",
         )
     try:
-        problem = msgspec.json.decode(legible(answer))
-    except ValueError:
-        problem = {}
-    if not isinstance(problem, dict):
+        problem = msgspec.json.decode(legible(answer), type=dict[str, Any])
+    except ValueError:  # no JSON, or no object
         problem = {}
     detail = str(problem.get("detail") or problem.get("title") or f"the gateway answered {answer.status_code}")
     field, cure = problem.get("field"), problem.get("cure")
