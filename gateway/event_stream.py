@@ -70,7 +70,10 @@ class EventStream:
             try:
                 events, pause_s = await run_in_threadpool(self._look)
             except Unavailable as error:
-                if not _may_wait(broker_away, error):
+                try:
+                    broker_away.poke()
+                except DeadlineExceeded as late:
+                    log.warning("%s: %s; the client may come back", late, error)
                     return
             except OnbeatError as error:  # the head is sent: all that is left is to end, and the client asks again
                 log.warning("the events of %s end: %s", self.job_id, error)
@@ -122,13 +125,3 @@ class CountedStream(EventSourceResponse):
 def encode_event(event_id: str, event: JobEvent) -> bytes:
     kind = str(event.__struct_config__.tag)
     return format_sse_event(id=event_id, event=kind, data_str=encode_json(event).decode())
-
-
-def _may_wait(broker_away: Waiting, error: Unavailable) -> bool:
-    """Whether a stream stays open for a broker that does not answer yet."""
-    try:
-        broker_away.poke()
-    except DeadlineExceeded as late:
-        log.warning("%s: %s; the client may come back", late, error)
-        return False
-    return True

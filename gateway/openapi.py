@@ -6,6 +6,7 @@ Their schemas, the key, and links from a job's id to the operations that take on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -78,13 +79,7 @@ def takes(kind: type, *, required: bool, **more: Any) -> dict[str, Any]:
 
 def describe_contracts(app: FastAPI) -> None:
     """The document is made once, at the first request for it."""
-
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    app.openapi = document
+    app.openapi = cache(lambda: _document(app))
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
