@@ -22,6 +22,7 @@ from onbeat.cage import kernel
 from onbeat.cage.file_rules import restrict_files, scopes_signals
 from onbeat.cage.syscall_filter import compiled, lock_syscalls
 from onbeat.cage.syscall_rules import cage_filter
+from onbeat.process.launcher import NUMERIC_THREADS
 
 SCRATCH_BYTES = 64 * 1024 * 1024
 """The child's own folder, where it has one, is a memory file system of this size, emptied for the next one."""
@@ -43,13 +44,7 @@ FIRST_UIDS = {
 }
 """Kind of service → the first uid of its own, and the first where the container maps 65,536 uids only, of those that
 Debian's and systemd's conventions leave unused."""
-ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS",
-)
+ONE_THREAD = (*NUMERIC_THREADS, "RAYON_NUM_THREADS")
 
 
 class CageRules(Record, frozen=True, kw_only=True):

@@ -64,10 +64,6 @@ class EnvironmentClient:
     jitter: Callable[[], float] = random.random
     clock: Callable[[], float] = time.monotonic
 
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
-
     async def facts(self, environment: EnvironmentSpec) -> wire.EnvironmentFacts:
         """InvalidInput names `environment.name` or `environment.params`."""
         return await self._post("/v1/environments/check", wire.table_of(environment), wire.EnvironmentFacts)
@@ -94,12 +90,7 @@ class EnvironmentClient:
         return found
 
     async def open(
-        self,
-        environment: EnvironmentSpec,
-        sessions: Sequence[wire.NewSession],
-        *,
-        idle_s: float,
-        job_id: str = "",
+        self, environment: EnvironmentSpec, sessions: Sequence[wire.NewSession], *, idle_s: float, job_id: str = ""
     ) -> list[wire.Result]:
         """Begins sessions, each where its history ends; one that has the id of another ends that one."""
         found: list[wire.Result] = []
@@ -139,8 +130,8 @@ class EnvironmentClient:
         body = encode(request)
 
         def send(timeout_s: float) -> Awaitable[httpx.Response]:
-            headers = self._headers | trace_headers()
-            return self.http.post(path, content=body, headers=headers, timeout=timeout_s)
+            headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
+            return self.http.post(path, content=body, headers=headers | trace_headers(), timeout=timeout_s)
 
         def read(content: bytes) -> A:
             answer = decode(content, kind)

@@ -152,7 +152,9 @@ class Access:
         """The name of the key. Raises Problem."""
         hosts = headers.getlist("host")
         host = hosts[0].strip() if len(hosts) == 1 else ""
-        if not self._is_ours(host):
+        name = _name_of(host)
+        # A page can have no address of numbers that points here but our own.
+        if not (name in self._rules.names or _is_address(name)):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"`{host}` is not a name of this service",
@@ -167,11 +169,6 @@ class Access:
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
             return self._require_key(method, path, headers)
         return ""
-
-    def _is_ours(self, host: str) -> bool:
-        """Whether it is a name of ours, or an address of numbers: a page can have none that points here but our own."""
-        name = _name_of(host)
-        return name in self._rules.names or _is_address(name)
 
     def _require_key(self, method: str, path: str, headers: Headers) -> str:
         given = headers.getlist("authorization")
