@@ -121,7 +121,9 @@ class ActiveJobs:
                 continue
             # A resume may have changed it, so soon that the job was never seen to have ended.
             if job_id not in self._jobs or self._jobs[job_id].spec != spec:
-                side = self.make_side(job_id, await self._engine_for(spec))
+                if spec.deterministic:
+                    self.engine = await asyncio.to_thread(self.fingerprint, spec)
+                side = self.make_side(job_id, self.engine if spec.deterministic else None)
                 self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
         self._refused = {job_id: kind_and_time for job_id, kind_and_time in self._refused.items() if job_id in job_ids}
         self._alone.forget_all_but(job_ids)
@@ -137,12 +139,6 @@ class ActiveJobs:
         if truncation and self.no_kept_sets:
             return f"{self.no_kept_sets} doesn't say which tokens rollout.sampling.{truncation} keeps without a top_k"
         return ""
-
-    async def _engine_for(self, spec: JobSpec) -> str | None:
-        if not spec.deterministic:
-            return None
-        self.engine = await asyncio.to_thread(self.fingerprint, spec)
-        return self.engine
 
     def refuse(self, job: ActiveJob, error: WrongEngine) -> None:
         """Leaves the job to generators of the kind of engine that samples it; says so once."""

@@ -34,11 +34,8 @@ class FolderDetokenizer:
 
     def __call__(self, completions: Sequence[Completion]) -> list[str]:
         # Cleaning up spaces would change what is scored: "1 ." is not "1.".
-        return self._tokenizer.batch_decode(
-            [_last_turn(completion) for completion in completions],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        turns = [unpack_int32(one.token_ids)[slice(*one.spans[-1])] for one in completions]
+        return self._tokenizer.batch_decode(turns, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def folder_renderer(model: ModelSpec, environment: EnvironmentSpec, *, settings: StackSettings) -> Renderer:
@@ -60,8 +57,3 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from onbeat.weights.model_folder import load_tokenizer
 
     return load_tokenizer(folder, needs_end=False)
-
-
-def _last_turn(completion: Completion) -> list[int]:
-    start, end = completion.spans[-1]
-    return list(unpack_int32(completion.token_ids)[start:end])
