@@ -66,13 +66,10 @@ class SpanStream:
                 problem = str(error)
         else:
             problem = f"{len(packed)} bytes"
-        self._say("a report of spans is left out, and others like it will be", problem)
-        return ()
-
-    def _say(self, what: str, problem: str) -> None:
         if not self._is_said:
             self._is_said = True
-            log.warning("%s: %s", what, problem)
+            log.warning("a report of spans is left out, and others like it will be: %s", problem)
+        return ()
 
 
 def is_plausible(span: TimelineSpan) -> bool:

@@ -149,11 +149,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+zadd +zrem", f"~{S}:{{*}}:claims*"),
         ("+hset +hdel", f"~{S}:generators"),
     ),
-    STAGE: (
-        *WORKERS,
-        ("+hincrby", f"~{S}:{{*}}:items*"),
-        ("+hset +hdel", f"~{S}:stage_workers"),
-    ),
+    STAGE: (*WORKERS, ("+hincrby", f"~{S}:{{*}}:items*"), ("+hset +hdel", f"~{S}:stage_workers")),
     LOADER: (("+function|load +function|list", ""),),
 }
 """Role → (commands, keys and channels). A command passes that one of these lines allows with all of its keys."""
