@@ -214,11 +214,8 @@ def _padded_parts(rows: Sequence[Sequence[tuple[int, int]]], max_tokens: int) ->
     num_lines = longest_prompt = longest_response = 0
     for number, lines in enumerate(rows):
         prompt, response = map(max, zip(*lines, strict=True))
-        num_lines, longest_prompt, longest_response = (
-            num_lines + len(lines),
-            max(longest_prompt, prompt),
-            max(longest_response, response),
-        )
+        num_lines += len(lines)
+        longest_prompt, longest_response = max(longest_prompt, prompt), max(longest_response, response)
         # Every line is as wide as the longest prompt and the longest response; its last token is never an input.
         if num_lines > len(lines) and num_lines * (longest_prompt + longest_response - 1) > max_tokens:
             yield number

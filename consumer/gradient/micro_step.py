@@ -24,13 +24,7 @@ from consumer.gradient.advantages.gae import estimates
 from consumer.gradient.advantages.group_relative import shuffled_rewards, turns_of
 from consumer.gradient.log_probs import check_fits, response_logprobs, response_measures, response_values
 from consumer.gradient.losses.base import BatchSizes
-from consumer.gradient.losses.objective import (
-    LossSums,
-    LossTerms,
-    TokenLogprobs,
-    micro_batch_loss,
-    token_divergences,
-)
+from consumer.gradient.losses.objective import LossSums, LossTerms, TokenLogprobs, micro_batch_loss, token_divergences
 from consumer.gradient.micro_batch import (
     MicroBatch,
     batch_rewards,
@@ -301,10 +295,7 @@ def _backward(
         gaps.append(measure_mismatch(old, sampler, one.micro_batch.loss_mask.to(old.device)))
         kept.append(
             KeptRows(
-                rows=one.rows,
-                micro_batch=one.micro_batch,
-                old_logprobs=old,
-                reference_logprobs=logprobs.reference,
+                rows=one.rows, micro_batch=one.micro_batch, old_logprobs=old, reference_logprobs=logprobs.reference
             )
         )
         all_terms.append(terms)

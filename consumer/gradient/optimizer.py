@@ -72,10 +72,8 @@ def groups_of(
         for number, group in enumerate(groups):
             if any(fnmatchcase(name, pattern) for pattern in group.parameters):
                 without.discard(number)
-                factor, decay = (
-                    group.learning_rate_factor,
-                    group.weight_decay if group.weight_decay is not UNSET else decay,
-                )
+                factor = group.learning_rate_factor
+                decay = decay if group.weight_decay is UNSET else group.weight_decay
                 break
         settings[name] = factor, decay
     if without:
