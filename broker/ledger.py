@@ -5,10 +5,8 @@ What stands in Redis of a job is data: a reader answers that it is damaged, and 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from contracts.encoding.names import JOB_ID
 from contracts.encoding.wire import Record, decode
@@ -64,19 +62,11 @@ class LastClaim(Record, frozen=True, kw_only=True):
 
 
 BatchRecord = Expected | Published | Dead
-T = TypeVar("T")
 
 
 def batch_record(value: bytes) -> BatchRecord:
     """Raises ContractViolation for what no script of this version has written."""
     return decode(value, BatchRecord)  # type: ignore[arg-type]
-
-
-def readable(value: bytes | None, kind: type[T]) -> T | None:
-    """None for what no script of this version has written: a report shows what it can."""
-    with contextlib.suppress(ContractViolation):
-        return None if value is None else decode(value, kind)
-    return None
 
 
 UNREADABLE = (ValueError, KeyError, TypeError, IndexError, OverflowError)

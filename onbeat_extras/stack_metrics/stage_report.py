@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.connection.client import Broker
 from broker.keys import STAGE_BAND, SlotKeys, item_fields
-from broker.ledger import LastClaim, Published, readable
+from broker.ledger import LastClaim, Published
 from broker.presence import StagePresence
-from contracts.encoding.wire import Record
+from contracts.encoding.wire import Record, decode
+from contracts.errors import ContractViolation
 from contracts.spec import JobSpec
 
 MAX_ITEMS = 10_000
@@ -19,6 +21,7 @@ MAX_ITEMS = 10_000
 MAX_LEASES = 1000
 MEMBER = re.compile(rb"(\d{1,4})/(\d{1,9}/(?:train|evaluation)/\d{1,9})/(\d{1,9})")
 """A member of `work`."""
+T = TypeVar("T")
 
 
 class StageState(Record, frozen=True, kw_only=True):
@@ -157,6 +160,13 @@ def last_claims(broker: Broker, fields: Sequence[tuple[SlotKeys, str]]) -> list[
         for slot, field in fields:
             pipe.hget(slot.items, field)
         return [readable(value, LastClaim) for value in pipe.execute()]
+
+
+def readable(value: bytes | None, kind: type[T]) -> T | None:
+    """None for what no script of this version has written: a report shows what it can."""
+    with contextlib.suppress(ContractViolation):
+        return None if value is None else decode(value, kind)
+    return None
 
 
 def _counter(counters: Mapping[bytes, bytes], name: str) -> int:

@@ -18,7 +18,7 @@ from broker.connection.client import Broker
 from broker.fence import read_fence
 from broker.job_store import unknown_job
 from broker.keys import STAGE_BAND, TRAINER_GROUP, OpenKeys, SlotKeys, item_fields, num_open_of
-from broker.ledger import BatchRecord, Expected, Published, read_of, readable
+from broker.ledger import BatchRecord, Expected, Published, read_of
 from broker.monitor import counted, seconds
 from broker.presence import Presence
 from contracts.encoding.wire import Record, decode
@@ -29,7 +29,7 @@ from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.services import HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
-from onbeat_extras.stack_metrics.stage_report import StageLease, StageState, last_claims, of_stages
+from onbeat_extras.stack_metrics.stage_report import StageLease, StageState, last_claims, of_stages, readable
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 MAX_LEASES = 1000
