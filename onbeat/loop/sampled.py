@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from contracts.errors import ContractViolation
 from contracts.events import TrajectoryMetrics
-from contracts.rollouts import Completion, RolloutBatch, Trajectory
+from contracts.rollouts import RolloutBatch, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +158,14 @@ class PlayedTrajectories:
 
     def add(self, batch: RolloutBatch) -> None:
         for group in batch.groups:
-            for rollout in group.rollouts:
-                self._add(rollout.completion, group.source)
+            for completion in (rollout.completion for rollout in group.rollouts):
+                if (trajectory := completion.trajectory) is UNSET:
+                    continue
+                self._played.append(trajectory)
+                self._num_observed += completion.num_tokens - completion.num_sampled
+                self._num_lines += len(completion.lines)
+                for name, value in trajectory.metrics.items():
+                    self._metrics[f"{group.source}/{name}" if group.source else name].append(value)
 
     def metrics(self) -> TrajectoryMetrics | UnsetType:
         """Returns the numbers of the iteration; UNSET where nothing was played."""
@@ -179,16 +185,6 @@ class PlayedTrajectories:
             num_begun_again=sum(one.attempt > 1 for one in self._played),
             environment={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
-
-    def _add(self, completion: Completion, source: str | UnsetType) -> None:
-        trajectory = completion.trajectory
-        if trajectory is UNSET:
-            return
-        self._played.append(trajectory)
-        self._num_observed += completion.num_tokens - completion.num_sampled
-        self._num_lines += len(completion.lines)
-        for name, value in trajectory.metrics.items():
-            self._metrics[f"{source}/{name}" if source else name].append(value)
 
 
 def equal_groups(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
