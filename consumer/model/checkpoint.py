@@ -42,7 +42,15 @@ class Checkpoint:
     @property
     def older(self) -> list[StoredVersion]:
         """The versions before its own, oldest first. Raises ContractViolation for a file that is none."""
-        return [_stored_version(self.folder, one) for one in self.state.older or ()]
+        return [
+            StoredVersion(
+                policy_version=one.policy_version,
+                weights_digest=one.weights_digest,
+                tensors=StoredTensors([self.folder / one.file]),
+                tensors_digest=one.tensors_digest,
+            )
+            for one in self.state.older or ()
+        ]
 
 
 def write_checkpoint(
@@ -197,13 +205,3 @@ def _stored(folder: Path, state: CheckpointState, name: str) -> StoredTensors:
     """The tensors of the file of that name, or of the files that the ranks wrote instead."""
     stem = name.partition(".")[0]
     return StoredTensors([folder / file for file in sorted(state.files) if re.split(r"[-.]", file)[0] == stem])
-
-
-def _stored_version(folder: Path, older: OlderVersion) -> StoredVersion:
-    """Opens one that a checkpoint in `folder` holds. Raises ContractViolation for a file that is none."""
-    return StoredVersion(
-        policy_version=older.policy_version,
-        weights_digest=older.weights_digest,
-        tensors=StoredTensors([folder / older.file]),
-        tensors_digest=older.tensors_digest,
-    )

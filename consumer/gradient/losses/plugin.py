@@ -23,10 +23,8 @@ def torch_kept() -> Iterator[None]:
     weights a matter of who trained what (I7).
     """
     threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
-    deterministic, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     precision, has_gradient = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
     random_state = torch.get_rng_state()
     try:
