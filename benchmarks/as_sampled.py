@@ -13,6 +13,7 @@ import asyncio
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +42,32 @@ EXPECTED = (
 PACKINGS = ("shared_prompt", "as_sampled")
 
 
-def sampled(case: Case, path: Path, folder: Path, learner: Learner) -> list[RolloutBatch]:
-    """The case's batches, with the completions that an engine gives to their prompts under the learner's weights."""
-    run_folder = RunFolder(folder, "job")
-    publisher = WholePublisher(FolderStore(run_folder, wait_s=60.0), announce=lambda shard: None)
-    with publisher.begin(learner.policy.weights().layout, policy_version=0) as publication:
-        learner.publish(publication)
-        manifest = publication.finish()
-    engine = TransformersEngine(
-        EngineSetup(
-            model=ModelSpec(path=str(path)),
-            model_root=SpecRoot(path),
-            weight_root=run_folder.weight_root,
-            stores=make_stores(run_folder.weight_root),
-            deterministic=True,
-        )
-    )
+class Sampler:
+    """Gives a case's batches the completions of an engine that has a learner's weights."""
 
-    async def of(batch: RolloutBatch) -> RolloutBatch:
+    def __init__(self, case: Case, folder: Path, learner: Learner, model: ModelSpec) -> None:
+        """folder: of the version."""
+        run_folder = RunFolder(folder, "job")
+        publisher = WholePublisher(FolderStore(run_folder, wait_s=60.0), announce=lambda shard: None)
+        with publisher.begin(learner.policy.weights().layout, policy_version=0) as publication:
+            learner.publish(publication)
+            self._manifest = publication.finish()
+        self._case = case
+        self.engine = TransformersEngine(
+            EngineSetup(
+                model=model,
+                model_root=SpecRoot(Path(model.path)),
+                weight_root=run_folder.weight_root,
+                stores=make_stores(run_folder.weight_root),
+                deterministic=True,
+            )
+        )
+
+    async def sample(self, batches: Sequence[RolloutBatch]) -> list[RolloutBatch]:
+        await self.engine.load_weights(self._manifest)
+        return [await self._sampled(batch) for batch in batches]
+
+    async def _sampled(self, batch: RolloutBatch) -> RolloutBatch:
         prompts = tuple(
             Prompt(prompt_id=group.prompt_id, index=index, text="", token_ids=group.prompt_token_ids, reference="")
             for index, group in enumerate(batch.groups)
@@ -69,25 +78,23 @@ def sampled(case: Case, path: Path, folder: Path, learner: Learner) -> list[Roll
             iteration=0,
             purpose="train",
             policy_version=0,
-            weights_digest=manifest.weights_digest,
-            group_size=case.group_size,
-            sampling=SamplingParams(max_new_tokens=case.response_tokens[1]),
+            weights_digest=self._manifest.weights_digest,
+            group_size=self._case.group_size,
+            sampling=SamplingParams(max_new_tokens=self._case.response_tokens[1]),
             seed=0,
             prompts=prompts,
         )
         groups = []
-        for group, found in zip(batch.groups, await engine.generate(asked), strict=True):
+        for group, found in zip(batch.groups, await self.engine.generate(asked), strict=True):
             pairs = zip(group.rollouts, found, strict=True)
             groups.append(replace(group, rollouts=tuple(replace(one, completion=of_one) for one, of_one in pairs)))
         return replace(batch, groups=tuple(groups))
 
-    async def all_of() -> list[RolloutBatch]:
-        await engine.load_weights(manifest)
-        found = [await of(batch_of(case, number)) for number in range(case.num_batches)]
-        await engine.aclose()
-        return found
 
-    return asyncio.run(all_of())
+async def sampled(sampler: Sampler, case: Case) -> list[RolloutBatch]:
+    found = await sampler.sample([batch_of(case, number) for number in range(case.num_batches)])
+    await sampler.engine.aclose()
+    return found
 
 
 def measure(name: str, case: Case, *, repeats: int) -> dict[str, Any]:
@@ -95,7 +102,8 @@ def measure(name: str, case: Case, *, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="onbeat-bench-") as folder:
         path = case.make(Path(folder))
         learners = {packing: learner_of(case, path, packing=packing) for packing in PACKINGS}
-        batches = sampled(case, path, Path(folder), learners["as_sampled"])
+        sampler = Sampler(case, Path(folder), learners["as_sampled"], ModelSpec(path=str(path)))
+        batches = asyncio.run(sampled(sampler, case))
         seconds: dict[str, list[float]] = {packing: [] for packing in PACKINGS}
         gaps: dict[str, Any] = {}
         for _ in range(1 + repeats):

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import to_builtins
 from msgspec.structs import replace
 from torch import nn
 from transformers.utils import logging as transformers_logging
@@ -39,7 +40,7 @@ from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert
 from contracts.rollouts import Completion, Rollout, RolloutBatch, RolloutGroup
 from contracts.settings import StackSettings
-from contracts.spec import JobSpec
+from contracts.spec import JobSpec, ModelSpec
 from onbeat.process.host_memory import TUNABLES, with_large_pages
 
 EXPECTED = (
@@ -134,11 +135,11 @@ def batch_of(case: Case, number: int) -> RolloutBatch:
     return replace(rollout_batch(1), groups=groups, group_size=case.group_size, batch_id=f"0/train/{number}")
 
 
-def learner_of(case: Case, path: Path, **of_trainer: Any) -> Learner:
+def learner_of(case: Case, path: Path, *, model: ModelSpec | None = None, **of_trainer: Any) -> Learner:
     spec = {
         "name": "bench",
         "iterations": 1,
-        "model": {"path": str(path)},
+        "model": to_builtins(model or ModelSpec(path=str(path))),
         "dataset": {"type": "addition"},
         "reward": {"components": [{"type": "exact"}]},
         "rollout": {
@@ -268,7 +269,7 @@ def measure_threads(case: Case, folder: Path, *, repeats: int, threads: int) -> 
                 found[name].append((time.perf_counter() - started[0], time.process_time() - started[1]))
             assert learner.accumulator.sums is not None
             digests.add(hashlib.blake2b(learner.accumulator.sums.numpy().tobytes()).digest())
-            _start_anew(learner)
+            start_anew(learner)
     ranks.close()
     if len(digests) > 1:
         raise RuntimeError("several threads made another sum")
@@ -284,11 +285,11 @@ def measure_threads(case: Case, folder: Path, *, repeats: int, threads: int) -> 
 
 def _costs(learner: Learner, batches: list[RolloutBatch]) -> list[Any]:
     costs = [learner.train(batch).stats.cost for batch in batches]
-    _start_anew(learner)
+    start_anew(learner)
     return costs
 
 
-def _start_anew(learner: Learner) -> None:
+def start_anew(learner: Learner) -> None:
     """Clears the sums without a step."""
     learner.accumulator.total(1.0)
     for parameter in learner.optimizer.stepped.values():

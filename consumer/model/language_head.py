@@ -26,6 +26,7 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.model.inputs import KeptSets
 from contracts.errors import InvalidInput
 from contracts.rollouts import RolloutBatch
+from onbeat.kernels import OneDnnLinear
 from onbeat.sampled_values import BLOCK_ITEMS, FEWEST_ROWS, Contexts, normalised, scaled
 
 Drawn = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -165,11 +166,14 @@ def project_prompts(model: PreTrainedModel, states: Tensor) -> Tensor:
 
     It gives the head the prompts' last column, which isn't contiguous. Torch makes a product for each prompt there,
     unless the weight has a gradient, or there is one prompt alone. The weight is copied, since that product's bits
-    depend on where it lies in memory, which is anywhere for one that was mapped from a file.
+    depend on where it lies in memory, which is anywhere for one that was mapped from a file. By oneDNN none of
+    it counts.
     """
+    head = output_head(model)
+    if isinstance(head, OneDnnLinear):
+        return project(model, states)
     prompts = torch.cat((states, states[:1]))
     columns = torch.stack((prompts, prompts), dim=1)[:, -1:]
-    head = output_head(model)
     weight = head.weight.detach().clone()
     logits = project(model, columns, head=lambda rows: functional.linear(rows, weight, head.bias))
     return logits[: len(states), 0]

@@ -27,6 +27,7 @@ from contracts.errors import InvalidInput, first_line
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
+from onbeat.kernels import use_onednn
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import LOADING_ERRORS, cast_head, context_tokens, load_tokenizer, weight_tensors
@@ -258,6 +259,8 @@ def load_model(
         )
     if model.cast_lm_head_to_fp32:
         cast_head(network)
+    if model.matmul:
+        use_onednn(network)
     network.eval()
     if gradient_checkpointing:
         checkpoint_activations(network)

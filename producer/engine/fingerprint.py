@@ -14,7 +14,7 @@ import torch
 
 from contracts.engines import Engine, TransformersOptions, VllmOptions
 from contracts.spec import ModelSpec
-from onbeat.processors import cpu_kind, gpu_kind
+from onbeat.kernels import cpu_kind, gpu_kind, has_onednn
 
 DECODING_STEPS = {"cpu": 1, "cuda": 2}
 """Counts the changes of Onbeat's own decoding steps and draws that give a batch other bits."""
@@ -53,6 +53,8 @@ def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_thread
     elif isinstance(options, TransformersOptions):
         at_a_time = block_rows(getattr(torch, model.dtype), device)
         details = (f"decoding steps {DECODING_STEPS[device]}", *([f"{at_a_time} rows a product"] if at_a_time else ()))
+        if model.matmul and device == "cpu" and has_onednn():
+            details += ("products by oneDNN",)
     return EngineFingerprint(
         engine=f"{options.name} {_version(options.name, f'{options.name}-cpu')}",
         torch=str(torch.__version__),

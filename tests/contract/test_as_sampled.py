@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 from transformers.modeling_utils import PreTrainedModel
@@ -19,6 +21,8 @@ from consumer.model.shared_prompt.trial import check_as_sampled, share_prompts
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, RolloutBatch
 from contracts.sampling import SamplingParams
+from contracts.spec import ModelSpec
+from onbeat.kernels import use_onednn
 from producer.engine.transformers.engine import TransformersEngine
 from tests.builders import batch_of, char_tokenizer, rollout
 from tests.contract.engine_rigs import Rig, reference_model, rig_of, setup
@@ -38,18 +42,25 @@ SAMPLINGS = {
 RAGGED = ([5, 6, 7], [8], [4, 9, 10, 11, 12, 3, 2, 5, 6, 7, 8, 9, 4, 4, 5, 6, 7, 8], [13, 5])
 ONE = ([3 + number % 20 for number in range(33)],)
 EVEN = tuple([prompt[0], 6, 7, 8, 9] for prompt in RAGGED)
-NAMES = ("llama", "qwen2", "qwen3", "gemma", "granite", "mistral")
+NAMES = ("llama", "qwen2", "qwen3", "qwen3 by oneDNN", "gemma", "granite", "mistral")
+BY_ONEDNN = " by oneDNN"
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder = tmp_path_factory.mktemp("as-sampled") / request.param
+    folder = tmp_path_factory.mktemp("as-sampled") / request.param.replace(" ", "-")
     model = small_model(
-        request.param, vocab_size=len(char_tokenizer()), eos_token_id=1, initializer_range=0.2, intermediate_size=64
+        request.param.removesuffix(BY_ONEDNN),
+        vocab_size=len(char_tokenizer()),
+        eos_token_id=1,
+        initializer_range=0.2,
+        intermediate_size=64,
     )
     model.save_pretrained(folder)
     char_tokenizer().save_pretrained(folder)
-    built = rig_of(request.param, TransformersEngine(setup(folder)), folder, folder.parent / "runs")
+    matmul = "onednn" if request.param.endswith(BY_ONEDNN) else UNSET
+    engine = TransformersEngine(dataclasses.replace(setup(folder), model=ModelSpec(path=folder.name, matmul=matmul)))
+    built = rig_of(request.param, engine, folder, folder.parent / "runs")
     built.load()
     yield built
     built.close()
@@ -94,6 +105,8 @@ def test_log_probs_are_those_that_the_generator_sampled_with(
     batch = sampled(rig, prompts, sampling)
     assert rig.folder is not None
     model = reference_model(rig.folder)
+    if rig.kind.endswith(BY_ONEDNN):
+        use_onednn(model)
     share_prompts(model)
     if max_tokens == 60:
         monkeypatch.setattr(language_head, "CHUNK_LOGITS", 21 * len(char_tokenizer()))

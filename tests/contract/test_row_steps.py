@@ -37,6 +37,7 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.errors import BatchFailed
 from contracts.rollouts import Completion, PromptBatch
 from contracts.sampling import SamplingParams
+from onbeat.kernels import use_onednn
 from onbeat.weights.model_folder import cast_head
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.sampling import Ends
@@ -87,6 +88,7 @@ LEAN: dict[str, Make] = {
     "llama with biases and scaled rotary frequencies": lambda: LlamaForCausalLM(
         LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)
     ),
+    "qwen2 by oneDNN": lambda: use_onednn(Qwen2ForCausalLM(Qwen2Config(**SHAPE))),
     "llama in bfloat16": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16(),
     "llama in bfloat16 with a float32 head": lambda: cast_head(LlamaForCausalLM(LlamaConfig(**SHAPE)).bfloat16()),
 }
@@ -119,6 +121,7 @@ ALONE: dict[str, tuple[Make, str]] = {
 }
 THREADS = [(name, 1) for name in (*LEAN, *OWN)] + [
     ("qwen3", 2),
+    ("qwen2 by oneDNN", 2),
     ("gpt2", 4),
     ("llama in bfloat16", 2),
     ("llama in bfloat16", 4),

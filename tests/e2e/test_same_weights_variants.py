@@ -86,7 +86,8 @@ VARIANTS: dict[str, dict[str, object]] = {
             ],
         },
     },
-    "PPO in mini-batches": {
+    "PPO in mini-batches, by oneDNN": {
+        "model__matmul": "onednn",
         "algorithm": {
             "advantage": "gae",
             "mini_batches": 2,
@@ -110,7 +111,7 @@ STEPS_BEFORE_DEATH = {
     "gdpo, updates of a mixture": 3 * (ITERATIONS - 1) + 2,
     "mini-batches": 4 * (ITERATIONS - 1) + 3,
     "SFT in mini-batches": 7,
-    "PPO in mini-batches": 4 * (ITERATIONS - 1) + 3,
+    "PPO in mini-batches, by oneDNN": 4 * (ITERATIONS - 1) + 3,
 }
 """ITERATIONS, where a variant isn't named."""
 

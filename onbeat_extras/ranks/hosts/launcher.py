@@ -32,10 +32,10 @@ from contracts.errors import NotFound, Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
+from onbeat.kernels import cpu_kind, gpu_kind
 from onbeat.process.crash_points import reach
 from onbeat.process.launcher import HOME
 from onbeat.process.own_packages import PACKAGES
-from onbeat.processors import cpu_kind, gpu_kind
 from onbeat_extras.ranks.hosts.local_ranks import LocalRanks, WaitingRanks
 from onbeat_extras.ranks.hosts.network import answers, listening_on, own_address
 

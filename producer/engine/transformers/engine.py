@@ -29,6 +29,7 @@ from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
+from onbeat.kernels import use_onednn
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
@@ -82,6 +83,8 @@ class TransformersEngine(base.GenerationEngine):
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
         if setup.model.cast_lm_head_to_fp32:
             cast_head(self._model)
+        if setup.model.matmul:
+            use_onednn(self._model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes

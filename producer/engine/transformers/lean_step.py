@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from onbeat.kernels import OneDnnLinear
 from onbeat.weights.model_folder import Float32Head
 from producer.engine.transformers.packed_products import MOST_ROWS, Packing, Product
 from producer.engine.transformers.row_cache import RowCache
@@ -213,7 +214,7 @@ def is_lean(model: Any) -> bool:
         and "dynamic" not in rope_type
         and rope_type != "longrope"
         and all(
-            type(module) in (nn.Linear, Float32Head)
+            type(module) in (nn.Linear, Float32Head, OneDnnLinear)
             for name, module in model.named_modules()
             if name.endswith(("_proj", "_head"))
         )

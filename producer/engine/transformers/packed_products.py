@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from onbeat import kernels
+from onbeat.kernels import OneDnnLinear
 from onbeat.sampled_values import FEWEST_ROWS
 from onbeat.weights.model_folder import Float32Head
 from producer.engine.fingerprint import block_rows
@@ -49,12 +51,20 @@ class Shape:
     outputs: tuple[int, ...]
     """How many outputs each layer has."""
     has_bias: bool
+    kind: type[nn.Linear]
+    """nn.Linear, or what stands for it."""
 
     @classmethod
     def of(cls, layers: Sequence[nn.Linear]) -> Shape:
         first = layers[0]
         outputs = tuple(layer.out_features for layer in layers)
-        return cls(dtype=_dtype(first), num_inputs=first.in_features, outputs=outputs, has_bias=first.bias is not None)
+        return cls(
+            dtype=_dtype(first),
+            num_inputs=first.in_features,
+            outputs=outputs,
+            has_bias=first.bias is not None,
+            kind=OneDnnLinear if type(first) is OneDnnLinear else nn.Linear,
+        )
 
     @property
     def num_weights(self) -> int:
@@ -65,7 +75,7 @@ class Shape:
         numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))
         layers: list[nn.Linear] = []
         for num_outputs in self.outputs:
-            layer = nn.Linear(self.num_inputs, num_outputs, bias=self.has_bias, dtype=self.dtype, device="meta")
+            layer = self.kind(self.num_inputs, num_outputs, bias=self.has_bias, dtype=self.dtype, device="meta")
             layer.weight = _parameter(numbers, self.dtype, num_outputs, self.num_inputs)
             if self.has_bias:
                 layer.bias = _parameter(numbers, self.dtype, num_outputs)
@@ -189,10 +199,12 @@ def _ways(shape: Shape) -> list[Way]:
     if of_block:
         rows = range(of_block, of_block + 1)
         return [Way(pack=_in_the_order_of_onednn, multiply=_multiply_by_onednn, numbers_of_rows=rows)]
-    if shape.dtype != torch.float32 or not torch.backends.mkl.is_available():
-        return []
     most = MOST_ROWS_OF_SMALL if shape.num_weights <= SMALL else MOST_ROWS
     rows = range(FEWEST_ROWS, most + 1, ROWS)
+    if shape.kind is OneDnnLinear:
+        return [Way(pack=_in_the_order_of_onednn, multiply=_multiply_by_onednn, numbers_of_rows=rows)]
+    if shape.dtype != torch.float32 or not torch.backends.mkl.is_available():
+        return []
     last_block = (shape.num_inputs - 1) // MKL_BLOCK * MKL_BLOCK
     cuts = (shape.num_inputs, last_block) if last_block else (shape.num_inputs,)
     return [Way(pack=_transposed(cut), multiply=_multiply, numbers_of_rows=rows) for cut in cuts]
@@ -229,11 +241,11 @@ def _multiply(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
 
 
 def _in_the_order_of_onednn(weight: Tensor) -> Parts:
-    return (torch.ops.mkldnn._reorder_linear_weight.default(weight),)
+    return (kernels.pack(weight),)
 
 
 def _multiply_by_onednn(rows: Tensor, packed: Parts, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(rows, packed[0], bias, "none", [], "")
+    return kernels.multiply(rows, packed[0], bias)
 
 
 def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:

@@ -170,7 +170,7 @@ def test_the_command_shows_the_advice_and_draws_every_schedule(
         (["--rates", "RATES", "--generators", "4..2"], "is not in order"),
         (["--rates", "RATES", "--generators", "1..99"], "99 numbers"),
         (["--rates", "RATES", "--generators", "many"], "is neither N nor N..M"),
-        (["--rates", "RATES", "--generators", "30"], "6 would never have one"),
+        (["--rates", "RATES", "--generators", "30"], "18 would never have one"),
         (["--rates", "RATES", "--lags", "0"], "--lags: `0` are no lags"),
         (["--rates", "RATES", "--lags", "17"], "from 1 to 16"),
         (["--rates", "RATES", "--colocated", "fast"], "--colocated: `fast` is not G,T"),

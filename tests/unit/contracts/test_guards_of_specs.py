@@ -76,6 +76,7 @@ def refused(**fields: Any) -> str:
     [
         ({"trainer__accumulation": "float"}, 'deterministic needs trainer.accumulation = "exact"'),
         ({"model__cast_lm_head_to_fp32": True}, "cast_lm_head_to_fp32 has no effect"),
+        ({"model__matmul": "onednn", "model__dtype": "bfloat16"}, "matmul has no effect"),
         ({"trainer__kl_alarm": 0.1}, "kl_alarm has no effect with algorithm.kl_coefficient = 0"),
         ({"trainer__stop_on": ["kl_high"]}, "is never said without kl_alarm"),
         ({"optimizer__groups": [{"parameters": ["*"]}]}, "groups has one that changes nothing"),

@@ -64,7 +64,10 @@ def test_a_later_setting_wins() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.pth=x", r"^model\.pth: unknown key \(did you mean path\? One of path, dtype, cast_lm_head_to_fp32\)$"),
+        (
+            "model.pth=x",
+            r"^model\.pth: unknown key \(did you mean path\? One of path, dtype, cast_lm_head_to_fp32, matmul\)$",
+        ),
         ("colour=red", r"^colour: unknown key"),
         ("learning_rate=1e-3", r"^learning_rate: unknown key \(did you mean optimizer\.learning_rate\?\)$"),
         (

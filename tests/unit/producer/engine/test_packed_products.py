@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 import torch
+from msgspec import UNSET, UnsetType
 from torch import nn
 
 from contracts.engines import TransformersOptions
 from contracts.spec import ModelSpec
+from onbeat import kernels
 from producer.engine import fingerprint
 from producer.engine.fingerprint import BLOCK_ROWS, fingerprint_of
 from producer.engine.transformers import packed_products
@@ -61,6 +64,32 @@ def test_a_row_in_bfloat16_has_the_same_bytes_among_any_others(
         chosen = torch.randperm(len(rows))[:number]
         assert same_bytes(product(rows[chosen]), whole[chosen]), number
         assert same_bytes(unpacked(rows[chosen]), whole[chosen]), number
+
+
+@pytest.mark.skipif(not kernels.has_onednn(), reason="torch has no oneDNN for this CPU")
+@pytest.mark.parametrize(("num_inputs", "outputs"), SHAPES)
+def test_products_by_onednn_are_packed_at_every_number_of_rows(num_inputs: int, outputs: tuple[int, ...]) -> None:
+    layers = layers_of(num_inputs, outputs, torch.float32, bias=False)
+    for layer in layers:
+        layer.__class__ = kernels.OneDnnLinear
+    packing = Packing(NO_LIMIT)
+    product = Product(layers, packing)
+    assert packing.packed_bytes == 4 * num_inputs * sum(outputs)
+    whole = linear(torch.randn(3 * MOST_ROWS, num_inputs, generator=torch.Generator().manual_seed(1)), layers)
+    rows = torch.randn(3 * MOST_ROWS, num_inputs, generator=torch.Generator().manual_seed(1))
+    for number in (*NUMBERS_OF_ROWS, 1):
+        assert same_bytes(product(rows[:number]), whole[:number]), number
+
+
+def test_products_by_onednn_are_a_kind_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text(matmul: Literal["onednn"] | UnsetType, device: str = "cpu") -> str:
+        model = ModelSpec(path="m", matmul=matmul)
+        return str(fingerprint_of(TransformersOptions(), model, device=device, num_threads=1))
+
+    monkeypatch.setattr(fingerprint, "has_onednn", lambda: True)
+    assert text("onednn") == f"{text(UNSET)}; products by oneDNN"
+    monkeypatch.setattr(fingerprint, "has_onednn", lambda: False)
+    assert text("onednn") == text(UNSET)
 
 
 def test_an_engine_that_multiplies_so_many_rows_at_a_time_is_of_a_kind_of_its_own(

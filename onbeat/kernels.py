@@ -1,0 +1,129 @@
+"""The kernels that compute a model, as the bits of a computation depend on them (I7): those that a processor's kind has
+libraries choose, and, where a job asks for it (`model.matmul`), products by oneDNN.
+
+    rows [N, K] · weightᵀ [K, outputs]; backward: gradient · weight, and gradientᵀ · rows
+
+MKL, which torch's builds for x86 multiply float32 by, gives a CPU of another vendor than Intel half of its vector's
+width; oneDNN takes what the CPU has: 2.2 times as fast on an AMD EPYC (benchmarks/results/matmul-2026-11-27.json). Its
+sums have another order, so bits are others; a row has its own in any company and order of memory. bfloat16's products
+are by oneDNN already, and a GPU has its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+CPU_INFO = Path("/proc/cpuinfo")
+VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "bf16", "asimd", "sve", "sme", "fphp", "i8mm")
+"""Prefixes of the CPU flags that libraries choose their kernels by."""
+CHOOSERS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_THREAD_LIMIT")
+"""Environment variables that they choose by, too; a limit of threads leaves the number that torch names as it is."""
+ROWS = 32
+"""A product has a multiple of so many rows, of zeros where there are fewer: a kernel is made for each number of them,
+which takes as long as a small product. A single row would be added up in another order than it is in company."""
+
+M = TypeVar("M", bound=nn.Module)
+log = logging.getLogger(__name__)
+
+
+def gpu_kind() -> str:
+    """Its name with its compute capability, CUDA and cuDNN."""
+    if not torch.cuda.is_available():
+        return "no GPU"
+    major, minor = torch.cuda.get_device_capability()
+    name, cuda, cudnn = torch.cuda.get_device_name(), torch.version.cuda, torch.backends.cudnn.version()
+    return f"{name} ({major}.{minor}), CUDA {cuda}, cuDNN {cudnn}"
+
+
+def cpu_kind() -> str:
+    """Its model and vector instructions: by both, libraries choose kernels and how they cut a matrix product."""
+    name, flags = _model_and_flags(CPU_INFO.read_text() if CPU_INFO.is_file() else "")
+    digest = hashlib.blake2b(" ".join(flags).encode(), digest_size=4).hexdigest()
+    chosen = [f"{name}={os.environ[name]}" for name in CHOOSERS if name in os.environ]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return ", ".join([f"{name or platform.machine()} ({capability}, flags {digest})", *chosen])
+
+
+def _model_and_flags(info: str) -> tuple[str, list[str]]:
+    """(model, sorted vector flags) of the first processor in the text of /proc/cpuinfo."""
+    fields: dict[str, str] = {}
+    for line in info.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    name = fields.get("model name") or " ".join(filter(None, (fields.get("CPU implementer"), fields.get("CPU part"))))
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return name, sorted(flag for flag in flags if flag.startswith(VECTOR_FLAGS))
+
+
+def has_onednn() -> bool:
+    """Whether this build of torch has the operation for this CPU."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[N, K] rows, [outputs, K] weights, plain or packed → [N, outputs]. Strides change no bit."""
+    return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Brings weights into the order in which kernels read them."""
+    return torch.ops.mkldnn._reorder_linear_weight.default(weight)
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose float32 products on a CPU are by oneDNN."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu":
+            return functional.linear(input, self.weight, self.bias)
+        rows: Tensor = _Linear.apply(input.reshape(-1, self.in_features), self.weight, self.bias)
+        return rows.view(*input.shape[:-1], self.out_features)
+
+
+def use_onednn(model: M) -> M:
+    """Has the linear layers of a float32 model multiply by oneDNN, where torch has it for this CPU; returns it."""
+    if not has_onednn():
+        log.warning("this build of torch has no oneDNN for this CPU: torch's own library multiplies")
+        return model
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDnnLinear
+    return model
+
+
+class _Linear(torch.autograd.Function):
+    """rows [N, K], weight [outputs, K] → [N, outputs]"""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # As they came: layers with the same input hold it once.
+        ctx.save_for_backward(rows, weight)
+        return multiply(_filled_up(rows), weight, bias)[: len(rows)]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        rows, weight = ctx.saved_tensors
+        gradient = _filled_up(gradients[0])
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            multiply(gradient, weight.t())[: len(rows)] if of_rows else None,
+            # Rows of zeros add nothing.
+            multiply(gradient.t(), _filled_up(rows).t()) if of_weight else None,
+            gradient.sum(0) if of_bias else None,
+        )
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    missing = -len(rows) % ROWS
+    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
