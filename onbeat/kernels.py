@@ -11,6 +11,7 @@ are by oneDNN already, and a GPU has its own.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -65,9 +66,14 @@ def _model_and_flags(info: str) -> tuple[str, list[str]]:
     return name, sorted(flag for flag in flags if flag.startswith(VECTOR_FLAGS))
 
 
+@functools.cache
 def has_onednn() -> bool:
-    """Whether this build of torch has the operation for this CPU."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Whether this build of torch has the operation for this CPU: it is tried."""
+    try:
+        multiply(torch.ones(2, 2), torch.ones(2, 2))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
