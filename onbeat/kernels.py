@@ -96,6 +96,10 @@ class OneDnnLinear(nn.Linear):
         return rows.view(*input.shape[:-1], self.out_features)
 
 
+PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
+"""Exact classes of a layer that is a product and a bias."""
+
+
 def use_onednn(model: M) -> M:
     """Has the linear layers of a float32 model multiply by oneDNN, where torch has it for this CPU; returns it."""
     if not has_onednn():

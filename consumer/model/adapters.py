@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from consumer.model.merged_layers import MergedLayers, matrices
 from contracts.errors import InvalidInput
 from contracts.spec_tables.trainer import ALL_LINEAR, LoraSpec
+from onbeat.kernels import PLAIN_LINEAR
 from onbeat.weights.adapter.matrices import matrix_names, merge_into
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
             chosen |= found
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     for name, module in chosen.items():
-        if type(module) is not nn.Linear:
+        if type(module) not in PLAIN_LINEAR:
             problem = f"{name} is a {type(module).__name__}, adapters go into nn.Linear"
             raise InvalidInput(problem, field=field, cure=_layer_words(modules))
         if module.weight is embedding.weight:
@@ -145,5 +146,5 @@ def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
 
 
 def _layer_words(modules: Mapping[str, nn.Module]) -> str:
-    names = sorted({name.rpartition(".")[2] for name, module in modules.items() if type(module) is nn.Linear})
+    names = sorted({name.rpartition(".")[2] for name, module in modules.items() if type(module) in PLAIN_LINEAR})
     return f"linear layers of this model end in {', '.join(names)}" if names else "this model takes no adapters"

@@ -27,10 +27,9 @@ from contracts.errors import InvalidInput, first_line
 from contracts.spec import ModelSpec
 from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
-from onbeat.kernels import use_onednn
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import LOADING_ERRORS, cast_head, context_tokens, load_tokenizer, weight_tensors
+from onbeat.weights.model_folder import LOADING_ERRORS, compute_as_asked, context_tokens, load_tokenizer, weight_tensors
 from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import TensorSink
 
@@ -257,10 +256,7 @@ def load_model(
             field=FIELD,
             cure="save the whole model with save_pretrained",
         )
-    if model.cast_lm_head_to_fp32:
-        cast_head(network)
-    if model.matmul:
-        use_onednn(network)
+    compute_as_asked(network, model)
     network.eval()
     if gradient_checkpointing:
         checkpoint_activations(network)

@@ -26,6 +26,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from contracts.errors import InvalidInput, first_line
+from contracts.spec import ModelSpec
+from onbeat.kernels import use_onednn
 from onbeat.weights.model_path import FIELD, check_tokenizer_files
 
 LOADING_ERRORS = (
@@ -113,6 +115,14 @@ def cast_head(model: PreTrainedModel) -> PreTrainedModel:
         )
     head.__class__ = Float32Head
     return model
+
+
+def compute_as_asked(model: PreTrainedModel, asked: ModelSpec) -> None:
+    """Has a model compute as its job's spec says beside its dtype. Raises what `cast_head` raises."""
+    if asked.cast_lm_head_to_fp32:
+        cast_head(model)
+    if asked.matmul:
+        use_onednn(model)
 
 
 def weight_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -29,9 +29,10 @@ from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import NO_LOGPROB, TEACHER_HEAD, TEACHER_STATES, TEACHER_TOP, TeacherStage
+from onbeat.kernels import PLAIN_LINEAR
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.hashing import tensors_digest
-from onbeat.weights.model_folder import Float32Head, cast_head, empty_model
+from onbeat.weights.model_folder import Float32Head, compute_as_asked, empty_model
 from onbeat.weights.model_path import folder_of_model
 
 SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
@@ -162,7 +163,7 @@ def head_digest(model: PreTrainedModel) -> str:
 def check_head(model: PreTrainedModel, stage: TeacherStage, *, field: str) -> None:
     """Raises InvalidInput for a head that is no product with a matrix, or of other states than the stage says."""
     head = output_head(model)
-    if type(head) not in (nn.Linear, Float32Head):
+    if type(head) not in (*PLAIN_LINEAR, Float32Head):
         raise InvalidInput(f"{type(model).__name__} has no plain output head", field=field, cure="take top_k")
     if head.weight.shape[1] != stage.hidden_size:
         raise InvalidInput(
@@ -179,8 +180,7 @@ def load_head(settings: StackSettings, spec: JobSpec, path: str, *, field: str) 
     )
     try:
         model = empty_model(folder, dtype=getattr(torch, spec.model.dtype), device="meta")
-        if spec.model.cast_lm_head_to_fp32:
-            cast_head(model)
+        compute_as_asked(model, spec.model)
         head = output_head(model)
         for name, parameter in list(head.named_parameters(recurse=False)):
             stored = _stored(folder, model, parameter)

@@ -29,11 +29,10 @@ from contracts.engines import TransformersOptions
 from contracts.errors import InvalidInput
 from contracts.rollouts import Completion, PromptBatch
 from contracts.versions import WeightManifest, WeightShard
-from onbeat.kernels import use_onednn
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
-from onbeat.weights.model_folder import cast_head, empty_model, end_of_sequence_ids, text_of, weight_tensors
+from onbeat.weights.model_folder import compute_as_asked, empty_model, end_of_sequence_ids, text_of, weight_tensors
 from onbeat.weights.model_path import model_folder
 from producer.engine import base
 from producer.engine.sampling import Ends
@@ -81,10 +80,7 @@ class TransformersEngine(base.GenerationEngine):
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         folder = model_folder(setup.model, setup.model_root)
         self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
-        if setup.model.cast_lm_head_to_fp32:
-            cast_head(self._model)
-        if setup.model.matmul:
-            use_onednn(self._model)
+        compute_as_asked(self._model, setup.model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from onbeat.kernels import OneDnnLinear
+from onbeat.kernels import PLAIN_LINEAR
 from onbeat.weights.model_folder import Float32Head
 from producer.engine.transformers.packed_products import MOST_ROWS, Packing, Product
 from producer.engine.transformers.row_cache import RowCache
@@ -214,7 +214,7 @@ def is_lean(model: Any) -> bool:
         and "dynamic" not in rope_type
         and rope_type != "longrope"
         and all(
-            type(module) in (nn.Linear, Float32Head, OneDnnLinear)
+            type(module) in (*PLAIN_LINEAR, Float32Head)
             for name, module in model.named_modules()
             if name.endswith(("_proj", "_head"))
         )

@@ -130,7 +130,13 @@ def distributions(learner: Learner, batch: RolloutBatch, stage: ServedStage) -> 
 @pytest.mark.parametrize("kind", ["tied", "untied", "in shards", "softcapped", "of the body alone"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, BFLOAT16, BFLOAT16 | {"model__cast_lm_head_to_fp32": True}, {"rollout__sampling": CHANGED_LOGITS}],
+    [
+        {},
+        {"model__matmul": "onednn"},
+        BFLOAT16,
+        BFLOAT16 | {"model__cast_lm_head_to_fp32": True},
+        {"rollout__sampling": CHANGED_LOGITS},
+    ],
 )
 def test_the_trainers_copy_of_the_head_makes_the_very_log_probs_that_the_stage_has(
     tmp_path: Path, kind: str, changes: dict[str, Any]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from consumer.gradient.log_probs import response_logprobs
@@ -32,7 +33,7 @@ ATTENTION = LoraSpec(rank=4, alpha=8.0, target_modules=("q_proj", "self_attn.v_p
 
 def load(folder: Path, **options: Any) -> Policy:
     return load_policy(
-        ModelSpec(path=folder.name, dtype=options.pop("dtype", "float32")),
+        ModelSpec(path=folder.name, dtype=options.pop("dtype", "float32"), matmul=options.pop("matmul", UNSET)),
         model_root=SpecRoot(folder.parent),
         gradient_checkpointing=options.pop("gradient_checkpointing", False),
     )
@@ -75,8 +76,9 @@ def test_a_policy_with_new_adapters_is_the_model_bit_for_bit(tmp_path: Path, *, 
     assert torch.equal(logprobs(policy), logprobs(plain))
 
 
-def test_all_linear_layers_but_the_head_get_an_adapter_and_nothing_else_is_trained(tmp_path: Path) -> None:
-    policy = load(tiny_model_folder(tmp_path, tied=False)).with_adapters(LoraSpec(rank=2), seed=0)
+@pytest.mark.parametrize("matmul", [UNSET, "onednn"])
+def test_all_linear_layers_but_the_head_get_an_adapter_and_nothing_else_is_trained(tmp_path: Path, matmul: Any) -> None:
+    policy = load(tiny_model_folder(tmp_path, tied=False), matmul=matmul).with_adapters(LoraSpec(rank=2), seed=0)
     trained = policy.trained_parameters()
     ends = {name.split(".")[-3] for name in trained}
     assert ends == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
