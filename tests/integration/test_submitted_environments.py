@@ -91,8 +91,9 @@ def test_a_service_that_is_away_or_refuses_the_key_refuses_no_submission_and_no_
     away = replace(told, reward_url=f"http://127.0.0.1:{free_port()}")
     hurried = replace(spec(), environment=replace(spec().environment, request_timeout_s=0.2))
     check_environment(spec("absent"), replace(told, reward_key="wrong"))
+    patient = replace(spec(), environment=replace(spec().environment, request_timeout_s=3.0))
     with pytest.raises(EnvironmentUnavailable, match="refuses this process with 401"):
-        opened(hurried, replace(told, reward_key="wrong"))
+        opened(patient, replace(told, reward_key="wrong"))
     with pytest.raises(EnvironmentUnavailable):
         opened(hurried, away)
 
