@@ -90,7 +90,8 @@ class OneDnnLinear(nn.Linear):
     """A linear layer whose float32 products on a CPU are by oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu":
+        # oneDNN makes no kernel for no rows.
+        if input.device.type != "cpu" or not input.numel():
             return functional.linear(input, self.weight, self.bias)
         rows: Tensor = _Linear.apply(input.reshape(-1, self.in_features), self.weight, self.bias)
         return rows.view(*input.shape[:-1], self.out_features)

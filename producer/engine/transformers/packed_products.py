@@ -7,7 +7,7 @@ third of a step of 16 rows. Here a copy in that order is made when a version's f
 
 float32    [K, outputs]: MKL reads it as it is. Where it sums up K in other blocks than it does for functional.linear,
            the product is cut in two. A way that gives functional.linear's bytes is looked for at each number of rows;
-           where there is none, the layer stays with functional.linear.
+           where there is none, the layer stays with functional.linear. By oneDNN (`model.matmul`): its own order.
 bfloat16   oneDNN's own order. Its kernels for AMX sum up K in blocks that depend on the number of rows, so that a row's
            bits would be its company's. So a product has 64 rows at a time there, as the engine's fingerprint says.
 """
@@ -196,12 +196,9 @@ def _proven_way(shape: Shape) -> Way | None:
 
 def _ways(shape: Shape) -> list[Way]:
     of_block = block_rows(shape.dtype, "cpu")
-    if of_block:
-        rows = range(of_block, of_block + 1)
-        return [Way(pack=_in_the_order_of_onednn, multiply=_multiply_by_onednn, numbers_of_rows=rows)]
     most = MOST_ROWS_OF_SMALL if shape.num_weights <= SMALL else MOST_ROWS
-    rows = range(FEWEST_ROWS, most + 1, ROWS)
-    if shape.kind is OneDnnLinear:
+    rows = range(of_block, of_block + 1) if of_block else range(FEWEST_ROWS, most + 1, ROWS)
+    if of_block or shape.kind is OneDnnLinear:
         return [Way(pack=_in_the_order_of_onednn, multiply=_multiply_by_onednn, numbers_of_rows=rows)]
     if shape.dtype != torch.float32 or not torch.backends.mkl.is_available():
         return []

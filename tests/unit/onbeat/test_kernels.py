@@ -54,7 +54,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_order_of_memory(shape: tuple
 
 @needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1, 64, 96), (3, 37, 64, 96)])
+@pytest.mark.parametrize("shape", [(1, 64, 96), (3, 37, 64, 96), (32, 64, 96), (2, 0, 64, 96)])
 def test_values_and_gradients_are_those_of_a_linear_layer(shape: tuple[int, ...], bias: bool) -> None:
     plain, own = layers(*shape[-2:], bias=bias)
     rows = torch.randn(*shape[:-1])
