@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -14,6 +14,10 @@ from onbeat.weights.layout import dtype_name
 
 NUM_THREADS = min(4, os.cpu_count() or 1)
 """Threads of a process that hash: from a few on, memory is the bound and not the processor."""
+TOGETHER_BYTES = 4 * 1024**2
+"""Tensors go to a thread together until they have so many bytes: each time takes as long as to hash 100 KB."""
+
+Named = tuple[str, Tensor]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -25,7 +29,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Computes `contracts.versions.weights_digest` over tensors that are at hand."""
-    return digest_of_lines(_line(name, [tensor]) for name, tensor in tensors.items())
+    return digest_of_lines(_line(name, tensor) for name, tensor in tensors.items())
 
 
 class HashingThreads:
@@ -36,7 +40,8 @@ class HashingThreads:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="hash")
-        self._lines: dict[str, Future[str]] = {}
+        self._lines: dict[str, Future[dict[str, str]]] = {}
+        """Tensor → the lines of those that were hashed with it."""
 
     def __enter__(self) -> HashingThreads:
         return self
@@ -47,22 +52,41 @@ class HashingThreads:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def add(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def add(self, tensors: Iterable[Named]) -> None:
         """Begins to hash them; a tensor takes the place of one that was added before under its name."""
-        for name, tensor in tensors:
-            self.add_one(name, tensor)
+        for group in _groups(tensors):
+            self.add_together(group)
 
-    def add_one(self, name: str, tensor: Tensor) -> Future[str]:
-        """Begins to hash one tensor. When the future is done, the tensor may change or go."""
-        line = self._lines[name] = self._threads.submit(_line, name, [tensor])
-        return line
+    def add_together(self, tensors: list[Named]) -> Future[dict[str, str]]:
+        """Begins to hash tensors in one thread. When the future is done, they may change or go."""
+        lines = self._threads.submit(_lines, tensors[::-1])
+        self._lines.update((name, lines) for name, _ in tensors)
+        return lines
 
     def digest(self) -> str:
         """Waits for all that was added; answers the `weights_digest` of it."""
-        return digest_of_lines(line.result() for line in self._lines.values())
+        return digest_of_lines(lines.result()[name] for name, lines in self._lines.items())
 
 
-def _line(name: str, held: list[Tensor]) -> str:
-    """held: the tensor, alone in its list; it is taken out, for a thread keeps its arguments longer than its result."""
-    tensor = held.pop()
+def _groups(tensors: Iterable[Named]) -> Iterator[list[Named]]:
+    group: list[Named] = []
+    for name, tensor in tensors:
+        group.append((name, tensor))
+        if sum(tensor.nbytes for _, tensor in group) >= TOGETHER_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _lines(held: list[Named]) -> dict[str, str]:
+    """held: the last one first; each is taken out, for a thread keeps its arguments longer than its result."""
+    lines: dict[str, str] = {}
+    while held:
+        name, tensor = held.pop()
+        lines[name] = _line(name, tensor)
+    return lines
+
+
+def _line(name: str, tensor: Tensor) -> str:
     return tensor_line(name, dtype_name(tensor), tuple(tensor.shape), bytes_of(tensor))

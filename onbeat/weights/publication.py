@@ -25,7 +25,7 @@ from torch import Tensor
 from contracts.errors import ContractViolation
 from contracts.versions import WeightManifest
 from onbeat.process.waiting import Waiting
-from onbeat.weights.hashing import HashingThreads
+from onbeat.weights.hashing import TOGETHER_BYTES, HashingThreads, Named
 from onbeat.weights.layout import Layout, TensorLayout
 from onbeat.weights.stores import VersionStore
 
@@ -107,6 +107,8 @@ class Publication:
         self._hashing = HashingThreads()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._puts: list[Future[None]] = []
+        self._together: list[Named] = []
+        """Tensors that are handed to the threads with the next ones."""
         self._waiting_bytes = 0
         self._moved = threading.Condition()
         self._given_up = False
@@ -124,6 +126,8 @@ class Publication:
         Raises DeadlineExceeded where the storage takes nothing any more.
         """
         waiting = self._wait("room for the next tensor of a version")
+        if self._waiting_bytes + num_bytes > PASSING_BYTES:
+            self._hand_over()
         with self._moved:
             while self._waiting_bytes and self._waiting_bytes + num_bytes > PASSING_BYTES:
                 waiting.poke()
@@ -145,8 +149,9 @@ class Publication:
         data = tensor.detach().cpu().contiguous()
         with self._moved:
             self._waiting_bytes += data.nbytes
-        hashed = self._hashing.add_one(name, data)
-        self._puts.append(self._writer.submit(self._put, name, [data], hashed))
+        self._together.append((name, data))
+        if sum(one.nbytes for _, one in self._together) >= TOGETHER_BYTES:
+            self._hand_over()
 
     def finish(self) -> WeightManifest:
         """Waits for the threads, and makes the version loadable.
@@ -157,6 +162,7 @@ class Publication:
         try:
             if self._missing:
                 raise ContractViolation(f"{len(self._missing)} tensors are missing", field=min(self._missing))
+            self._hand_over()
             waiting = self._wait("a version to be written")
             for put in self._puts:
                 self._result_of(put, waiting)
@@ -176,21 +182,27 @@ class Publication:
             self._is_over = True
             self._sink.discard()
 
-    def _put(self, name: str, held: list[Tensor], hashed: Future[str]) -> None:
-        """held: the tensor, alone in its list; it is taken out, so that it is gone before `make_room` learns of it."""
-        data = held.pop()
-        num_bytes = data.nbytes
+    def _hand_over(self) -> None:
+        if self._together:
+            held, self._together = self._together, []
+            hashed = self._hashing.add_together(held)
+            self._puts.append(self._writer.submit(self._put, held[::-1], hashed))
+
+    def _put(self, held: list[Named], hashed: Future[dict[str, str]]) -> None:
+        """held: the last one first; each is taken out, so that it is gone before `make_room` learns of it."""
+        num_bytes = sum(data.nbytes for _, data in held)
         try:
             # After a failure the tensors that follow are only let go.
+            while held and not self._given_up:
+                self._sink.put(*held.pop())
             if not self._given_up:
-                self._sink.put(name, data)
                 hashed.result()
         except BaseException:
             self._given_up = True
             raise
         finally:
-            # The tensor goes first: `make_room` would let the next one be made while this one is still in memory.
-            del data
+            # The tensors go first: `make_room` would let the next one be made while these are still in memory.
+            held.clear()
             with self._moved:
                 self._waiting_bytes -= num_bytes
                 self._moved.notify_all()

@@ -159,7 +159,7 @@ class PublishedVersions:
             with HashingThreads() as hashing:
                 for name in layout:
                     tensor = tensors[name]
-                    hashed = hashing.add_one(name, tensor)
+                    hashed = hashing.add_together([(name, tensor)])
                     take(name, tensor)
                     hashed.result()
                 found = hashing.digest()

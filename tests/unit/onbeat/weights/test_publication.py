@@ -84,6 +84,7 @@ def test_a_tensor_that_lives_for_the_publication_alone_is_made_when_there_is_roo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publication_module, "PASSING_BYTES", 8)
+    monkeypatch.setattr(publication_module, "TOGETHER_BYTES", 4)
     sink, made = GatedSink(), threading.Semaphore(0)
     with Publication(LAYOUT, sink, wait_s=DEADLINE_S) as publication:
 
@@ -246,7 +247,10 @@ def test_a_file_of_chunks_that_is_larger_than_any_delta_is_refused_before_one_is
         chunk_files(chunks, FolderFiles(tmp_path)).content(file, most_bytes=9)
 
 
-def test_deltas_of_a_version_that_never_came_are_undone_by_the_next_one(tmp_path: Path) -> None:
+def test_deltas_of_a_version_that_never_came_are_undone_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_module, "TOGETHER_BYTES", 1)
     ahead = DeltasAhead(tmp_path)
     tensors = version(1)
     with ahead.publisher.begin(layout_of(tensors), policy_version=1) as publication:
