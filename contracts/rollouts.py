@@ -230,7 +230,7 @@ class Completion(Record, frozen=True, kw_only=True):
     @property
     def num_sampled(self) -> int:
         """S."""
-        return sum(end - start for start, end in self.spans)
+        return self.num_tokens if self.trajectory is UNSET else sum(end - start for start, end in self.spans)
 
 
 class Rollout(Record, frozen=True, kw_only=True, omit_defaults=True):

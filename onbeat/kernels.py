@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,8 +94,10 @@ class OneDnnLinear(nn.Linear):
         # oneDNN makes no kernel for no rows.
         if input.device.type != "cpu" or not input.numel():
             return functional.linear(input, self.weight, self.bias)
-        rows: Tensor = _Linear.apply(input.reshape(-1, self.in_features), self.weight, self.bias)
-        return rows.view(*input.shape[:-1], self.out_features)
+        product: Callable[..., Tensor] = _Linear.apply if torch.is_grad_enabled() else _product
+        return product(input.reshape(-1, self.in_features), self.weight, self.bias).view(
+            *input.shape[:-1], self.out_features
+        )
 
 
 PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
@@ -119,7 +122,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # As they came: layers with the same input hold it once.
         ctx.save_for_backward(rows, weight)
-        return multiply(_filled_up(rows), weight, bias)[: len(rows)]
+        return _product(rows, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -133,6 +136,12 @@ class _Linear(torch.autograd.Function):
             multiply(gradient.t(), _filled_up(rows).t()) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    filled = _filled_up(rows)
+    product = multiply(filled, weight, bias)
+    return product if filled is rows else product[: len(rows)]
 
 
 def _filled_up(rows: Tensor) -> Tensor:

@@ -109,11 +109,13 @@ def make_micro_batch(
     advantages: NDArray[np.float64],
     rows: NDArray[np.int64] | None = None,
     packing: Packing = "padded",
+    multiple_of: int = 1,
     sampling: SamplingParams | None = None,
     end_ids: frozenset[int] = frozenset(),
 ) -> MicroBatch:
     """Decodes the chosen rows (ascending, at least one; default: all). advantages: [k, G], or [k, G, K] of turns.
 
+    multiple_of: the length of a packed sequence (`packed_inputs`).
     sampling, end_ids: as the generator sampled, and the model's ends, where logits were changed by them.
     """
     size = batch.group_size
@@ -138,6 +140,7 @@ def make_micro_batch(
             seen,
             [*group_index, *range(-len(lines), 0)],
             prefill=_prefill(batch) if packing == "as_sampled" else None,
+            multiple_of=multiple_of,
         )
     )
     sampled = responses

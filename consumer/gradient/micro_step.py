@@ -41,6 +41,8 @@ from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.stages import REFERENCE_LOGPROBS, TEACHER_LOGPROBS, read_columns
+from onbeat import kernels
+from onbeat.sampled_values import FEWEST_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +191,16 @@ def _prepare(batch: RolloutBatch, spec: JobSpec) -> PreparedBatch:
 def maker(policy: Policy, batch: RolloutBatch, spec: JobSpec) -> Callable[..., MicroBatch]:
     """Returns `make_micro_batch` of the batch, laid out and sampled as the job says."""
     packing, sampling = spec.trainer.packing, spec.rollout.sampling
-    return functools.partial(make_micro_batch, batch, packing=packing, sampling=sampling, end_ids=policy.end_ids)
+    # No part of a vector is left over, and no product by oneDNN has to copy its rows.
+    multiple_of = kernels.ROWS if spec.model.matmul else FEWEST_ROWS if packing == "as_sampled" else 1
+    return functools.partial(
+        make_micro_batch,
+        batch,
+        packing=packing,
+        multiple_of=multiple_of,
+        sampling=sampling,
+        end_ids=policy.end_ids,
+    )
 
 
 def _measure(

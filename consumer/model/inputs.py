@@ -176,8 +176,12 @@ def packed_inputs(
     group_index: Sequence[int],
     *,
     prefill: Prefill | None = None,
+    multiple_of: int = 1,
 ) -> PackedInputs:
-    """Packs rows one after another, as in `padded_inputs`; those of a group stand together and have the same prompt."""
+    """Packs rows one after another, as in `padded_inputs`; those of a group stand together and have the same prompt.
+
+    multiple_of: the sequence's length, which more responses fill up that predict nothing.
+    """
     predicting = np.zeros((len(prompts), max(response.size for response in responses)), dtype=np.int64)
     pieces: list[Tokens] = []
     positions: list[NDArray[np.int64]] = []
@@ -200,12 +204,14 @@ def packed_inputs(
             predicting[row, 0] = last_of_prompt
             predicting[row, 1 : response.size + 1] = end + np.arange(response.size)
             end += response.size
-    if prefill is not None and end % FEWEST_ROWS:
-        # One more response, which predicts nothing: no part of a vector is left over.
-        rest = np.zeros(-end % FEWEST_ROWS, dtype=np.int32)
+    if missing := -end % multiple_of:
+        rest = np.zeros(missing, dtype=np.int32)
         pieces.append(rest)
         positions.append(rest.astype(np.int64))
-        groups[-1] = replace(groups[-1], response_tokens=(*groups[-1].response_tokens, rest.size))
+        # The backward pass of all responses depends on how long the longest is: as_sampled always had one for the rest.
+        longest = missing if multiple_of == FEWEST_ROWS else max(1, predicting.shape[1] - 1)
+        more = [min(longest, missing - start) for start in range(0, missing, longest)]
+        groups[-1] = replace(groups[-1], response_tokens=(*groups[-1].response_tokens, *more))
     return PackedInputs(
         input_ids=torch.from_numpy(np.concatenate(pieces).astype(np.int64)[None]),
         position_ids=torch.from_numpy(np.concatenate(positions).astype(np.int64)[None]),

@@ -16,6 +16,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.log_probs import response_logprobs, response_measures
 from consumer.gradient.micro_batch import MicroBatch, make_micro_batch, split_rows
+from consumer.model.inputs import PackedInputs
 from consumer.model.policy import checkpoint_activations
 from consumer.model.shared_prompt.attention import block_mask, shared_prompt_attention
 from consumer.model.shared_prompt.layout import GroupLengths, SharedPromptLayout
@@ -91,11 +92,13 @@ def ragged_batch() -> RolloutBatch:
     return rollout_batch(seed=3, num_groups=3, prompt_tokens=(2, 9), response_tokens=(1, 7), rewards=(0.0, 0.5, 1.0))
 
 
-def micro_batches(batch: RolloutBatch, *, packing: Any, max_tokens: int = 10_000) -> list[MicroBatch]:
+def micro_batches(
+    batch: RolloutBatch, *, packing: Any, max_tokens: int = 10_000, multiple_of: int = 1
+) -> list[MicroBatch]:
     rows = np.arange(batch.num_completions)
     advantages = np.ones((len(batch.groups), batch.group_size))
     return [
-        make_micro_batch(batch, advantages=advantages, rows=part, packing=packing)
+        make_micro_batch(batch, advantages=advantages, rows=part, packing=packing, multiple_of=multiple_of)
         for part in split_rows(batch, rows, packing=packing, max_tokens=max_tokens)
     ]
 
@@ -135,6 +138,24 @@ def test_log_probs_and_gradients_are_those_of_the_padded_batch(name: str, max_to
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_in_float32_they_agree_to_its_precision(name: str) -> None:
     assert_same(small_model(name), ragged_batch(), max_tokens=10_000, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("response_tokens", [(1, 7), (1, 1)])
+def test_what_fills_a_sequence_up_has_no_part_in_any_log_prob_or_gradient(response_tokens: tuple[int, int]) -> None:
+    model = small_model("llama", dtype=torch.float64)
+    share_prompts(model)
+    batch = rollout_batch(seed=3, num_groups=3, prompt_tokens=(2, 9), response_tokens=response_tokens)
+    expected, expected_gradients = run(model, micro_batches(batch, packing="shared_prompt"))
+    filled_up = micro_batches(batch, packing="shared_prompt", multiple_of=64)
+    layout = filled_up[0].inputs
+    assert isinstance(layout, PackedInputs)
+    assert layout.input_ids.shape == layout.position_ids.shape == (1, 64)
+    assert sum(group.num_tokens for group in layout.groups) == 64
+    assert max(length for group in layout.groups for length in group.response_tokens) == max(1, response_tokens[1] - 1)
+    actual, gradients = run(model, filled_up)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-10, atol=1e-12)
 
 
 def test_with_recomputed_activations_the_gradient_is_the_same() -> None:

@@ -32,7 +32,7 @@ ROWS = 8
 MOST_ROWS = 64
 """Packed weights gain little at more rows: a product's own arithmetic grows, and packing doesn't."""
 SMALL = 2**20
-MOST_ROWS_OF_SMALL = 128
+MOST_ROWS_OF_SMALL = 256
 """They gain more where a layer has at most SMALL weights, and are compared fast there."""
 MKL_BLOCK = 384
 """MKL cuts K into blocks of so many for functional.linear."""
