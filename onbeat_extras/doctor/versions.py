@@ -1,10 +1,11 @@
-"""Packages against what Onbeat needs and was tested with, and the GPU as torch sees it."""
+"""Packages against what Onbeat needs and was tested with, the GPU as torch sees it, and the library for products."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,9 @@ PINS = REPOSITORY / "constraints.txt"
 BIT_BY_BIT = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 """Packages of which another version may end in other weights."""
 DRIVER_TIMEOUT_S = 5.0
+WIDTH, ROUNDS = 512, 9
+"""Of the products that are timed: some milliseconds each."""
+WORTH_IT = 1.3
 
 
 def look(settings: StackSettings) -> Iterator[Finding]:
@@ -29,6 +33,8 @@ def look(settings: StackSettings) -> Iterator[Finding]:
     if PINS.is_file():
         yield of_pins(pins(PINS), installed)
     yield of_gpu(settings.device)
+    if settings.device == "cpu":
+        yield of_products(*product_flop_s())
 
 
 def installed(name: str) -> str | None:
@@ -98,6 +104,39 @@ def of_gpu(device: str) -> Finding:
             "gpu", f"driver {driver} is there, torch {torch.__version__} is not for it", "take torch's CUDA build"
         )
     return ok("gpu", "none: ONBEAT_DEVICE=cpu")
+
+
+def product_flop_s() -> tuple[float, float]:
+    """Operations a second of a float32 product on one core: by the library that torch was built with, and by oneDNN,
+    0.0 where torch has none for this CPU."""
+    import torch
+
+    from onbeat.kernels import has_onednn, multiply
+
+    left, right = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+
+    def best(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+        seconds = []
+        for _ in range(ROUNDS):
+            started_s = time.perf_counter()
+            product(left, right)
+            seconds.append(time.perf_counter() - started_s)
+        return 2 * WIDTH**3 / min(seconds)
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return best(torch.mm), best(multiply) if has_onednn() else 0.0
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def of_products(torchs: float, onednn: float) -> Finding:
+    """torchs, onednn: as `product_flop_s` has them."""
+    says = f"{torchs / 1e9:.0f} GFLOP/s a core in float32"
+    if onednn > WORTH_IT * torchs:
+        return warn("products", f"{says}, and {onednn / 1e9:.0f} by oneDNN", 'model.matmul = "onednn" in a spec')
+    return ok("products", says)
 
 
 def _driver() -> str:
