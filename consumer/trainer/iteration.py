@@ -23,6 +23,8 @@ from onbeat.loop.window import AskedIteration
 
 SAME_WAIT_S = 0.01
 """A wait is a row of looks: so little time lies between two of them."""
+Numbers = tuple[statistics.IterationNumbers, list[statistics.IterationNumbers]]
+"""Those of a whole iteration, and those of each of its updates."""
 LEFT_OUT = frozenset({"kl_to_teacher", "value_loss", "explained_variance"})
 """Measures of some kinds of job: a job of another kind leaves them out rather than sending null."""
 
@@ -133,25 +135,28 @@ class Iteration(ExpectedIteration):
         ]
         return training or self._generations
 
+    def numbers(self, updates: Sequence[statistics.Update], *, scaling: statistics.Scaling) -> Numbers:
+        """Those of a training iteration whose batches are all in, and those of each update; at least one, in order."""
+        of_each = [statistics.iteration_numbers(update.stats, scaling=update.scaling) for update in updates]
+        can_clip = [any(one.can_clip for one in update.stats) for update in updates]
+        whole = statistics.iteration_numbers(self.stats, scaling=scaling)
+        return statistics.mean_over_updates(whole, of_each, can_clip=can_clip), of_each
+
     def metrics(
         self,
         updates: Sequence[statistics.Update],
+        numbers_of: Numbers,
         *,
         learning_rate: float,
-        scaling: statistics.Scaling,
         peak_flops: float = 0.0,
         max_policy_lag: int = 0,
     ) -> IterationMetrics:
-        """The numbers of a training iteration whose batches are all in; updates: at least one, in order.
+        """What a trained iteration reports. numbers_of: as `numbers` has them, of the same updates.
 
         peak_flops: floating-point operations a second of one rank, or 0.0 where they are unknown. max_policy_lag: of
         the spec.
         """
-        of_each = [statistics.iteration_numbers(update.stats, scaling=update.scaling) for update in updates]
-        can_clip = [any(one.can_clip for one in update.stats) for update in updates]
-        numbers = statistics.mean_over_updates(
-            statistics.iteration_numbers(self.stats, scaling=scaling), of_each, can_clip=can_clip
-        )
+        numbers, of_each = numbers_of
         wall_s = time.time() - self._started_s
         training_s = self.seconds("train")
         # A step on batches as they came has the same numbers; what was trained again has its own.

@@ -53,6 +53,8 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
     scaling = iteration_scaling(iteration.stats, spec.algorithm)
     with held.weights.begin(held.layout, policy_version=iteration.number + 1) as publication:
         updates = _update(held, iteration, rate=rate, scaling=scaling, publication=publication)
+        # While threads write the rest of the version.
+        numbers = iteration.numbers(updates, scaling=scaling)
         with iteration.span("sync"):
             # The lease comes before the name: a version is complete, and believed, once it is finished.
             held.side.renew()
@@ -60,7 +62,7 @@ def step(held: HeldJob, iteration: Iteration) -> Stepped:
             held.side.publish_weights(made, oldest_kept=held.window.oldest_version(iteration.number))
     reach("consumer.after_weights")
     metrics = iteration.metrics(
-        updates, learning_rate=rate, scaling=scaling, peak_flops=held.peak_flops, max_policy_lag=spec.max_policy_lag
+        updates, numbers, learning_rate=rate, peak_flops=held.peak_flops, max_policy_lag=spec.max_policy_lag
     )
     return Stepped(made=made, metrics=metrics, scaling=scaling)
 

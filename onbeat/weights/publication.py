@@ -150,7 +150,7 @@ class Publication:
         with self._moved:
             self._waiting_bytes += data.nbytes
         self._together.append((name, data))
-        if sum(one.nbytes for _, one in self._together) >= TOGETHER_BYTES:
+        if not self._missing or sum(one.nbytes for _, one in self._together) >= TOGETHER_BYTES:
             self._hand_over()
 
     def finish(self) -> WeightManifest:
@@ -162,7 +162,6 @@ class Publication:
         try:
             if self._missing:
                 raise ContractViolation(f"{len(self._missing)} tensors are missing", field=min(self._missing))
-            self._hand_over()
             waiting = self._wait("a version to be written")
             for put in self._puts:
                 self._result_of(put, waiting)
