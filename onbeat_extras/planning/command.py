@@ -68,7 +68,7 @@ def plan(
     if (measured is None) == (rates is None and not rate):
         raise InvalidInput("give either a finished job or rates", field="--from", cure="--from JOB, or --rates FILE")
     if measured is not None:
-        costs, machines = costs_of_job(job, machines, measured_folder(measured, os.environ, run_dir))
+        costs = costs_of_job(job, machines, measured_folder(measured, os.environ, run_dir))
     else:
         costs, machines = costs_of_rates(job, machines, rates, rate or [], seed=seed)
     schedules = candidates(_lags(lags), job.iterations)

@@ -63,11 +63,12 @@ def measured_costs(
         evaluation = training
         warnings.append("no evaluation batch was measured: one is taken to cost what a training batch does")
     runs = _iterations(of_kept)
-    tokens = statistics.fmean(metrics[number].num_tokens for number in kept) / spec.rollout.batches_per_iteration
+    of_iteration = statistics.fmean(metrics[number].num_tokens for number in kept)
+    num_tokens = round(of_iteration / spec.rollout.batches_per_iteration)
     return Costs(
         source=f"measured in {job_id} ({spec.schedule}), {len(kept)} iterations",
-        training=tuple(_with_tokens(batch, round(tokens)) for batch in training),
-        evaluation=tuple(_with_tokens(batch, round(tokens)) for batch in evaluation),
+        training=tuple(replace(batch, num_tokens=num_tokens) for batch in training),
+        evaluation=tuple(replace(batch, num_tokens=num_tokens) for batch in evaluation),
         steps=tuple(_steps(runs, clock)),
         waits=_waits(runs, spec, metrics),
         warnings=tuple(warnings),
@@ -148,10 +149,6 @@ def _batches(spans: Spans, clock: Clock, purpose: str) -> list[BatchCost]:
             trained = _first_passes(kinds["train"])
             costs.append(BatchCost(rounds=rounds, train_s=clock.seconds(trained[0]) if trained else 0.0))
     return costs
-
-
-def _with_tokens(batch: BatchCost, num_tokens: int) -> BatchCost:
-    return replace(batch, num_tokens=num_tokens)
 
 
 def _steps(runs: Iterable[MeasuredIteration], clock: Clock) -> list[StepCost]:

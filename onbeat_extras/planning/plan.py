@@ -5,7 +5,7 @@ spec, costs ─▶ candidates ─▶ predict each ─▶ Plan: a row each, a rec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from contracts.encoding.wire import Record
@@ -58,9 +58,11 @@ def compare(
     seed: int,
 ) -> Plan:
     """Predicts each schedule with each number of generators."""
+    of_each = [replace(machines, num_generators=number) for number in generators]
     found = tuple(
-        predict(spec, schedule, of_schedule, costs, replications=replications, seed=seed)
-        for schedule, of_schedule in _each(schedules, generators, machines)
+        predict(spec, schedule, machines_for(schedule, one), costs, replications=replications, seed=seed)
+        for one in of_each
+        for schedule in schedules
     )
     sure = [one for one in found if not one.is_at_best]
     chosen = choose(sure)
@@ -132,11 +134,3 @@ def named(one: Prediction) -> str:
     """`delayed, lag 1, with 3 generators`"""
     lag = f", lag {one.max_policy_lag}," if one.max_policy_lag else ""
     return f"{one.schedule}{lag} with {one.generators} generator{'' if one.generators == 1 else 's'}"
-
-
-def _each(
-    schedules: Sequence[Schedule], generators: Sequence[int], machines: Machines
-) -> Iterator[tuple[Schedule, Machines]]:
-    for number in generators:
-        for schedule in schedules:
-            yield schedule, machines_for(schedule, replace(machines, num_generators=number))

@@ -44,7 +44,7 @@ def measured_folder(job: str, environment: Mapping[str, str], run_dir: Path | No
     return folder
 
 
-def costs_of_job(spec: JobSpec, machines: Machines, folder: RunFolder) -> tuple[Costs, Machines]:
+def costs_of_job(spec: JobSpec, machines: Machines, folder: RunFolder) -> Costs:
     """Raises InvalidInput where the finished job's batches say nothing about the planned ones."""
     of_job = read_spec(folder)
     for table, keys in (("rollout", SAME_BATCHES), ("trainer", SAME_PASSES)):
@@ -63,14 +63,13 @@ def costs_of_job(spec: JobSpec, machines: Machines, folder: RunFolder) -> tuple[
             field="model",
             cure="measure a job with it, or give rates",
         )
-    cores, threads = machines.num_cores, machines.threads
     costs = measured_costs(
         of_job,
         read_json_lines(folder.timeline, TimelineSpan),
         read_json_lines(folder.metrics, IterationMetrics),
         job_id=folder.job_id,
-        num_cores=cores,
-        threads=threads,
+        num_cores=machines.num_cores,
+        threads=machines.threads,
     )
     if of_job.schedule == "colocated":
         raise InvalidInput(
@@ -78,7 +77,7 @@ def costs_of_job(spec: JobSpec, machines: Machines, folder: RunFolder) -> tuple[
             field="--from",
             cure="measure a periodic or a synchronous job",
         )
-    return costs, machines
+    return costs
 
 
 def costs_of_rates(

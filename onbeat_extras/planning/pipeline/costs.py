@@ -7,7 +7,6 @@ RATES.toml ─▶ given.py ────┴▶ Costs ─▶ walk.py draws batches
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 
 from contracts.spec import JobSpec
 
@@ -85,15 +84,6 @@ class Costs:
     waits: Waits
     warnings: tuple[str, ...] = ()
     """What the source could not say, and what stands in its place."""
-
-    def training_batch(self, draw: Random) -> BatchCost:
-        return self.training[draw.randrange(len(self.training))]
-
-    def evaluation_batch(self, draw: Random) -> BatchCost:
-        return self.evaluation[draw.randrange(len(self.evaluation))]
-
-    def step(self, draw: Random) -> StepCost:
-        return self.steps[draw.randrange(len(self.steps))]
 
     @property
     def generate_s(self) -> float:

@@ -109,7 +109,7 @@ class _Pipeline:
         # Without work a generator asks once more than it gets.
         self.num_claims += 1 + (at_s > free_s)
         is_training = "/train/" in batch_id
-        cost = self._costs.training_batch(self._draw) if is_training else self._costs.evaluation_batch(self._draw)
+        cost = self._draw.choice(self._costs.training if is_training else self._costs.evaluation)
         version = self._version_for(iteration, generator.held_version, is_training=is_training, at_s=at_s)
         parts = self._generators.sample(iteration, batch_id, cost, version=version, at_s=at_s)
         self.spans += parts
@@ -140,7 +140,7 @@ class _Pipeline:
         arrivals = sorted(self._arrivals.pop(iteration), key=lambda batch: batch.scored_s)
         now_s = self.trainer.train(arrivals, self._turned_s)
         if iteration < self._spec.iterations:
-            cost = self._costs.steps[self._draw.randrange(len(self._costs.steps))]
+            cost = self._draw.choice(self._costs.steps)
             now_s = self._book("step", iteration, now_s, cost.step_s / self._trainer_gain)
             now_s = self._book("sync", iteration, now_s, cost.publish_s)
         now_s = self._book("open", iteration + 1, now_s, waits.open_s)
