@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -130,7 +130,7 @@ class Connection:
         self._process = process = await asyncio.create_subprocess_exec(
             self._server.command,
             *self._server.args,
-            env=_environment(self._server.env),
+            env={**os.environ, "PATH": os.defpath, **self._server.env},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -184,10 +184,6 @@ async def _send(into: asyncio.StreamWriter, outgoing: Outgoing) -> None:
                 text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
                 into.write(text.encode() + b"\n")
                 await into.drain()
-
-
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "PATH": os.defpath, **own}
 
 
 def _text(error: Exception) -> str:

@@ -158,10 +158,6 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(description).strip(), said
 
 
-def tool_message(name: str, call_id: str, content: str) -> Message:
-    return Message(role="tool", content=content, name=name, call_id=call_id)
-
-
 def _text(found: Any) -> str:
     if isinstance(found, str):
         return found
