@@ -13,6 +13,7 @@ no process to hit comes again later.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -90,9 +91,9 @@ class Campaign:
         self._kinds: dict[str, Callable[[DisturbedRun], str]] = {
             "kill generator": lambda now: self._kill(now, self._one_of("generator")),
             "kill all generators": lambda now: self._kill(now, *self._all_of("generator")),
-            "pause generator": lambda now: self._pause_one_of(now, "generator"),
+            "pause generator": lambda now: self._pause(now, self._one_of("generator"), PAUSE_S),
             "kill trainer": self._kill_trainer,
-            "pause trainer": self._pause_trainer,
+            "pause trainer": lambda now: self._pause_process(now, TRAINER, self._trainer(now), PAUSE_S),
             "kill redis": lambda now: self._kill(now, "redis"),
             "hang redis": lambda now: self._pause(now, "redis", HANG_S),
             "kill reward service": lambda now: self._kill(now, "reward_service"),
@@ -106,7 +107,7 @@ class Campaign:
             self._kinds |= {
                 "kill stage worker": lambda now: self._kill(now, self._one_of("stage")),
                 "kill all stage workers": lambda now: self._kill(now, *self._all_of("stage")),
-                "pause stage worker": lambda now: self._pause_one_of(now, "stage"),
+                "pause stage worker": lambda now: self._pause(now, self._one_of("stage"), PAUSE_S),
             }
 
     def run(self, rounds: int, on_round: Callable[[CampaignResult], None]) -> CampaignResult:
@@ -276,10 +277,6 @@ class Campaign:
         run.strike(TRAINER, pid, signal.SIGKILL)
         return str(pid)
 
-    def _pause_trainer(self, run: DisturbedRun) -> str:
-        pid = self._trainer(run)
-        return self._pause_process(run, TRAINER, pid, PAUSE_S)
-
     def _trainer(self, run: DisturbedRun) -> int:
         """Returns the process to hit. Raises LookupError while there is none, or none that this round hits."""
         trainers = child_process.running("consumer", run.job_id)
@@ -287,7 +284,7 @@ class Campaign:
             trainers = [pid for pid in trainers if run.is_at_work(pid)]
         return trainers[-1]
 
-    def _pause(self, run: DisturbedRun, name: str, range_s: tuple[float, float] = PAUSE_S) -> str:
+    def _pause(self, run: DisturbedRun, name: str, range_s: tuple[float, float]) -> str:
         return self._pause_process(run, name, self._stack.pids[name], range_s)
 
     def _pause_process(self, run: DisturbedRun, name: str, pid: int, range_s: tuple[float, float]) -> str:
@@ -300,19 +297,14 @@ class Campaign:
         for paused in list(run.paused):
             if all_of_them or time.monotonic() >= paused.until_s:
                 run.paused.remove(paused)
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(paused.pid, signal.SIGCONT)
-                except ProcessLookupError:
-                    continue
 
     def _all_of(self, service: str) -> Sequence[str]:
         return [name for name in self._stack.pids if name.startswith(f"{service}-")]
 
     def _one_of(self, service: str) -> str:
         return self._draw.choice(self._all_of(service))
-
-    def _pause_one_of(self, run: DisturbedRun, service: str) -> str:
-        return self._pause(run, self._one_of(service))
 
     def _status(self, job_id: str) -> JobStatus | None:
         """None while the gateway or Redis is away."""

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -121,9 +122,7 @@ def _stack_plan(
 
 def show_round(console: Console, result: RoundResult) -> None:
     verdict = Text("finding", "red") if result.problems else Text("as it should", "green")
-    counts: dict[str, int] = {}
-    for fault in result.faults:
-        counts[fault.kind] = counts.get(fault.kind, 0) + 1
+    counts = Counter(fault.kind for fault in result.faults)
     kinds = ", ".join(f"{kind} {number}x" if number > 1 else kind for kind, number in counts.items())
     rest = f"  {result.wall_s:6.1f} s  {kinds or 'no fault in time'}"
     console.print(Text.assemble(f"round {result.number:3}  ", verdict, rest))
