@@ -53,7 +53,8 @@ def backup(
     root = run_root_from(os.environ, run_dir)
     if not root.is_dir():
         raise InvalidInput(f"there is no folder {root}", field="--run-dir", cure="name the folder of a stack")
-    _require_empty(directory, field="DIR")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise Conflict(f"{directory} holds something", field="DIR", cure="choose a new folder")
     if not without_redis and not (root / REDIS).is_dir():
         raise InvalidInput(
             f"{root} has no Redis of its own",
@@ -133,11 +134,6 @@ def bring_back(directory: Path, found: Backup, root: Path) -> None:
     for name in (*found.jobs, INPUTS, REDIS):
         if (directory / name).is_dir():
             copy_tree(directory / name, root / name)
-
-
-def _require_empty(directory: Path, *, field: str) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise Conflict(f"{directory} holds something", field=field, cure="choose a new folder")
 
 
 @contextmanager
