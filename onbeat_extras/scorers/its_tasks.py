@@ -27,7 +27,7 @@ LONGEST_STEP = 6
 def score(task: str, answer: str, entry: Entry) -> float:
     """A score in [0, 1]; 0.0 where the scorer raises an error for the answer, and none for the entry's own."""
     scorer = _scorer(task)
-    readable = GUARDS.get(task, _as_it_is)(answer)
+    readable = GUARDS[task](answer) if task in GUARDS else answer
     if readable is None:
         return 0.0
     try:
@@ -52,10 +52,6 @@ def _is_sound(scorer: Callable[[str, Entry], float], entry: Entry) -> bool:
     except MALFORMED:
         return False
     return True
-
-
-def _as_it_is(answer: str) -> str | None:
-    return answer
 
 
 def _finite(answer: str) -> str | None:
