@@ -204,18 +204,15 @@ class StageWorker(Worker[ClaimedItem]):
             reach("stage.after_compute")
             (outcome,) = await self._calls(stage.side.put, [(item, values)])
         except (errors.BatchFailed, errors.ContractViolation) as error:
-            await self._fail(stage, item, error)
-            return "failed"
+            return await self._give_back(stage, item, error, is_released=False)
         except (errors.BrokerUnavailable, errors.BrokerFull):
             raise
         except errors.Unavailable as error:
-            await self._release(stage, item, error)
-            return "released"
+            return await self._give_back(stage, item, error, is_released=True)
         except errors.InvalidInput as error:
             self._stages.leave_alone(stage, error)
             self._heartbeat.changed.set()
-            await self._release(stage, item, error)
-            return "released"
+            return await self._give_back(stage, item, error, is_released=True)
         reach("stage.after_put")
         self._stages.made(stage)
         if outcome in (PutOutcome.ACCEPTED, PutOutcome.AGAIN):
@@ -224,14 +221,12 @@ class StageWorker(Worker[ClaimedItem]):
         log.info("%s: its columns are refused as %s", name_of(stage, item), outcome.value)
         return "lost"
 
-    async def _fail(self, stage: ServedStage, item: ClaimedItem, error: Exception) -> None:
-        outcome = await self._calls(stage.side.fail, item, str(error))
-        log.warning("%s failed, %s: %s", name_of(stage, item), outcome.value, error)
-
-    async def _release(self, stage: ServedStage, item: ClaimedItem, error: Exception) -> None:
-        """Gives an item back that can't be the cause."""
-        outcome = await self._calls(stage.side.fail, item, str(error), is_released=True)
-        log.warning("%s is given back, %s: %s", name_of(stage, item), outcome.value, error)
+    async def _give_back(self, stage: ServedStage, item: ClaimedItem, error: Exception, *, is_released: bool) -> str:
+        """is_released: the item can't be the cause."""
+        outcome = await self._calls(stage.side.fail, item, str(error), is_released=is_released)
+        ended = "is given back" if is_released else "failed"
+        log.warning("%s %s, %s: %s", name_of(stage, item), ended, outcome.value, error)
+        return "released" if is_released else "failed"
 
 
 def name_of(stage: ServedStage, item: ClaimedItem) -> str:
