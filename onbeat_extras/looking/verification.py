@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import Request
@@ -59,7 +58,8 @@ async def _verify(services: Services, job_id: str) -> AuditVerdict:
         *(*COMMAND, *roots, job_id),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env=_environment(os.environ),
+        # The gateway's environment without its settings: the check needs no key and no address.
+        env=with_own_packages({name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}),
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(task), settings.verify_timeout_s)
@@ -85,11 +85,6 @@ def _task(services: Services, job_id: str) -> AuditTask:
         is_complete=jobs.state(job_id) is JobState.SUCCEEDED,
         entries=tuple(AuditEntry(record=record, digest=record_digest(record)) for record in records),
     )
-
-
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The gateway's, without its settings: the check needs no key and no address."""
-    return with_own_packages({name: value for name, value in own.items() if not name.startswith(PREFIX)})
 
 
 def _answer(exit_code: int | None, output: bytes) -> AuditVerdict:
