@@ -12,7 +12,7 @@ from rich.console import Console
 
 from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record, encode_json
-from contracts.jobs import EvaluationScore, HealthProblem, JobState
+from contracts.jobs import HealthProblem, JobState
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.client.progress import JobProgress
@@ -112,8 +112,8 @@ def summarise(
         generators=plan.generators,
         iterations=verdict.iterations,
         wall_s=round((status.ended_s or time.time()) - status.created_s, 3),
-        eval_before=_sampled(before),
-        eval_after=_sampled(after),
+        eval_before=before.sampled if before else None,
+        eval_after=after.sampled if after else None,
         eval_before_greedy=before.greedy if before else None,
         eval_after_greedy=after.greedy if after else None,
         eval_prompts=after.num_prompts if after else 0,
@@ -131,7 +131,3 @@ def summarise(
         run_dir=str(folder.path),
         figures=tuple(str(path) for path in figures),
     )
-
-
-def _sampled(score: EvaluationScore | None) -> float | None:
-    return score.sampled if score else None

@@ -16,7 +16,6 @@ from contracts.errors import InvalidInput, NotFound, Unavailable
 from contracts.events import AuditRecord, versions_of
 from contracts.run_folder import RunFolder
 from contracts.settings import settings_from
-from contracts.spec import JobSpec
 from onbeat.audit.folder import read_spec
 from onbeat.commands import options
 from onbeat.commands.jobs import Job
@@ -47,23 +46,19 @@ def export(
 
     folder, records = _run_of(job, gateway, api_key, run_dir)
     spec = read_spec(folder)
+    settings = replace(settings_from(os.environ), model_root=str(options.model_root_or_default(model_root)))
     exported = exported_from(
         folder,
         spec,
         directory.absolute(),
-        model_folder=_model_folder(spec, options.model_root_or_default(model_root)),
+        # Where the stack read it from; the run folder, and so the spec, may be another person's.
+        model_folder=settings.spec_root.find(spec.model.path, field="model.path"),
         versions=None if records is None else versions_of(records),
         version=version,
         best=best,
         adapters=adapters,
     )
     tell(asdict(exported), _table(exported, has_chain=records is not None), json_output=json_output)
-
-
-def _model_folder(spec: JobSpec, model_root: Path) -> Path:
-    """Finds where the stack read the model from; the run folder, and so the spec, may be another person's."""
-    settings = replace(settings_from(os.environ), model_root=str(model_root))
-    return settings.spec_root.find(spec.model.path, field="model.path")
 
 
 def _run_of(
