@@ -186,7 +186,8 @@ class Consumer:
         iteration, tenure = self._open_iteration(), self._tenure
         require_taken(iteration)
         tenure.renew()
-        made = self._require_versions().publish(self._weights if weights is None else weights, iteration.number + 1)
+        assert self._versions is not None, "no iteration is open before `begin`"
+        made = self._versions.publish(self._weights if weights is None else weights, iteration.number + 1)
         if save is not None:
             self._files.save(made, save)
         tenure.renew()
@@ -298,8 +299,3 @@ class Consumer:
                 "no iteration is open", field="iteration", cure="iterate over the consumer, and commit each one once"
             )
         return self._iteration
-
-    def _require_versions(self) -> Versions:
-        if self._versions is None:
-            raise InvalidInput("comes first", field="begin", cure="give it the weights")
-        return self._versions

@@ -249,11 +249,10 @@ def training_rows(
 
 
 def _slice(rows: TrainingRows, start: int, end: int) -> TrainingRows:
-    return TrainingRows(
+    return dataclasses.replace(
+        rows,
         keys_of_rows=rows.keys_of_rows[start:end],
-        columns=rows.columns,
         values_as_bytes={name: values[start:end] for name, values in rows.values_as_bytes.items()},
-        group_size=rows.group_size,
         rewards=rows.rewards[start:end],
         packed_kept_sets=rows.packed_kept_sets[start:end],
     )
