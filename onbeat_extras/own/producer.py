@@ -76,7 +76,8 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         with connected(job_id, role=GENERATOR, what="producer", **who) as connection:
             spec, broker = connection.spec, connection.broker
             _check_job(spec, reproducible=reproducible)
-            _check_engine(engine)
+            if not engine or len(engine) > MAX_ENGINE_CHARS or not engine.isprintable():
+                raise InvalidInput(f"must be 1 to {MAX_ENGINE_CHARS} printable characters", field="engine")
             kind = engine if spec.deterministic else None
             self._side = GeneratorSide(broker, job_id, connection.process_id, engine=kind)
             super().__init__(
@@ -287,11 +288,6 @@ class _Loaded:
     receiver: WeightReceiver
     model: object
     digest: str = ""
-
-
-def _check_engine(engine: str) -> None:
-    if not engine or len(engine) > MAX_ENGINE_CHARS or not engine.isprintable():
-        raise InvalidInput(f"must be 1 to {MAX_ENGINE_CHARS} printable characters", field="engine")
 
 
 def _check_job(spec: JobSpec, *, reproducible: bool) -> None:
