@@ -10,7 +10,7 @@ What was sampled is never tokenised again: `go_on` answers the tokens that follo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from contracts.environments.messages import Message, Tool
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T", Message, Tool)
 WORD_JOINER = "\u2060"
 """Breaks the text of a special token: it has no width, and no token's text has it."""
 
@@ -58,16 +59,13 @@ class ProvenRenderer(Renderer, Protocol):
         ...
 
 
-def plain(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages without special tokens: an environment's text stays text, and ends or opens no turn."""
-    specials = _specials(tokenizer)
-    return [_broken(message, specials) for message in messages]
+def plain(tokenizer: PreTrainedTokenizerBase, said: Sequence[T]) -> list[T]:
+    """Returns messages or tools without special tokens: an environment's text stays text, and ends or opens no turn.
 
-
-def plain_tools(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]) -> list[Tool]:
-    """Returns the tools without them: the descriptions may be those of a server that the job only asks."""
+    The descriptions of tools may be those of a server that the job only asks.
+    """
     specials = _specials(tokenizer)
-    return [_broken(tool, specials) for tool in tools]
+    return [_broken(one, specials) for one in said]
 
 
 def _specials(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -28,16 +28,14 @@ def make_renderer(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_f
 
     Raises InvalidInput that names the field of the spec.
     """
-    return GivenTokens(_by_kind(tokenizer, kind, chat_format), tokenizer)
-
-
-def _by_kind(tokenizer: PreTrainedTokenizerBase, kind: RendererKind, chat_format: str) -> Renderer:
     if kind == "text":
-        return TextRenderer(tokenizer)
-    if chat_format:
+        renderer: Renderer = TextRenderer(tokenizer)
+    elif chat_format:
         make = load_entry_point(FORMATS, "package", field="environment.chat_format", where="job")
-        return make(tokenizer, chat_format)
-    return TemplateRenderer(tokenizer)
+        renderer = make(tokenizer, chat_format)
+    else:
+        renderer = TemplateRenderer(tokenizer)
+    return GivenTokens(renderer, tokenizer)
 
 
 def check_renderer(

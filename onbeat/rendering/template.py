@@ -18,7 +18,7 @@ from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec_tables.datasets import no_chat_template
 from onbeat.rendering import chat_template, tool_calls
-from onbeat.rendering.base import plain, plain_tools
+from onbeat.rendering.base import plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,17 +62,15 @@ class TemplateRenderer:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_turn: bool = True) -> str:
         """Writes a conversation as the template does. Raises InvalidInput that names model.path where it refuses."""
-        tools = plain_tools(self._tokenizer, tools)
-        shown: list[Any] | None = (
-            None if not tools or not self.knows_tools else [tool_calls.as_function(tool) for tool in tools]
-        )
+        tools = plain(self._tokenizer, tools)
         if tools and not self.knows_tools:
             messages = _described(messages, tools)
         rows = [_as_template(message) for message in messages]
+        shown = [tool_calls.as_function(tool) for tool in tools if self.knows_tools]
         if not self.knows_tools:
-            rows = list(_without_tool_role(rows))
+            rows = _without_tool_role(rows)
         try:
-            return chat_template.write(self._tokenizer, rows, tools=shown, opens_turn=opens_turn)
+            return chat_template.write(self._tokenizer, rows, tools=shown or None, opens_turn=opens_turn)
         except chat_template.REFUSALS as error:
             raise InvalidInput(
                 f"the model's chat template refuses the messages: {error}", field="model.path", cure=FORMAT_CURE

@@ -14,7 +14,7 @@ import msgspec
 from contracts.encoding.wire import encode
 from contracts.environments.messages import MAX_MESSAGES, Message, Tool, ToolCall
 from contracts.errors import InvalidInput, PrefixBroken
-from onbeat.rendering.base import plain, plain_tools
+from onbeat.rendering.base import plain
 from onbeat.rendering.template import REPLY, TOOL_REPLIES
 from onbeat.rendering.tool_calls import as_function
 
@@ -117,7 +117,7 @@ class PackageRenderer:
             raise InvalidInput(error.problem, field=FIELD, cure=BRIDGE_CURE) from error
 
     def _functions(self, tools: Sequence[Tool]) -> list[Any] | None:
-        return [as_function(tool) for tool in plain_tools(self._tokenizer, tools)] or None
+        return [as_function(tool) for tool in plain(self._tokenizer, tools)] or None
 
     def _rows(self, messages: Sequence[Message]) -> list[Any]:
         return [_as_openai(message) for message in plain(self._tokenizer, messages)]
