@@ -39,7 +39,6 @@ MAX_CALL_BYTES = 32 * 1024 * 1024
 
 A = TypeVar("A", bound=Record)
 T = TypeVar("T")
-Send = Callable[[float], Awaitable[httpx.Response]]
 
 
 @dataclass(kw_only=True)
@@ -126,26 +125,14 @@ class EnvironmentClient:
             await self._post("/v1/sessions/close", wire.CloseRequest(session_ids=tuple(part)), wire.CloseResponse)
 
     async def _post(self, path: str, request: Record, kind: type[A], *, number: int | None = None) -> A:
-        """number: of the results that the answer must have."""
+        """One answer, of as many requests as it takes. number: of the results that it must have."""
         body = encode(request)
-
-        def send(timeout_s: float) -> Awaitable[httpx.Response]:
-            headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
-            return self.http.post(path, content=body, headers=headers | trace_headers(), timeout=timeout_s)
-
-        def read(content: bytes) -> A:
-            answer = decode(content, kind)
-            return answer if number is None else _as_many(answer, number)
-
-        return await self._tried(path, send, read)
-
-    async def _tried(self, path: str, send: Send, read: Callable[[bytes], A]) -> A:
-        """One answer, of as many requests as it takes."""
         ends_s = self.clock() + self.deadline_s if self.deadline_s is not None else float("inf")
         service = self.service
 
         async def once() -> A:
-            return await self._once(path, send, read, max(0.001, ends_s - self.clock()))
+            answer = await self._once(path, body, kind, left_s=max(0.001, ends_s - self.clock()))
+            return answer if number is None else _as_many(answer, number)
 
         async def ask() -> A:
             return await (once() if service is None else service.outlast(once, deadline_s=ends_s - self.clock()))
@@ -157,17 +144,19 @@ class EnvironmentClient:
         pauses = islice(backoff(base_s=0.5, cap_s=30.0, jitter=self.jitter), self.max_attempts - 1)
         return await tried_again(path, ask, pauses=pauses, helps=helps, sleep=self.sleep)
 
-    async def _once(self, path: str, send: Send, read: Callable[[bytes], A], left_s: float) -> A:
+    async def _once(self, path: str, body: bytes, kind: type[A], *, left_s: float) -> A:
         """Makes one request. Raises EnvironmentUnavailable if it may be repeated, InvalidInput if not."""
         limit_s = min(self.request_timeout_s, left_s)
+        headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, "authorization": f"Bearer {self.key}"}
         try:
-            answer = await asyncio.wait_for(send(limit_s), limit_s)
+            asked = self.http.post(path, content=body, headers=headers | trace_headers(), timeout=limit_s)
+            answer = await asyncio.wait_for(asked, limit_s)
         except (httpx.RequestError, TimeoutError) as error:
             raise unanswered(error, EnvironmentUnavailable) from error
         if not check_status(answer, EnvironmentUnavailable, of="the reward service"):
             raise _refusal(path, answer)
         try:
-            return read(answer.content)
+            return decode(answer.content, kind)
         except (ContractViolation, InvalidInput) as error:
             problem = EnvironmentUnavailable(f"the reward service's answer does not decode: {error}")
             raise in_doubt(problem) from error
