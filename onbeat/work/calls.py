@@ -9,6 +9,7 @@ await calls(side.claim, …) ─▶ thread ─▶ Redis ─┬─▶ answer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -85,6 +86,13 @@ class BrokerCalls:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def last_word(word: Awaitable[object], patience_s: float) -> None:
+    """Says it to the server at a worker's end; one that is away forgets the worker by itself, and holds nothing up."""
+    with contextlib.suppress(TimeoutError, BrokerUnavailable):
+        async with asyncio.timeout(patience_s):
+            await word
 
 
 def _ending(left_s: float, work: Callable[[], T]) -> T:

@@ -9,12 +9,10 @@ Reports   waits for something to report, then for the next second or for an idle
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from broker.spans import MAX_SPANS
-from contracts.errors import BrokerUnavailable
 from contracts.events import TimelineSpan
 from onbeat.process.waiting import wait_for
 from onbeat.work.calls import BrokerCalls
@@ -83,12 +81,6 @@ class Reports:
     async def _send_all(self) -> None:
         while (report := self._spans.take()) is not None:
             await self._calls(self._report, *report)
-
-    async def send_last(self, patience_s: float) -> None:
-        """Reports what there is, unless the server is away."""
-        with contextlib.suppress(TimeoutError, BrokerUnavailable):
-            async with asyncio.timeout(patience_s):
-                await self.send()
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:

@@ -17,7 +17,6 @@ dies ends the process; what it held goes to another worker when its leases are o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -25,11 +24,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Generic
 
 from broker.leases import C, Renewal
-from contracts.errors import BrokerUnavailable
 from contracts.monitor import WorkerSeen
 from onbeat.process.dependency import PROBE_EVERY_S, Dependency
 from onbeat.process.waiting import wait_for
-from onbeat.work.calls import BrokerCalls
+from onbeat.work.calls import BrokerCalls, last_word
 from onbeat.work.heartbeat import Board, Heartbeat, Leases, Side
 from onbeat.work.spans import Report, Reports, Spans
 
@@ -144,8 +142,8 @@ class Worker(ABC, Generic[C]):
                 await self._drain(serving)
                 for task in background:
                     task.cancel()
-            await self._reports.send_last(LEAVE_S)
-            await self._leave()
+            await last_word(self._reports.send(), LEAVE_S)
+            await last_word(self._calls(self._board.leave, self._worker_id), LEAVE_S)
         finally:
             self._calls.break_off()
             await self._aclose()
@@ -242,9 +240,3 @@ class Worker(ABC, Generic[C]):
             log.warning("gave up %s", self._leases)
             for task in (serving, *self._tasks.values()):
                 task.cancel()
-
-    async def _leave(self) -> None:
-        """Takes its name off the board; a server that is away forgets it by itself, and must not hold the end up."""
-        with contextlib.suppress(TimeoutError, BrokerUnavailable):
-            async with asyncio.timeout(LEAVE_S):
-                await self._calls(self._board.leave, self._worker_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 from contracts.errors import BrokerUnavailable
 from contracts.events import TimelineSpan
-from onbeat.work.calls import BrokerCalls
+from onbeat.work.calls import BrokerCalls, last_word
 from onbeat.work.spans import Reports, Spans
 
 
@@ -32,7 +32,7 @@ async def test_a_report_whose_server_hangs_is_left_behind_without_a_word() -> No
     await asyncio.to_thread(begun.wait)
     running.cancel()
     await asyncio.wait({running})
-    await reports.send_last(0.01)
+    await last_word(reports.send(), 0.01)
     calls.break_off()
     answers.set()
     await asyncio.wait([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
