@@ -16,7 +16,7 @@ from pathlib import Path
 from contracts.errors import OnbeatError
 from contracts.run_folder import RunFolder
 from contracts.settings import PREFIX
-from onbeat.process.child_process import ChildProcess
+from onbeat.process.child_process import ChildProcess, bound_log
 from onbeat.process.folders import make_private
 from onbeat.process.host_memory import with_large_pages
 
@@ -134,7 +134,7 @@ class TrainerProcess:
     def reap(self) -> Ended | None:
         """The trainer that ended since the last call; what it started and left behind is killed. Bounds its log."""
         if self._child is not None:
-            self._child.bound_log()
+            bound_log(self._child.log_path)
         if self._child is None or (code := self._child.exit_code) is None:
             return None
         ended = Ended(self.job_id, code, asked=self._asked)

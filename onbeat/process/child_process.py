@@ -137,10 +137,6 @@ class ChildProcess:
             self._end_group()
             kill_all(offspring)
 
-    def bound_log(self, *, most_bytes: int = MAX_LOG_BYTES) -> None:
-        """Bounds its log; its looker-after calls this."""
-        bound_log(self.log_path, most_bytes=most_bytes)
-
     def tail(self, num_lines: int = 12) -> str:
         """The last lines of its log."""
         if not self.log_path.exists():

@@ -167,15 +167,12 @@ class EmbeddedStack:
         for supervised in self._supervised:
             supervised.tick()
         for child in (*self.children.values(), *([self.redis.child] if self.redis is not None else ())):
-            child.bound_log()
+            child_process.bound_log(child.log_path)
         child_process.bound_log(self.folder / LOG)  # its own, where it runs in the background
 
+    @uninterrupted()
     def stop(self) -> None:
         """Ends every process in order, whatever their state, and what they left behind. May be called twice."""
-        with uninterrupted():
-            self._stop()
-
-    def _stop(self) -> None:
         self._supervised.clear()
         if self._stack_file is not None:
             self._stack_file.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from onbeat.process import child_process
+from onbeat.process.child_process import bound_log
 
 SLEEP = (sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()")
 
@@ -76,13 +77,13 @@ def test_a_log_that_has_reached_its_bound_is_put_aside_and_its_writer_goes_on_at
         with log.open("ab", buffering=0) as writer:
             for number in range(3):
                 writer.write(b"%d" % number * 200)
-                child.bound_log(most_bytes=300)
-                child.bound_log(most_bytes=300)
+                bound_log(child.log_path, most_bytes=300)
+                bound_log(child.log_path, most_bytes=300)
         assert log.read_bytes() == b"2" * 200
         assert (log.parent / "one.log.1").read_bytes() == b"0" * 200 + b"1" * 200
         with log.open("ab", buffering=0) as writer:
             writer.write(b"3" * 200)
-        child.bound_log(most_bytes=300)
+        bound_log(child.log_path, most_bytes=300)
         assert (log.parent / "one.log.1").read_bytes() == b"2" * 200 + b"3" * 200
     finally:
         child.kill()
@@ -92,12 +93,12 @@ def test_what_stands_in_the_place_of_a_log_and_is_no_file_is_left_alone(tmp_path
     (tmp_path / "secret").write_bytes(b"x" * 400)
     log = tmp_path / "one.log"
     child = child_process.ChildProcess("one", command=(sys.executable,), environment={}, log_path=log)
-    child.bound_log(most_bytes=300)
+    bound_log(child.log_path, most_bytes=300)
     log.symlink_to(tmp_path / "secret")
-    child.bound_log(most_bytes=300)
+    bound_log(child.log_path, most_bytes=300)
     log.unlink()
     os.mkfifo(log)
-    child.bound_log(most_bytes=300)
+    bound_log(child.log_path, most_bytes=300)
     assert (tmp_path / "secret").stat().st_size == 400
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.log", "secret"]
 
