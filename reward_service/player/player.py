@@ -18,6 +18,7 @@ import socket
 import time
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from msgspec import UNSET
@@ -152,7 +153,7 @@ class Player:
 
     def _in(self, session: _Session, name: str, *arguments: Any) -> Any:
         found, session.random_state = self._guard.call_with_random(
-            session.random_state, _invoked, session.environment, name, *arguments
+            session.random_state, methodcaller(name, *arguments), session.environment
         )
         return found
 
@@ -170,10 +171,6 @@ class Player:
             raise Failed("oversize", f"the {what} has {num_bytes} bytes, of {self._reply_bytes} that are allowed")
         self._waiting_bytes += num_bytes
         return checked
-
-
-def _invoked(environment: Any, name: str, *arguments: Any) -> Any:
-    return getattr(environment, name)(*arguments)
 
 
 def main(control: int, rules: str) -> None:

@@ -96,13 +96,11 @@ class PlayCage(CagedProcess):
             limit_s = call_timeout_s[num_answered if at is None else at]
             detail = f"a call of the environment took more than {limit_s:g} s; its process was killed"
             raise self._interrupted(num_answered if at is None else at, "timeout", detail) from None
-        except Gone as gone:
-            if gone.args:
-                raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {gone}") from None
+        except (Gone, ContractViolation) as error:
+            if error.args:
+                raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {error}") from None
             at = self._place_of(num_answered, len(plays))
             raise self._interrupted(at, "crashed", str(self.child_death())) from None
-        except ContractViolation as error:
-            raise self._interrupted(None, "crashed", f"{NO_ANSWER}: {error}") from None
 
     def end(self) -> None:
         self._drop_child()

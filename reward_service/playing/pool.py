@@ -20,7 +20,7 @@ import heapq
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 
 from contracts.encoding.wire import encode
@@ -47,8 +47,7 @@ NO_SESSION = service.Failure(reason="lost", detail="the reward service has no su
 class Kind:
     """The lanes of one environment of one job."""
 
-    table: service.EnvironmentTable
-    lanes: list[Lane] = field(default_factory=list)
+    lanes: list[Lane]
 
     @property
     def is_busy(self) -> bool:
@@ -233,17 +232,16 @@ class EnvironmentPool:
         kind = self._kinds.get(key)
         if kind is None:
             self._make_room()
-            kind = self._kinds[key] = Kind(table=table)
-            for number in range(self.num_children):
-                kind.lanes.append(self._lane(kind, number))
+            kind = Kind(lanes=[self._lane(table, number) for number in range(self.num_children)])
+            self._kinds[key] = kind
         self._kinds.move_to_end(key)
         return kind
 
-    def _lane(self, kind: Kind, number: int) -> Lane:
+    def _lane(self, table: service.EnvironmentTable, number: int) -> Lane:
         lane = Lane(
-            name=f"environment-{kind.table.name[:32]}-{number + 1}",
+            name=f"environment-{table.name[:32]}-{number + 1}",
             cages=self.cages,
-            new_cage=lambda: self.new_cage(kind.table),
+            new_cage=lambda: self.new_cage(table),
             on_result=self._on_result,
             forget=self._forget,
             has_room=self._has_room,

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from contracts.environments.messages import Message, messages_digest
 from contracts.environments.service import Failure, NewSession, Played, Reply, Result, Step, Task, Turned, reply_digest
@@ -55,16 +56,9 @@ class Session:
         self.last_reply = None
         self.num_bytes = 0
 
-    def again(self, play: Play | None = None) -> Play:
-        """Returns a play that begins it and brings it where it is; in it, the step of another play."""
-        return Play(
-            number=self.number,
-            task=self.task,
-            opening_digest=self.opening_digest,
-            history=tuple(self.history),
-            message=play.message if play is not None else None,
-            turn=play.turn if play is not None else 0,
-        )
+    def again(self, play: Play) -> Play:
+        """Returns a play that begins it and brings it where it is, before the step of this play."""
+        return replace(play, task=self.task, opening_digest=self.opening_digest, history=tuple(self.history))
 
 
 @dataclass(slots=True, frozen=True)
