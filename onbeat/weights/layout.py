@@ -87,11 +87,8 @@ class FilePlan:
         text += b" " * (-len(text) % HEADER_ALIGNMENT)
         self.header = struct.pack("<Q", len(text)) + text
         self.num_bytes = len(self.header) + end
-        self._starts = {name: len(self.header) + entry["data_offsets"][0] for name, entry in entries.items()}
-
-    def start_of(self, name: str) -> int:
-        """Position of a tensor's first byte, from the beginning of the file."""
-        return self._starts[name]
+        self.starts = {name: len(self.header) + entry["data_offsets"][0] for name, entry in entries.items()}
+        """Positions of tensors' first bytes, from the beginning of the file."""
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:

@@ -186,7 +186,7 @@ class TensorFile:
         if self._file is None:
             self._file = self._open_file(self.name, self.num_bytes)
             self._file.write_at(memoryview(self._plan.header), 0)
-        self._file.write_at(data, self._plan.start_of(name))
+        self._file.write_at(data, self._plan.starts[name])
         self.num_missing -= 1
         if not self.num_missing:
             self.close()

@@ -8,8 +8,9 @@ The digest of a version is that of the merged weights, as if they had been publi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -44,9 +45,8 @@ class AdapterPublisher:
         base = self._publish_base(layout) if self._base is None or is_again else self._base
         matrices = self._source.matrices()
         carrier = self._carrier.begin(layout_of(matrices), policy_version=policy_version, is_again=is_again)
-        sink = AdapterSink(
-            layout=layout, carrier=carrier, matrices=dict(matrices), scaling=self._source.scaling, base=base
-        )
+        manifest_of = partial(self._as_adapters, layout=layout, base=base)
+        sink = AdapterSink(carrier=carrier, matrices=dict(matrices), manifest_of=manifest_of)
         return Publication(layout, sink, wait_s=self._bases.wait_s)
 
     def publish_stored(self, stored: StoredVersion, layout: Layout) -> WeightManifest:
@@ -54,12 +54,21 @@ class AdapterPublisher:
         a receiver checks what it makes of them."""
         base = self._base or self._publish_base(layout)
         carried = self._carrier.publish_stored(stored, layout_of(self._source.matrices()))
-        return _as_adapters(
-            carried, base=base, scaling=self._source.scaling, layout=layout, weights_digest=stored.weights_digest
-        )
+        return self._as_adapters(carried, stored.weights_digest, layout=layout, base=base)
 
     def remove_before(self, policy_version: int, *, in_use: Collection[str] = ()) -> None:
         self._carrier.remove_before(policy_version, in_use=in_use)
+
+    def _as_adapters(
+        self, carried: WeightManifest, weights_digest: str, *, layout: Layout, base: WeightStep
+    ) -> WeightManifest:
+        """Makes the manifest of the merged weights, whose layout this is, of that of their matrices, `carried`."""
+        return replace(
+            carried,
+            weights_digest=weights_digest,
+            dtype=published_dtype(layout),
+            adapter=AdapterVersion(scaling=self._source.scaling, adapter_digest=carried.weights_digest, base=base),
+        )
 
     def _publish_base(self, layout: Layout) -> WeightStep:
         """Compares what is there already, and writes it again if it is damaged."""
@@ -75,12 +84,11 @@ class AdapterPublisher:
 class AdapterSink:
     """A VersionSink that sends the matrices of a merged weight instead of the weight."""
 
-    layout: Layout
     carrier: Publication
     matrices: dict[str, Tensor]
     """Those that were not sent yet."""
-    scaling: float
-    base: WeightStep
+    manifest_of: Callable[[WeightManifest, str], WeightManifest]
+    """(manifest of the matrices, digest of the merged weights) → theirs."""
 
     def put(self, name: str, tensor: Tensor) -> None:
         for matrix in matrices_of(name):
@@ -91,25 +99,7 @@ class AdapterSink:
         # What is left belongs to layers that the model lacks: a receiver says what is wrong with them.
         for matrix, tensor in self.matrices.items():
             self.carrier.add(matrix, tensor)
-        return _as_adapters(
-            self.carrier.finish(),
-            base=self.base,
-            scaling=self.scaling,
-            layout=self.layout,
-            weights_digest=weights_digest,
-        )
+        return self.manifest_of(self.carrier.finish(), weights_digest)
 
     def discard(self) -> None:
         self.carrier.abandon()
-
-
-def _as_adapters(
-    carried: WeightManifest, *, base: WeightStep, scaling: float, layout: Layout, weights_digest: str
-) -> WeightManifest:
-    """Makes the manifest of the merged weights of that of their matrices, `carried`. layout: of the merged weights."""
-    return replace(
-        carried,
-        weights_digest=weights_digest,
-        dtype=published_dtype(layout),
-        adapter=AdapterVersion(scaling=scaling, adapter_digest=carried.weights_digest, base=base),
-    )

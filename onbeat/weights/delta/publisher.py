@@ -120,7 +120,7 @@ class BaseSink(WholeSink):
         return manifest
 
 
-class DeltaSink(WholeSink):
+class DeltaSink(BaseSink):
     """A VersionSink: what changed since `base`, which is the new version afterwards; whole, if that is not larger."""
 
     def __init__(
@@ -136,11 +136,9 @@ class DeltaSink(WholeSink):
         published: Published,
     ) -> None:
         """chain: leads up to the version that `base` holds. transport: of the manifest of a delta."""
-        super().__init__(plan, writer, announce=announce)
-        self._base = base
+        super().__init__(plan, writer, base=base, announce=announce, published=published)
         self._chain = chain
         self._transport: WeightTransport = transport
-        self._published = published
         self._shards = [set(shard) for shard in split_into_shards(plan.layout, shard_bytes=shard_bytes)]
         """Names that are missing, for each file."""
         self._shard_of = {name: number for number, shard in enumerate(self._shards) for name in shard}
@@ -157,15 +155,14 @@ class DeltaSink(WholeSink):
             self._write_delta(number)
 
     def close(self, weights_digest: str) -> WeightManifest:
-        if self._num_bytes < total_bytes(self._plan.layout):
-            files = self._writer.put_in_place()
-            manifest = self._plan.manifest(weights_digest, transport=self._transport, files=files, base=self._chain)
-        else:
+        if self._num_bytes >= total_bytes(self._plan.layout):
             self._writer.discard()
             # The base holds the version by now.
             for name in self._plan.layout:
                 super().put(name, self._base[name])
-            manifest = super().close(weights_digest)
+            return super().close(weights_digest)
+        files = self._writer.put_in_place()
+        manifest = self._plan.manifest(weights_digest, transport=self._transport, files=files, base=self._chain)
         self._published(manifest)
         return manifest
 

@@ -33,7 +33,7 @@ def test_each_tensor_of_a_file_begins_at_a_multiple_of_its_element() -> None:
         "singles": torch.zeros(7),
     }
     plan = FilePlan(layout_of(tensors))
-    starts = {name: plan.start_of(name) for name in tensors}
+    starts = plan.starts
     assert sorted(starts, key=starts.__getitem__) == ["words", "singles", "halves", "bytes"]
     assert all(starts[name] % tensor.element_size() == 0 for name, tensor in tensors.items())
     assert plan.num_bytes == starts["bytes"] + 3
