@@ -174,7 +174,7 @@ class Cage:
             return
         if os.getuid() == 0:
             kernel.show_to_all([*sys.path, sys.prefix, sys.base_prefix])
-        self._is_read_only = kernel.make_read_only("/")
+        self._is_read_only = kernel.make_read_only()
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         options = f"size={SCRATCH_BYTES},nr_inodes=4096,mode=700"
         self._has_scratch = kernel.mount("scratch", self._rules.folder, "tmpfs", flags, options)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onbeat.cage import kernel
+from onbeat.cage.kernel import syscall
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 RULE_PATH_BENEATH = 1
@@ -43,7 +44,7 @@ def restrict_files(*, writable: str | None, hidden: Sequence[str], tcp: bool, ab
     It also keeps this process from looking into processes outside (their environment and memory), and, where the kernel
     is new enough, from signalling them. Call it without privileges, after PR_SET_NO_NEW_PRIVS.
     """
-    version = _syscall(CREATE_RULESET, None, 0, VERSION) if kernel.IS_LINUX else -1
+    version = syscall(CREATE_RULESET, None, 0, VERSION) if kernel.IS_LINUX else -1
     if version < 1:
         return ["files that its uid may write or read can be written and read"]
     visible, exposed = _split(hidden)
@@ -54,7 +55,7 @@ def restrict_files(*, writable: str | None, hidden: Sequence[str], tcp: bool, ab
         scoped=SCOPE_SIGNALS | (0 if abstract_sockets else SCOPE_ABSTRACT_SOCKETS) if version >= 6 else 0,
     )
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = _syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
+    ruleset = syscall(CREATE_RULESET, ctypes.byref(rules), size, 0)
     if ruleset < 0:
         return ["files that its uid may write or read can be written and read"]
     try:
@@ -64,7 +65,7 @@ def restrict_files(*, writable: str | None, hidden: Sequence[str], tcp: bool, ab
             _allow(ruleset, device, WRITE_FILE)
         for path in _around(visible):
             _allow(ruleset, path, READ_FILE)
-        if _syscall(RESTRICT_SELF, ruleset, 0) != 0:
+        if syscall(RESTRICT_SELF, ruleset, 0) != 0:
             return ["files that its uid may write or read can be written and read"]
     finally:
         os.close(ruleset)
@@ -74,15 +75,15 @@ def restrict_files(*, writable: str | None, hidden: Sequence[str], tcp: bool, ab
 def close_all_files() -> None:
     """Forbids opening any file from here on, to read it, write it or run it, where the kernel can."""
     rules = _Ruleset(handled_access_fs=ALL_OF_VERSION_1)
-    ruleset = _syscall(CREATE_RULESET, ctypes.byref(rules), 8, 0) if kernel.IS_LINUX else -1
+    ruleset = syscall(CREATE_RULESET, ctypes.byref(rules), 8, 0) if kernel.IS_LINUX else -1
     if ruleset >= 0:
-        _syscall(RESTRICT_SELF, ruleset, 0)
+        syscall(RESTRICT_SELF, ruleset, 0)
         os.close(ruleset)
 
 
 def scopes_signals() -> bool:
     """Whether the kernel can keep a process from signalling those outside: Linux 6.12."""
-    return kernel.IS_LINUX and _syscall(CREATE_RULESET, None, 0, VERSION) >= 6
+    return kernel.IS_LINUX and syscall(CREATE_RULESET, None, 0, VERSION) >= 6
 
 
 def _split(hidden: Sequence[str]) -> tuple[list[Path], list[Path]]:
@@ -117,12 +118,6 @@ def _allow(ruleset: int, path: str, access: int) -> None:
         return
     try:
         rule = _PathBeneath(allowed_access=access, parent_fd=handle)
-        _syscall(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+        syscall(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(handle)
-
-
-def _syscall(number: int, *arguments: object) -> int:
-    libc = kernel.libc()
-    libc.syscall.restype = ctypes.c_long
-    return libc.syscall(ctypes.c_long(number), *arguments)

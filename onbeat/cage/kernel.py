@@ -44,6 +44,12 @@ def libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
+def syscall(number: int, *arguments: object) -> int:
+    found = libc()
+    found.syscall.restype = ctypes.c_long
+    return found.syscall(ctypes.c_long(number), *arguments)
+
+
 def prctl(option: int, value: int) -> bool:
     return IS_LINUX and libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
 
@@ -75,11 +81,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     return found == 0
 
 
-def make_read_only(target: str) -> bool:
-    """Has nothing below it be written, renamed or changed in mode, owner or times, in this mount namespace."""
+def make_read_only() -> bool:
+    """Has nothing be written, renamed or changed in mode, owner or times, in this mount namespace."""
     asked = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY)
-    path, size = ctypes.c_char_p(target.encode()), ctypes.c_size_t(ctypes.sizeof(asked))
-    return libc().syscall(ctypes.c_long(MOUNT_SETATTR), AT_FDCWD, path, AT_RECURSIVE, ctypes.byref(asked), size) == 0
+    size = ctypes.c_size_t(ctypes.sizeof(asked))
+    return syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(asked), size) == 0
 
 
 def show_to_all(paths: Sequence[str]) -> None:

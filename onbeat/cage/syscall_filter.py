@@ -118,18 +118,15 @@ def compiled(chosen: Filter) -> bytes:
     if machine not in ARCHITECTURES or not kernel.IS_LINUX:
         return b""
     column = list(ARCHITECTURES).index(machine)
-    newer: list[Line] = [
-        (JUMP_GREATER_OR_EQUAL, 0, 1, X32_NUMBERS),
-        (RETURN, 0, 0, REFUSE),
-        (JUMP_GREATER_OR_EQUAL, 0, 1, FIRST_UNREAD),
-        (RETURN, 0, 0, UNKNOWN),
-    ]
     lines: list[Line] = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER_AT),
-        *newer,
+        (JUMP_GREATER_OR_EQUAL, 0, 1, X32_NUMBERS),
+        (RETURN, 0, 0, REFUSE),
+        (JUMP_GREATER_OR_EQUAL, 0, 1, FIRST_UNREAD),
+        (RETURN, 0, 0, UNKNOWN),
     ]
     for name, rule in chosen.rules.items():
         block = [(RETURN, 0, 0, rule)] if isinstance(rule, int) else rule.lines()
@@ -151,9 +148,5 @@ def lock_syscalls(code: bytes) -> bool:
         return False
     program = _Program(length=len(code) // 8, filter=code)
     number = NUMBERS["seccomp"][list(ARCHITECTURES).index(platform.machine())]
-    libc = kernel.libc()
-    libc.syscall.restype = ctypes.c_long
-    return any(
-        libc.syscall(ctypes.c_long(number), SET_MODE_FILTER, flags, ctypes.byref(program)) == 0
-        for flags in (FLAG_SPEC_ALLOW, 0)
-    )
+    tries = (FLAG_SPEC_ALLOW, 0)
+    return any(kernel.syscall(number, SET_MODE_FILTER, flags, ctypes.byref(program)) == 0 for flags in tries)
