@@ -107,10 +107,10 @@ class EventStream:
 
 
 class CountedStream(EventSourceResponse):
-    """An answer that counts from where it is made: of many requests at once no more pass the check than may."""
+    """An answer that counts from where it is made: of many requests at once no more are made than may be."""
 
     def __init__(self, stream: AsyncIterable[bytes], *, count: Callable[[int], None]) -> None:
-        """count: adds to the number of open streams."""
+        """count: adds to the number of open streams, or raises."""
         super().__init__(stream, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._count = count
         count(1)

@@ -55,11 +55,7 @@ EVENT = {
     "required": ["event", "data"],
     "properties": {name: {"type": "string"} for name in ("event", "data", "id")},
 }
-
-
-def event_stream(description: str) -> dict[str, Any]:
-    """Arguments of a route that sends events; the schema is of one of them, as tools read it for this media type."""
-    return answers(EVENT, description, media_type="text/event-stream")
+"""One of the events that a stream sends, as tools read the schema of this media type."""
 
 
 REFUSAL = answer(record(ProblemDetails), "What is wrong, by field (RFC 9457)", media_type=MEDIA_TYPE)

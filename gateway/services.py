@@ -82,12 +82,10 @@ class Services:
     def jobs(self) -> JobStore:
         return JobStore(self.broker)
 
-    def check_event_streams(self, *, cure: str) -> None:
-        """Raises Unavailable where too many are open."""
-        if self.num_event_streams >= self.max_event_streams:
-            raise Unavailable(f"{self.num_event_streams} event streams are open", cure=cure)
-
     def count_event_streams(self, by: int) -> None:
+        """Raises Unavailable for another one where too many are open."""
+        if by > 0 and self.num_event_streams >= self.max_event_streams:
+            raise Unavailable(f"{self.num_event_streams} event streams are open", cure="end some, or poll the job")
         self.num_event_streams += by
         self.metrics.event_streams.set(self.num_event_streams)
 

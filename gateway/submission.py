@@ -199,12 +199,11 @@ def with_sources(spec: JobSpec, settings: StackSettings) -> JobSpec:
         else component
         for index, component in enumerate(spec.reward.components)
     )
-
-    def sourced(source: str, environment: EnvironmentSpec) -> EnvironmentSpec:
-        field = environment_field(spec.dataset, source)
-        return _with_source(environment, environment.name, settings, field, "name")
-
-    played = with_environments(spec.dataset, spec.environment, sourced)
+    played = with_environments(
+        spec.dataset,
+        spec.environment,
+        lambda source, one: _with_source(one, one.name, settings, environment_field(spec.dataset, source), "name"),
+    )
     return changed(spec, reward=changed(spec.reward, components=components), **played)
 
 
