@@ -78,12 +78,9 @@ def main(arguments: list[str]) -> int:
         configure(settings, service=service)
         crash_points.arm(settings.crash_at)
         return run(settings, arguments[0])
-    except Unavailable as error:
-        log.error("%s", error)
-        return TrainerExit.DIED
     except OnbeatError as error:
         log.error("%s", error)
-        return TrainerExit.FAILED
+        return TrainerExit.DIED if isinstance(error, Unavailable) else TrainerExit.FAILED
 
 
 def end(code: int) -> NoReturn:
