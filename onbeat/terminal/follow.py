@@ -35,7 +35,6 @@ def follow(
     """Returns when the job is over. Raises what `tick` raises, and Unavailable when the gateway stays away."""
     progress = JobProgress(client.job(job_id))
     reader = EventReader(client, job_id)
-    reader.start()
     asked_s = time.monotonic()
     away: Waiting | None = None
     while not progress.status.state.is_final:
@@ -61,14 +60,12 @@ class EventReader:
         self._job_id = job_id
         self._events: queue.SimpleQueue[JobEvent | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, name="events", daemon=True)
+        self._thread.start()
 
     @property
     def ended(self) -> bool:
         """Whether all events are in the queue or were taken."""
         return not self._thread.is_alive()
-
-    def start(self) -> None:
-        self._thread.start()
 
     def take(self, timeout_s: float) -> list[JobEvent]:
         """Events that are there, after waiting for the first; raises what ended the reader."""

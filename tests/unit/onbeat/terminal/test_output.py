@@ -124,7 +124,6 @@ def test_who_stops_following_is_not_told_that_the_stream_broke_off(caplog: pytes
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=stream))
     with GatewayClient("http://127.0.0.1:1", "", transport=transport) as client:
         reader = EventReader(client, "job-1")
-        reader.start()
         until(lambda: bool(reader.take(0.1)), "the event")
     stream.closed.set()
     until(lambda: reader.ended, "the reader's end")
