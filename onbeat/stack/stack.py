@@ -179,7 +179,11 @@ class EmbeddedStack:
         if self._targets is not None:
             self._targets.remove()
         scaled = [child for name, child in self.children.items() if name.startswith(SCALED)]
-        self._stop_together(scaled, GENERATOR_GRACE_S)
+        for child in scaled:  # all are asked first, so that the graces run side by side
+            child.terminate()
+        deadline_s = time.monotonic() + GENERATOR_GRACE_S
+        for child in scaled:
+            child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
         for name, grace_s in (
             ("consumer", CONSUMER_GRACE_S),
             ("gateway", SERVICE_GRACE_S),
@@ -335,14 +339,6 @@ class EmbeddedStack:
         except OnbeatError as error:
             late = self.children[next(iter(pending))]
             raise Unavailable(f"{error}; the end of its log:\n{late.tail()}", field=late.name) from error
-
-    def _stop_together(self, children: list[ChildProcess], grace_s: float) -> None:
-        """Asks all first, so that the graces run side by side."""
-        for child in children:
-            child.terminate()
-        deadline_s = time.monotonic() + grace_s
-        for child in children:
-            child.stop(grace_s=max(0.0, deadline_s - time.monotonic()))
 
 
 def readiness_client() -> httpx.Client:

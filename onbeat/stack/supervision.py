@@ -16,10 +16,6 @@ from onbeat.process.child_process import ChildProcess
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 10.0
-MAX_RESTARTS = 6
-"""In a row: a process that then lived for `GOOD_LIFE_S` starts with a clean slate."""
 GOOD_LIFE_S = 60.0
 
 
@@ -27,9 +23,10 @@ GOOD_LIFE_S = 60.0
 class RestartPolicy:
     """How often and how soon a dead process is started again."""
 
-    first_pause_s: float = FIRST_PAUSE_S
-    longest_pause_s: float = LONGEST_PAUSE_S
-    max_in_a_row: int = MAX_RESTARTS
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 10.0
+    max_in_a_row: int = 6
+    """A process that then lived for `GOOD_LIFE_S` starts with a clean slate."""
 
 
 PATIENT = RestartPolicy()

@@ -9,7 +9,7 @@ import pytest
 from contracts.errors import Unavailable
 from contracts.jobs import WorkerExit, is_of_work
 from onbeat.process.child_process import ChildProcess
-from onbeat.stack.supervision import FIRST_PAUSE_S, GOOD_LIFE_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervised
+from onbeat.stack.supervision import GOOD_LIFE_S, PATIENT, Supervised
 from tests.until import Clock
 
 
@@ -48,22 +48,22 @@ def test_a_living_process_is_left_alone() -> None:
 def test_pauses_double_and_a_process_that_keeps_dying_is_an_error_with_its_last_words() -> None:
     child, clock = Child(), Clock()
     supervised = Supervised(cast(ChildProcess, child), clock=clock)
-    deaths_s = [die_and_return(supervised, child, clock) for _ in range(MAX_RESTARTS)]
+    deaths_s = [die_and_return(supervised, child, clock) for _ in range(PATIENT.max_in_a_row)]
     child.exit_code = 3
     with pytest.raises(Unavailable, match=r"(?s)generator-1: ended with exit code 3 7 times in a row.*last words"):
         supervised.tick()
     assert deaths_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
-    assert child.num_starts == MAX_RESTARTS
+    assert child.num_starts == PATIENT.max_in_a_row
 
 
 @pytest.mark.parametrize("exit_code", [-9, WorkerExit.DIED_AT_WORK])
 def test_a_generator_that_dies_of_its_work_is_started_again_for_ever_and_with_pauses(exit_code: int) -> None:
     child, clock = Child(), Clock()
     supervised = Supervised(cast(ChildProcess, child), clock=clock, is_excused=is_of_work)
-    deaths_s = [die_and_return(supervised, child, clock, exit_code) for _ in range(3 * MAX_RESTARTS)]
+    deaths_s = [die_and_return(supervised, child, clock, exit_code) for _ in range(3 * PATIENT.max_in_a_row)]
     assert deaths_s[:3] == [0.5, 1.0, 2.0]
-    assert max(deaths_s) == deaths_s[-1] == LONGEST_PAUSE_S
-    for _ in range(MAX_RESTARTS):
+    assert max(deaths_s) == deaths_s[-1] == PATIENT.longest_pause_s
+    for _ in range(PATIENT.max_in_a_row):
         die_and_return(supervised, child, clock, 1)
     child.exit_code = 1
     with pytest.raises(Unavailable, match="exit code 1 7 times in a row"):
@@ -73,10 +73,10 @@ def test_a_generator_that_dies_of_its_work_is_started_again_for_ever_and_with_pa
 def test_a_long_life_clears_the_slate() -> None:
     child, clock = Child(), Clock()
     supervised = Supervised(cast(ChildProcess, child), clock=clock)
-    for _ in range(3 * MAX_RESTARTS):
+    for _ in range(3 * PATIENT.max_in_a_row):
         clock.now_s += GOOD_LIFE_S
         child.exit_code = 1
         supervised.tick()
-        clock.now_s += FIRST_PAUSE_S
+        clock.now_s += PATIENT.first_pause_s
         supervised.tick()
-    assert child.num_starts == 3 * MAX_RESTARTS
+    assert child.num_starts == 3 * PATIENT.max_in_a_row
