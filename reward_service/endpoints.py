@@ -22,6 +22,7 @@ from contracts.errors import ContractViolation, InvalidInput, OnbeatError, Unava
 from contracts.rewards import RewardRequest, RewardResponse
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer, media_type_of, read_body, while_connected
 from onbeat.http_service.problems import Problem
+from onbeat.process.entry_points import names_in
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
@@ -199,7 +200,7 @@ async def canary(pool: EnvironmentPool, asked: service.CanaryRequest) -> service
 @router.get("/v1/environments")
 def environments() -> Response:
     """EnvironmentNames: what a spec may name."""
-    return json_answer(service.EnvironmentNames(environments=registry.names()))
+    return json_answer(service.EnvironmentNames(environments=tuple(names_in(registry.GROUP))))
 
 
 def _opening(result: service.Result) -> service.TaskOpening | service.Failure:

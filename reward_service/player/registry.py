@@ -13,18 +13,13 @@ from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
 from contracts.spec_tables.environment import file_version
 from onbeat.environments.provisions import OperatorsPart, Provision
-from onbeat.process.entry_points import OURS, all_of, defined_in, find_entry_point, names_in
+from onbeat.process.entry_points import OURS, all_of, defined_in, find_entry_point
 
 GROUP = "onbeat.environments"
 PROVISIONS_GROUP = "onbeat.environment_provisions"
 NAME_FIELD, PARAMS_FIELD = "environment.name", "environment.params"
 
 Factory = Callable[..., Any]
-
-
-def names() -> tuple[str, ...]:
-    """Returns what a spec may name; imports none of it."""
-    return tuple(names_in(GROUP))
 
 
 def is_ours(table: EnvironmentTable) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from contracts.environments.service import EnvironmentTable
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from onbeat.process.entry_points import names_in
 from onbeat_extras.environments.provisions import PROVISIONS
 from reward_service.player import registry
 
@@ -27,7 +28,7 @@ DISTRIBUTIONS = {
 
 
 def test_every_environment_of_ours_is_named_and_each_provision_is_of_one_of_them() -> None:
-    assert set(DISTRIBUTIONS) <= set(registry.names())
+    assert set(DISTRIBUTIONS) <= set(names_in(registry.GROUP))
     assert all(registry.is_ours(EnvironmentTable(name=name)) for name in DISTRIBUTIONS)
     assert set(PROVISIONS) < set(DISTRIBUTIONS)
 

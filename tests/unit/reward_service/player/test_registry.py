@@ -14,6 +14,7 @@ from contracts.encoding.wire import encode
 from contracts.environments.service import EnvironmentTable, Failure
 from contracts.errors import InvalidInput
 from contracts.settings import StackSettings
+from onbeat.process.entry_points import names_in
 from reward_service.player import registry
 from reward_service.player.player import Playable, load, warm_up
 from reward_service.player.protocol import Loaded
@@ -88,7 +89,7 @@ def table(name: str) -> EnvironmentTable:
 
 def test_an_environment_of_ours_has_its_provision_and_the_version_of_its_package(install: Install) -> None:
     install("onbeat", OF_OURS, offered_by_ours=MODULE)
-    assert {"lent", "plain", "lacking", "gone"} <= set(registry.names())
+    assert {"lent", "plain", "lacking", "gone"} <= set(names_in(registry.GROUP))
     assert registry.provision_of(table("lent")).limits == {"processes": 7}
     assert registry.provision_of(table("plain")).limits == {}
     (part,) = [part for name, part in registry.operators_parts(StackSettings()).items() if name == "lent"]
