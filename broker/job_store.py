@@ -54,7 +54,7 @@ class JobStore:
                 job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
             outcome = self._create(job_id, body, idempotency_key, **limits)
             if outcome != b"removed":
-                self._broker.persisted()
+                self._broker.durability.persisted()
                 return job_id, outcome == b"created"
         raise Conflict("its job is being removed", field="Idempotency-Key", cure="try again, or use another key")
 
@@ -121,7 +121,7 @@ class JobStore:
             raise Conflict(f"its trainer holds it for {left_s:.1f} s more", field="state", cure="try again then")
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be removed", field="state", cure="cancel it first")
-        self._broker.persisted()
+        self._broker.durability.persisted()
         if outcome == b"unknown":
             raise unknown_job(job_id)
 
@@ -257,7 +257,7 @@ class JobStore:
             outcome, *rest = self._resume_as_seen(job_id, asked)
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="wait for its end")
-        self._broker.persisted()
+        self._broker.durability.persisted()
         return self.state(job_id)
 
     def _resume_as_seen(self, job_id: str, asked: ResumeRequest) -> list[Any]:
@@ -297,7 +297,7 @@ class JobStore:
             with contextlib.suppress(Conflict):
                 end = JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING
                 self.move(job_id, end, after=state)
-        self._broker.persisted()
+        self._broker.durability.persisted()
         return state
 
     def count_trainer_start(self, job_id: str) -> int:

@@ -206,13 +206,6 @@ class StageSide(LeasedSide[ClaimedItem]):
             claim=claim.claim,
         )
 
-    def wait(self, timeout_s: float, stages: Collection[str] | None = None) -> None:
-        """Blocks until items became free after claims of the stages that found none, a lease ends, or for timeout_s.
-
-        Doesn't block where the latest claim of one of them has found items. stages: None stands for those claimed of.
-        """
-        wait_for_items([(self, stages)], timeout_s)
-
     def _claimed(
         self,
         number: int,
@@ -264,7 +257,11 @@ class StageSide(LeasedSide[ClaimedItem]):
 
 
 def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:
-    """Blocks as `StageSide.wait` does, on several jobs of one worker; waits: each job with its stages."""
+    """Blocks until items became free after claims of the stages that found none, a lease ends, or for timeout_s.
+
+    Doesn't block where the latest claim of one of them has found items. waits: each job of one worker with its stages;
+    None stands for those claimed of.
+    """
     if not waits:
         raise ValueError("there is no job to wait for")
     side = waits[0][0]

@@ -19,7 +19,7 @@ from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.durability import REPLICATED, Durability
 from broker.connection.own_connections import OwnConnections
-from broker.connection.roles import GENERATOR, UNSEALED
+from broker.connection.roles import GENERATOR, SEAL_MARK, UNSEALED
 from broker.connection.server_errors import UNKNOWN_FUNCTION, is_a_cluster, translated
 from broker.keys import JobKeys
 from contracts.encoding.names import check_job_id
@@ -147,10 +147,6 @@ class Broker:
             seconds, micros = self.connections.ask("TIME")
         return int(seconds) + int(micros) / 1e6
 
-    def persisted(self) -> bool:
-        """As `Durability.persisted`."""
-        return self.durability.persisted()
-
     def close(self) -> None:
         self.connections.close()
         self.redis.close()
@@ -197,7 +193,7 @@ def load_scripts(url: str, seal: str) -> None:
 
 def load_library(broker: Broker, seal: str) -> None:
     """Raises redis-py's errors. A server that has this very library is left alone: one at maxmemory can't take it."""
-    text = script_texts.sealed(script_texts.library_text(), seal)
+    text = script_texts.library_text().replace(SEAL_MARK, seal)
     known: Any = broker.redis.function_list(script_texts.library_name(), withcode=True)
     if text.encode() not in (field for library in known for field in library):
         broker.redis.function_load(text, replace=True)

@@ -48,11 +48,6 @@ def function_name(name: str) -> str:
     return f"{library_name()}_{name}"
 
 
-def sealed(text: str, seal: str) -> str:
-    """The library, or the users, with their secret."""
-    return text.replace(SEAL_MARK, seal)
-
-
 def _function(name: str) -> str:
     call = "as_trainer(moved)" if scripts()[name].startswith(f"-- {name}: {{epoch") else "moved()"
     body = f"do\nlocal function moved()\n{scripts()[name]}end\nlocal function run()\n{gate(name)}return {call}\nend\n"

@@ -18,7 +18,7 @@ from typing import Any
 
 from broker.connection.roles import STAGE
 from broker.presence import StagePresence
-from broker.stage_side import ClaimedItem, PutOutcome, StageSide
+from broker.stage_side import ClaimedItem, PutOutcome, StageSide, wait_for_items
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.experience.columns import BASE_COLUMNS, Column, check_values, row_shapes
 from contracts.experience.plan import PlannedStage
@@ -65,7 +65,7 @@ class Stage(OwnWorker[ClaimedItem, StageRows]):
                 side=self._side,
                 board=StagePresence(connection.broker),
                 lease_s=self.stage.lease_s,
-                wait=self._side.wait,
+                wait=partial(wait_for_items, [(self._side, None)]),
             )
         made = {column.name: column for stage in self._side.plan.stages for column in stage.outputs}
         self._columns: dict[str, Column] = {name: made.get(name) or BASE_COLUMNS[name] for name in self.stage.inputs}

@@ -65,7 +65,7 @@ class Removals:
         """Notes files of which Redis knows no job any more. On disk, where the server can tell, when it returns."""
         self._broker.write("HSET", "removed", job_id, encode(removal))
         self._broker.write("XADD", "changes", "MAXLEN", 100, "*", "what", "removed")
-        self._broker.persisted()
+        self._broker.durability.persisted()
 
     def done(self, job_id: str) -> None:
         """Forgets the note: the files are as it says."""

@@ -45,7 +45,7 @@ def short_job(**changes: Any) -> JobSpec:
 def lose_last_writes(pipeline: Pipeline, job_id: str) -> None:
     """Redis comes back without the job's fourth iteration."""
     until(committed(pipeline, job_id, 3), "three iterations")
-    assert pipeline.broker.persisted()
+    assert pipeline.broker.durability.persisted()
     (file,) = (pipeline.redis.folder / "appendonlydir").glob("*.incr.aof")
     mark = file.stat().st_size
     until(committed(pipeline, job_id, 4), "writes to lose")

@@ -25,7 +25,7 @@ broker = connect(StackSettings(redis_url=sys.argv[1], redis_replicas=int(sys.arg
 while True:
     try:
         number = broker.redis.incr("numbers")
-        broker.persisted()
+        broker.durability.persisted()
     except Exception:
         break
     print(number, flush=True)

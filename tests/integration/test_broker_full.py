@@ -109,7 +109,7 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
     assert jobs.count_trainer_start(job.job_id) == 1
     jobs.reset_trainer_starts(job.job_id)
     assert jobs.reserve_start(job.job_id, "c1", life_s=60.0)
-    assert broker.persisted()
+    assert broker.durability.persisted()
     assert jobs.request_cancel(job.job_id) is JobState.CANCELLING
     told = [event for _, event in jobs.events_after(job.job_id, "0-0")]
     assert STARTED in told

@@ -40,7 +40,7 @@ class Crash:
 
     def mark(self) -> int:
         """Size of the append-only file now that everything before is in it."""
-        assert self.broker.persisted()
+        assert self.broker.durability.persisted()
         return self._file().stat().st_size
 
     def kill_and_restart(self, *, keep_bytes: int | None = None) -> None:

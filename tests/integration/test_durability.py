@@ -19,7 +19,7 @@ def test_writes_are_confirmed_by_a_server_that_keeps_a_file(server: EmbeddedRedi
     broker = connect(StackSettings(redis_url=server.url))
     broker.redis.config_set("appendfsync", appendfsync)
     broker.redis.set("a", 1)
-    assert broker.persisted()
+    assert broker.durability.persisted()
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_server_that_cannot_tell_is_said_once_and_not_waited_for_again(
     caplog.set_level(logging.WARNING)
     broker = connect(StackSettings(redis_url=server.url))
     broker.redis.config_set(setting, value)
-    assert [broker.persisted(), broker.persisted()] == [False, False]
+    assert [broker.durability.persisted(), broker.durability.persisted()] == [False, False]
     (line,) = [record.getMessage() for record in caplog.records]
     assert said in line
 
@@ -76,11 +76,11 @@ def test_a_stalled_disk_is_waited_for_and_then_an_error() -> None:
     with SlowDisk() as disk:
         settings = StackSettings(redis_url=f"redis://127.0.0.1:{disk.server_address[1]}/0?protocol=2")
         disk.syncs_at = 3
-        assert connect(settings).persisted()
+        assert connect(settings).durability.persisted()
         assert disk.waits == 3
         disk.syncs_at = float("inf")
         with pytest.raises(BrokerUnavailable, match="on disk"):
-            connect(settings, patience_s=1.0).persisted()
+            connect(settings, patience_s=1.0).durability.persisted()
         disk.shutdown()
 
 
@@ -90,15 +90,15 @@ def test_a_server_that_looks_as_if_it_never_synced_is_looked_at_again(monkeypatc
         settings = StackSettings(redis_url=f"redis://127.0.0.1:{disk.server_address[1]}/0?protocol=2")
         broker = connect(settings)
         disk.syncs_at = 2  # at the second look
-        assert broker.persisted(), "it was paused during the first look"
+        assert broker.durability.persisted(), "it was paused during the first look"
         disk.syncs_at = float("inf")
-        assert not broker.persisted()
+        assert not broker.durability.persisted()
         num_waits = disk.waits
-        assert not broker.persisted()
+        assert not broker.durability.persisted()
         assert disk.waits == num_waits, "for a while it is not waited for"
         monkeypatch.setattr("broker.connection.durability.ASK_AGAIN_S", 0.0)
         broker = connect(settings)
-        assert not broker.persisted()
+        assert not broker.durability.persisted()
         disk.syncs_at = 0
-        assert broker.persisted()
+        assert broker.durability.persisted()
         disk.shutdown()

@@ -78,7 +78,7 @@ def test_a_trainer_goes_on_at_the_promoted_server_and_what_was_confirmed_is_ther
         first.child.start()
     side.renew()
     # On a loaded machine the sentinels may take the next primary for dead as well: then it is asked again.
-    until(trainer.persisted, "writes on disk", away=(BrokerUnavailable,))
+    until(trainer.durability.persisted, "writes on disk", away=(BrokerUnavailable,))
     for broker in (operator, trainer):
         broker.close()
 
@@ -108,11 +108,11 @@ def test_all_of_it_by_tls(tmp_path: Path, certificates: Path) -> None:
     try:
         servers.start()
         trainer = broker_of(servers, TRAINER)
-        assert not trainer.persisted(), "a server of that age can't say what is on its disk"
+        assert not trainer.durability.persisted(), "a server of that age can't say what is on its disk"
         first = servers.primary()
         bring_down(first, signal.SIGSTOP)
         trainer.write("SET", "persisted", 1)
-        assert not trainer.persisted()
+        assert not trainer.durability.persisted()
         assert servers.until_another(first) is not first
         bring_down(first, signal.SIGCONT)
         trainer.close()

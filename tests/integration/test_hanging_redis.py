@@ -47,14 +47,14 @@ def test_calls_end_and_serve_again_when_the_server_goes_on(server: EmbeddedRedis
     settings = StackSettings(redis_url=server.url)
     broker = connect(settings, patience_s=0.5)
     stop(server)
-    for call in (broker.ping, broker.now_s, broker.persisted, Presence(broker).live):
+    for call in (broker.ping, broker.now_s, broker.durability.persisted, Presence(broker).live):
         with pytest.raises(BrokerUnavailable):
             call()
     with pytest.raises(BrokerUnavailable):
         JobStore(broker).wait_for_changes("0", 0.1)
     go_on(server)
     broker.ping()
-    assert broker.persisted()
+    assert broker.durability.persisted()
 
 
 @pytest.mark.parametrize("how", ["hangs", "is dead"])

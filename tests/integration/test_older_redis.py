@@ -65,7 +65,7 @@ class Backed:
         self._data, self._backup = self.server.folder / "appendonlydir", folder / "backup"
 
     def back_up(self) -> None:
-        assert self.broker.persisted()
+        assert self.broker.durability.persisted()
         shutil.copytree(self._data, self._backup)
 
     def restore(self) -> None:

@@ -93,13 +93,13 @@ def test_workers_that_wait_are_woken_by_a_publication_and_miss_none(redis_server
     side, other = job.stage(), job.stage("s2")
     assert side.claim("judge") == other.claim("judge") == []
     job.publish()
-    side.wait(3600)
+    wait_for_items([(side, None)], 3600)
     wait_for_items([(other, ["judge"])], 3600)
     items = side.claim("judge", NUM_ROWS)
-    side.wait(3600, ["judge"])
+    wait_for_items([(side, ["judge"])], 3600)
     assert side.claim("after") == []
     side.put([(item, job.made(item)) for item in items])
-    side.wait(3600, ["after"])
+    wait_for_items([(side, ["after"])], 3600)
     assert len(side.claim("after")) == 1
 
 
@@ -110,9 +110,9 @@ def test_a_worker_waits_no_longer_than_anothers_lease(redis_server: EmbeddedRedi
     assert len(job.stage("s1").claim("judge")) == 1
     side = job.stage("s2")
     if side.claim("judge") == []:
-        side.wait(3600)
+        wait_for_items([(side, None)], 3600)
         while side.claim("judge") == []:
-            side.wait(3600)
+            wait_for_items([(side, None)], 3600)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_restart_that_lost_puts_claims_and_a_publication_has_them_made_again(c
     (first, *_) = items = job.stage("s1").claim("judge", 3)
     assert job.stage("s1").put([(first, job.made(first))]) == [PutOutcome.ACCEPTED]
     job.publish("g2")
-    assert crash.broker.persisted()
+    assert crash.broker.durability.persisted()
     crash.kill_and_restart(keep_bytes=mark)
     job.server.load_scripts()
     assert job.stage("s1").renew(items).lost == tuple(items)
@@ -151,7 +151,7 @@ def test_a_restart_that_lost_the_last_columns_of_a_batch_is_noticed_by_the_train
     mark = crash.mark()
     job.run_stage("judge")
     assert job.arrived() == ["0/train/0"]
-    assert crash.broker.persisted()
+    assert crash.broker.durability.persisted()
     crash.kill_and_restart(keep_bytes=mark)
     job.server.load_scripts()
     with pytest.raises(FenceViolation, match="item 0 lacks its columns"):

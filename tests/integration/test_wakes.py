@@ -17,7 +17,7 @@ from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
 from broker.keys import wake_channel
 from broker.leases import FailOutcome
-from broker.stage_side import StageSide
+from broker.stage_side import StageSide, wait_for_items
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
@@ -49,7 +49,7 @@ class Waiting:
     def stage_workers(self, job: StagedJob, stage: str) -> None:
         for name in NAMES:
             side = StageSide(self._broker, job.job_id, f"{stage}-{name}")
-            self._add(f"{stage}-{name}", partial(side.claim, stage), side.wait)
+            self._add(f"{stage}-{name}", partial(side.claim, stage), partial(wait_for_items, [(side, None)]))
 
     def _add(self, name: str, claim: Callable[[], Any], wait: Callable[[float], Any]) -> None:
         wait(0.001)  # the first one begins to listen, and ends at once

@@ -63,8 +63,8 @@ def test_another_primary_than_the_one_that_answered_confirms_nothing() -> None:
     broker = broker_with(connections, replicas=1)
     connections.ask(*CALL)
     with pytest.raises(BrokerUnavailable, match="another server is the primary since this was written"):
-        broker.persisted()
-    assert broker.persisted(), "what is asked of it again, it has answered itself"
+        broker.durability.persisted()
+    assert broker.durability.persisted(), "what is asked of it again, it has answered itself"
 
 
 def test_who_reads_again_what_was_written_may_ask_another_primary() -> None:
@@ -77,15 +77,15 @@ def test_who_reads_again_what_was_written_may_ask_another_primary() -> None:
 def test_where_no_file_is_kept_the_replicas_must_hold_it_and_be_of_the_same_primary() -> None:
     no_file = ResponseError("ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.")
     held = broker_with(Answering(("here", no_file), ("here", [b"OK", 1])), replicas=1)
-    assert not held.persisted()
+    assert not held.durability.persisted()
     moved = Answering(("here", [b"created"]), ("here", no_file), ("there", [b"OK", 1]))
     broker = broker_with(moved, replicas=1)
     moved.ask(*CALL)
     with pytest.raises(BrokerUnavailable, match="another server is the primary"):
-        broker.persisted()
+        broker.durability.persisted()
 
 
 def test_a_server_that_refuses_to_wait_for_another_reason_has_not_said_that_it_cannot_tell() -> None:
     broker = broker_with(Answering(("here", ResponseError("MISCONF Errors writing to the AOF file"))), replicas=0)
     with pytest.raises(BrokerUnavailable, match="cannot write to its disk"):
-        broker.persisted()
+        broker.durability.persisted()
