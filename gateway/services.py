@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,8 +29,6 @@ AWAY_S = 15.0
 """So long no other answer waits for a store that has let one wait in vain."""
 MOST_WAITING = 16
 """Answers that wait for files of other hosts; 24 threads more give those that need none, and submissions."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)

@@ -73,11 +73,8 @@ class EnvironmentMetrics:
         self.waiting = Gauge(
             "onbeat_environment_waiting_steps", "Resets and steps that are not played yet.", registry=registry
         )
-        self._turned = self.results.labels("turned")
+        self.results.labels("turned")
 
     def count_result(self, result: Result) -> None:
         """Called by the pool's threads."""
-        if isinstance(result, Failure):
-            self.results.labels(result.reason).inc()
-        else:
-            self._turned.inc()
+        self.results.labels(result.reason if isinstance(result, Failure) else "turned").inc()

@@ -16,10 +16,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from contracts.errors import InvalidInput, Unavailable
+from contracts.errors import Unavailable
 from contracts.settings import engine_from
 from onbeat.commands import options
-from onbeat.process.folders import make_private
+from onbeat.process.folders import make_private, writable_run_dir
 from onbeat.process.waiting import Waiting
 from onbeat.stack.access import FILE_NAME, StackFile, read_stack_file, run_dir_flag
 from onbeat.stack.plan import StackPlan, stack_settings, threads_from
@@ -115,11 +115,9 @@ def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
     Raises Unavailable with the last line of a stack that ended, and DeadlineExceeded after it was ended.
     """
     path = run_root / LOG
-    try:
+    with writable_run_dir():
         make_private(path.parent)
         log = path.open("ab")
-    except OSError as error:
-        raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
     with log:
         at = log.tell()
         command = [sys.executable, "-m", "onbeat", *(one for one in arguments if one not in DETACH)]

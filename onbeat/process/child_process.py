@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from contracts.errors import InvalidInput, Unavailable
-from onbeat.process.folders import make_missing
+from contracts.errors import Unavailable
+from onbeat.process.folders import make_missing, writable_run_dir
 from onbeat.process.launcher import end_with_launcher, with_own_packages
 from onbeat.process.signals import uninterrupted
 
@@ -84,10 +84,8 @@ class ChildProcess:
     def start(self) -> None:
         """Raises Unavailable if the program cannot be executed, InvalidInput if its log cannot be written."""
         make_missing(self.log_path.parent)
-        try:
+        with writable_run_dir():
             log_file = self.log_path.open("ab")
-        except OSError as error:
-            raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
         with log_file, uninterrupted(answered_after=True):
             try:
                 self._process = subprocess.Popen(

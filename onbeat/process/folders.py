@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from contracts.errors import OnbeatError
+from contracts.errors import InvalidInput, OnbeatError
 
 PRIVATE = 0o700
 
@@ -64,6 +64,15 @@ def usable(path: Path, *, to_be: str, cure: str = "free space there, or mend its
         yield
     except OSError as error:
         raise OnbeatError(f"cannot be {to_be}: {error.strerror}", field=str(path), cure=cure) from error
+
+
+@contextlib.contextmanager
+def writable_run_dir() -> Iterator[None]:
+    """Raises InvalidInput that names the flag of the run directory in the place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to") from error
 
 
 def private(path: str, flags: int) -> int:

@@ -29,7 +29,7 @@ from broker.connection.probe import RedisServer, probe
 from broker.connection.roles import LOADER, OPERATOR, ROLES, password_hash, users_acl
 from contracts.errors import BrokerUnavailable, InvalidInput, Unavailable
 from onbeat.process.child_process import ChildProcess
-from onbeat.process.folders import is_private, make_private, write_private
+from onbeat.process.folders import is_private, make_private, writable_run_dir, write_private
 from onbeat.process.waiting import Waiting
 from onbeat.stack.supervision import describe_exit
 
@@ -108,10 +108,8 @@ class EmbeddedRedis:
     @functools.cached_property
     def socket(self) -> Path:
         """The file that it listens at. Raises InvalidInput where there is no place for one."""
-        try:
+        with writable_run_dir():
             make_private(self.folder)
-        except OSError as error:
-            raise _unwritable(error) from error
         return place_socket(self.folder, owner=self)
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
@@ -183,22 +181,16 @@ class EmbeddedRedis:
             json.dumps(str(path), ensure_ascii=False) for path in (self.socket, self._users, self.folder)
         )
         text = CONFIGURATION.format(socket=socket, users=users, folder=folder)
-        try:
+        with writable_run_dir():
             make_private(self.folder)
             make_private(self.socket.parent)
             acl = users_acl({role: password_hash(text) for role, text in self._passwords.items()}, self.seal)
             write_private(self._users, acl)
             write_private(self._configuration, text)
-        except OSError as error:
-            raise _unwritable(error) from error
         # A temporary folder may have been cleaned away, and made anew by another user.
         if not is_private(self.socket.parent):
             problem = f"{self.socket.parent}, where the server would listen, is open to others"
             raise InvalidInput(problem, field="--run-dir", cure="chmod 700, or remove it")
-
-
-def _unwritable(error: OSError) -> InvalidInput:
-    return InvalidInput(str(error), field="--run-dir", cure="choose a folder that you can write to")
 
 
 def _wheel_binary() -> str | None:

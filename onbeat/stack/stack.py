@@ -318,7 +318,11 @@ class EmbeddedStack:
                 self._see_to_starts()
                 pending = {name: url for name, url in pending.items() if not is_ready(http, url)}
                 if pending:
-                    self._poke(waiting, pending)
+                    try:
+                        waiting.poke(f"{', '.join(pending)} to be ready")
+                    except OnbeatError as error:
+                        late = self.children[next(iter(pending))]
+                        raise Unavailable(f"{error}; the end of its log:\n{late.tail()}", field=late.name) from error
                     time.sleep(POLL_S)
 
     def _see_to_starts(self) -> None:
@@ -332,13 +336,6 @@ class EmbeddedStack:
                     field=child.name,
                 )
             supervised.tick()
-
-    def _poke(self, waiting: Waiting, pending: Mapping[str, str]) -> None:
-        try:
-            waiting.poke(f"{', '.join(pending)} to be ready")
-        except OnbeatError as error:
-            late = self.children[next(iter(pending))]
-            raise Unavailable(f"{error}; the end of its log:\n{late.tail()}", field=late.name) from error
 
 
 def readiness_client() -> httpx.Client:

@@ -67,7 +67,7 @@ def _played(cage: PlayCage, task: Task, request: CanaryRequest, *, company: bool
         try:
             *_, result = cage.play(plays, call_timeout_s=[request.step_timeout_s] * len(plays))
         except Interrupted as lost:
-            result = Failure(reason=lost.reason, detail=lost.detail)
+            result = lost.failure
             _loaded(cage)
         found.append(result)
         if isinstance(result, Failure) or (result.reply is not UNSET and result.reply.done):

@@ -159,11 +159,10 @@ class Lane(CagedLane[Call | _Facts, PlayCage]):
             num_losses += 1
             self._at_once = 1
             if num_losses >= LOSSES_ALONE + 1:
-                failure = Failure(reason=lost.reason, detail=lost.detail)
                 num_losses, num_lost_alone = 1, num_lost_alone + 1
-                self._settle(call, places.popleft(), failure)
+                self._settle(call, places.popleft(), lost.failure)
                 if num_lost_alone > MOST_LOST_ALONE:
-                    self._refuse(call, places, failure)
+                    self._refuse(call, places, lost.failure)
 
     def _withdraw(self, call: Call, places: deque[int]) -> None:
         """The caller is gone: what it began and what isn't played yet has no use."""
@@ -194,12 +193,12 @@ class Lane(CagedLane[Call | _Facts, PlayCage]):
         except Interrupted as lost:
             self._lose_child()
             reach("environment.lost_child")
-            if lost.at is not None or lost.reason != "crashed":
-                log.warning("%s; its other sessions go on in another process", lost.detail)
+            if lost.at is not None or lost.failure.reason != "crashed":
+                log.warning("%s; its other sessions go on in another process", lost.failure.detail)
                 self._of_pool.on_restart()
             for number in range(len(plays) - 1, num_played - 1, -1):
                 if number == lost.at:
-                    self._settle(call, chosen[number], Failure(reason=lost.reason, detail=lost.detail))
+                    self._settle(call, chosen[number], lost.failure)
                 else:
                     places.appendleft(chosen[number])
             return lost

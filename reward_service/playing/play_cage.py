@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from contracts.encoding.wire import decode, encode
-from contracts.environments.service import EnvironmentTable, FailureReason, Result
+from contracts.environments.service import EnvironmentTable, Failure, FailureReason, Result
 from contracts.errors import ContractViolation
 from onbeat.cage.cage import CageRules
 from onbeat.cage.caged_process import CagedProcess
@@ -27,11 +27,10 @@ HASH_SEED = 0
 class Interrupted(Exception):
     """The child is gone before it answered all; `at`: the place of the play that cost it, None where it isn't known."""
 
-    def __init__(self, at: int | None, reason: FailureReason, detail: str) -> None:
-        super().__init__(detail)
+    def __init__(self, at: int | None, failure: Failure) -> None:
+        super().__init__(failure.detail)
         self.at = at
-        self.reason: FailureReason = reason
-        self.detail = detail
+        self.failure = failure
 
 
 class PlayCage(CagedProcess):
@@ -127,7 +126,7 @@ class PlayCage(CagedProcess):
 
     def _interrupted(self, at: int | None, reason: FailureReason, detail: str) -> Interrupted:
         self._drop_child()
-        return Interrupted(at, reason, detail)
+        return Interrupted(at, Failure(reason=reason, detail=detail))
 
     def _drop_child(self) -> None:
         """Kills the child with all that it started."""
