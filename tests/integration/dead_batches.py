@@ -7,7 +7,7 @@ from typing import Any
 from broker.connection.client import connect
 from broker.leases import FailOutcome
 from contracts.settings import StackSettings
-from tests.integration.test_fence import Job, opened
+from tests.integration.test_fence import Job, claimed, opened
 
 LEASE_S = 600.0
 
@@ -20,7 +20,6 @@ def running(settings: StackSettings, **changes: Any) -> Job:
 def bury(job: Job, reason: str = "no reward") -> str:
     """One batch dies; its id."""
     generator = job.generator("g1")
-    claim = generator.claim(LEASE_S)
-    assert claim is not None
+    claim = claimed(generator)
     assert generator.fail(claim, reason) is FailOutcome.DEAD
     return claim.prompt_batch.batch_id

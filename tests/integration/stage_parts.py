@@ -144,6 +144,13 @@ class StagedJob:
         self.operator.redis.zadd(self.keys.slot_of(item.iteration).work, {member: stage * STAGE_BAND + 1})
 
 
+def open_job(server: EmbeddedRedis, stages: Sequence[Mapping[str, Any]], *, count: int = 1, **spec: Any) -> StagedJob:
+    """One whose first iteration is open, with so many batches."""
+    job = StagedJob(server, stages, **spec)
+    job.open(count=count)
+    return job
+
+
 def sampled(batch: PromptBatch, generator: str, *, seed: int = 0, **changes: Any) -> RolloutBatch:
     return rollout_batch(
         seed=seed,

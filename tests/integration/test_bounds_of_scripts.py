@@ -24,8 +24,8 @@ from contracts.monitor import GeneratorSeen
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import lose_prompts
-from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, Job, job_of
+from tests.integration.stage_parts import external, open_job
+from tests.integration.test_fence import DIGEST, Job, claimed, job_of
 
 
 @pytest.fixture
@@ -75,8 +75,7 @@ def test_a_report_of_spans_that_is_too_large_is_not_kept(job: Job) -> None:
 
 def test_a_claim_whose_prompt_is_gone_has_nothing_to_be_given_back(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
+    claim = claimed(job.generator(), 10)
     lose_prompts(job.broker, job.broker.job_keys(job.job_id), claim.prompt_batch.batch_id)
     assert job.generator().fail(claim, "no reward") is FailOutcome.SETTLED
 
@@ -106,8 +105,7 @@ def test_a_fence_that_names_no_sound_number_of_slots_has_one_and_no_loop_is_endl
 def test_a_batch_whose_ledger_names_no_sound_shape_is_an_error_and_no_endless_loop(
     redis_server: EmbeddedRedis, shape: Any
 ) -> None:
-    staged = StagedJob(redis_server, [external("judge")])
-    staged.open()
+    staged = open_job(redis_server, [external("judge")])
     batch = staged.publish()
     ledger = staged.keys.slots[0].ledger
     entry = msgspec.msgpack.decode(staged.operator.redis.hget(ledger, batch.batch_id))

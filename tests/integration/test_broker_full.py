@@ -25,7 +25,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, opened
 
 LEASE_S = 600.0
 STARTED = TrainerStarted(at_s=0.0, trainer_epoch=1, next_iteration=0, resumed=False)
@@ -51,8 +51,7 @@ def limit(broker: Broker, num_bytes: int) -> None:
 
 def test_a_full_server_refuses_rollouts_and_new_jobs_until_there_is_room(broker: Broker, job: Job) -> None:
     generator = job.generator()
-    claim = generator.claim(LEASE_S)
-    assert claim is not None
+    claim = claimed(generator)
     batch = answer_to(claim.prompt_batch, "g1", attempt=claim.attempt)
     limit(broker, 1)
     with pytest.raises(BrokerFull, match="maxmemory"):
@@ -72,8 +71,7 @@ def test_a_full_server_refuses_rollouts_and_new_jobs_until_there_is_room(broker:
 def test_a_full_server_answers_what_it_refuses_anyway_and_counts_it(broker: Broker, job: Job) -> None:
     """If it didn't, a generator would hold a batch that isn't wanted for as long as the server is full."""
     generator = job.generator()
-    claim = generator.claim(LEASE_S)
-    assert claim is not None
+    claim = claimed(generator)
     limit(broker, 1)
     late = answer_to(claim.prompt_batch, "g1", attempt=claim.attempt, iteration=1)
     assert generator.publish(claim, late) is PublishOutcome.FUTURE
@@ -85,8 +83,7 @@ def test_a_full_server_answers_what_it_refuses_anyway_and_counts_it(broker: Brok
 def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broker: Broker, job: Job) -> None:
     generator, jobs = job.generator(), JobStore(broker)
     for _ in range(2):
-        claim = generator.claim(LEASE_S)
-        assert claim is not None
+        claim = claimed(generator)
         assert generator.publish(claim, answer_to(claim.prompt_batch, "g1", attempt=claim.attempt)) is (
             PublishOutcome.ACCEPTED
         )
@@ -98,8 +95,7 @@ def test_a_full_server_takes_heartbeats_commits_failures_and_state_changes(broke
     job.announce(1)
     job.trainer.commit(commit_record(0, trained), trained, event=None, opening=job.opening(1), made=(1, DIGEST))
     assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
-    claim = generator.claim(LEASE_S)
-    assert claim is not None
+    claim = claimed(generator)
     generator.fail(claim, "the engine failed")
     assert job.trainer.reconcile(1, job.batches(1)) == 0
     jobs.tell(job.job_id, STARTED)

@@ -26,7 +26,7 @@ from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.loop.chain import rewind_record
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record, job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to, manifest
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, manifest
 
 LEASE_S = 600.0
 
@@ -78,12 +78,6 @@ def job(crash: Crash) -> Job:
     return job
 
 
-def take(generator: GeneratorSide) -> Claim:
-    claim = generator.claim(LEASE_S)
-    assert claim is not None
-    return claim
-
-
 def publish(generator: GeneratorSide, claim: Claim, name: str) -> PublishOutcome:
     return generator.publish(claim, answer_to(claim.prompt_batch, name, attempt=claim.attempt))
 
@@ -100,9 +94,9 @@ def commit(job: Job, trained: dict[str, str]) -> None:
 
 def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job: Job) -> None:
     first, second = job.generator("g1"), job.generator("g2")
-    assert publish(first, take(first), "g1") is PublishOutcome.ACCEPTED
+    assert publish(first, claimed(first), "g1") is PublishOutcome.ACCEPTED
     trained = arrived(job)
-    held = take(second)
+    held = claimed(second)
     crash.kill_and_restart()
     assert job.trainer.renew() is JobState.QUEUED
     assert second.renew([held]) == Renewal()
@@ -111,7 +105,7 @@ def test_a_killed_server_goes_on_half_way_through_an_iteration(crash: Crash, job
     assert sorted(trained) == ["0/train/0", "0/train/1"]
     commit(job, trained)
     assert (job.trainer.fence().committed, job.trainer.fence().iteration) == (0, 1)
-    assert take(first).prompt_batch.batch_id == "1/train/0"
+    assert claimed(first).prompt_batch.batch_id == "1/train/0"
 
 
 def test_a_server_that_is_away_is_an_error_with_a_name_and_back_again_it_serves(crash: Crash, job: Job) -> None:
@@ -121,14 +115,14 @@ def test_a_server_that_is_away_is_an_error_with_a_name_and_back_again_it_serves(
         connect(StackSettings(redis_url=url), patience_s=0.0)
     crash.server.restart()
     assert job.trainer.fence().iteration == 0
-    assert take(job.generator()).prompt_batch.batch_id == "0/train/0"
+    assert claimed(job.generator()).prompt_batch.batch_id == "0/train/0"
 
 
 def commit_and_lose_it(crash: Crash, job: Job) -> dict[str, str]:
     """Iteration 0, trained and committed; the server then forgets the commit."""
     generator = job.generator()
     for _ in range(2):
-        publish(generator, take(generator), "g1")
+        publish(generator, claimed(generator), "g1")
     trained = arrived(job)
     mark = crash.mark()
     commit(job, trained)
@@ -178,7 +172,7 @@ def test_a_rewind_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     """A process that lives through a restart may have read a chain that is gone."""
     generator = job.generator()
     for _ in range(2):
-        publish(generator, take(generator), "g1")
+        publish(generator, claimed(generator), "g1")
     mark = crash.mark()
     slow = job.trainer
     slow.release()
@@ -199,10 +193,10 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     """A restart that takes a whole replayed iteration leaves its trainer at the number that it stood at before."""
     generator = job.generator()
     for _ in range(2):
-        publish(generator, take(generator), "g1")
+        publish(generator, claimed(generator), "g1")
     commit(job, arrived(job))
     for _ in range(2):
-        publish(generator, take(generator), "g1")
+        publish(generator, claimed(generator), "g1")
     job.trainer.release()
     job.trainer = replaying = successor(crash, job)
     mark = crash.mark()
@@ -210,7 +204,7 @@ def test_a_commit_that_follows_a_lost_record_is_refused_and_the_chain_stays_whol
     job.trainer.rewind(rewind_record(newest, manifest(0), trainer_epoch=epoch(job)))
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     for _ in range(2):
-        publish(generator, take(generator), "g1")
+        publish(generator, claimed(generator), "g1")
     link = JobStore(crash.broker).audit(job.job_id)[-1]
     replayed = replace(commit_record(0, arrived(job)), trainer_epoch=epoch(job), previous=record_digest(link))
     replaying.publish_weights(manifest(1), oldest_kept=0)  # the rewind took the one that was made before
@@ -235,7 +229,7 @@ def test_other_weights_of_a_version_whose_rewind_a_restart_has_lost_are_not_anno
     """Generators would load what the window, which is back, refuses. Only a job whose replays differ meets it."""
     generator = job.generator()
     for _ in range(2):
-        publish(generator, take(generator), "g1")
+        publish(generator, claimed(generator), "g1")
     commit(job, arrived(job))
     job.trainer.release()
     job.trainer = replaying = successor(crash, job)
@@ -247,7 +241,7 @@ def test_other_weights_of_a_version_whose_rewind_a_restart_has_lost_are_not_anno
     made_anew = replace(manifest(1), weights_digest="c" * 64)
     with pytest.raises(FenceViolation, match="version 1 cannot be announced: divergent"):
         replaying.publish_weights(made_anew, oldest_kept=0)
-    assert take(generator).manifest == manifest(1)
+    assert claimed(generator).manifest == manifest(1)
     replaying.publish_weights(manifest(1), oldest_kept=0)
     replaying.publish_weights(replace(made_anew, policy_version=2), oldest_kept=0)
 

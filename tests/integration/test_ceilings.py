@@ -27,6 +27,7 @@ from contracts.settings import StackSettings
 from contracts.versions import WeightFile, WeightManifest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import job_spec, prompt_batch, rollout_batch
+from tests.integration.window_parts import claimed
 
 DIGEST = "d" * 64
 
@@ -60,8 +61,7 @@ def test_a_removed_job_leaves_no_key_and_who_comes_late_makes_none(jobs: JobStor
     trainer = opened(settings, job_id)
     jobs.move(job_id, JobState.RUNNING)
     generator = GeneratorSide(connect(settings), job_id, "g1")
-    claim = generator.claim(60.0)
-    assert claim is not None
+    claim = claimed(generator)
     jobs.tell(job_id, TrainerStarted(at_s=1.0, trainer_epoch=7, next_iteration=0, resumed=False))
     jobs.move(job_id, JobState.FAILED, trainer_epoch=trainer.trainer_epoch)
     trainer.release()
@@ -211,8 +211,7 @@ def test_of_dead_batches_the_newest_reasons_are_kept_cut_and_without_payload(set
     generator = GeneratorSide(connect(settings), job_id, "g1")
     reason = "raised: ü" + "é" * 3000 + "\ud800"
     for _ in range(1100):
-        claim = generator.claim(60.0)
-        assert claim is not None
+        claim = claimed(generator)
         assert generator.fail(claim, reason) is FailOutcome.DEAD
     broker = connect(settings)
     entries = broker.redis.xrange(broker.job_keys(job_id).dead)

@@ -18,8 +18,8 @@ from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import lose_prompts, set_recent_times
-from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, Job, answer_to, opened
+from tests.integration.stage_parts import StagedJob, external, open_job
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, opened
 
 LEASE_S = 600.0
 NAME = "host-1-0a1b2c3d"
@@ -32,12 +32,6 @@ def job_on(broker: Broker, count: int = 3) -> Job:
 @pytest.fixture
 def job(settings: StackSettings) -> Job:
     return job_on(connect(settings))
-
-
-def claimed(side: GeneratorSide, *, hedge: bool = False) -> Claim:
-    claim = side.claim(LEASE_S, hedge=hedge)
-    assert claim is not None
-    return claim
 
 
 def answer_lost(job: Job, name: str) -> Claim:
@@ -131,8 +125,7 @@ def test_calls_that_a_hanging_server_reads_once_it_goes_on_leave_no_lease_that_i
 
 @pytest.fixture
 def staged(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, [external("judge", max_attempts=2)])
-    job.open()
+    job = open_job(redis_server, [external("judge", max_attempts=2)])
     job.publish()
     return job
 

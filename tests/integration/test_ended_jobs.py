@@ -8,7 +8,7 @@ import pytest
 
 from broker.connection.client import connect
 from broker.fence import read_fence
-from broker.generator_side import Claim, PublishOutcome
+from broker.generator_side import PublishOutcome
 from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.trainer_side import TrainerSide
@@ -16,7 +16,7 @@ from contracts.errors import Conflict
 from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from tests.integration.fence_parts import change_fence
-from tests.integration.test_fence import Job, answer_to, opened
+from tests.integration.test_fence import Job, answer_to, claimed, opened
 
 LEASE_S = 600.0
 
@@ -26,17 +26,11 @@ def job(settings: StackSettings) -> Job:
     return opened(connect(settings))
 
 
-def claimed(job: Job, name: str) -> Claim:
-    claim = job.generator(name).claim(LEASE_S)
-    assert claim is not None
-    return claim
-
-
 @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED])
 @pytest.mark.parametrize("is_by_its_trainer", [True, False])
 def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobState, is_by_its_trainer: bool) -> None:
     jobs, keys, redis = JobStore(job.broker), job.broker.job_keys(job.job_id), job.broker.redis
-    published, held = claimed(job, "g1"), claimed(job, "g2")
+    published, held = claimed(job.generator("g1")), claimed(job.generator("g2"))
     assert job.generator("g1").publish(published, answer_to(published.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
     job.trainer.claim_rollouts(0, max_batches=8)
     if state is JobState.CANCELLED:
@@ -58,7 +52,7 @@ def test_an_ended_job_is_not_sampled_on_and_keeps_nothing(job: Job, state: JobSt
 @pytest.mark.parametrize("lock", ["the fence", "the job's state"])
 def test_each_of_the_two_locks_holds_alone(job: Job, lock: str) -> None:
     """The end of a job closes the fence; what is opened by hand shows that the other lock holds too."""
-    held, keys, redis = claimed(job, "g1"), job.broker.job_keys(job.job_id), job.broker.redis
+    held, keys, redis = claimed(job.generator("g1")), job.broker.job_keys(job.job_id), job.broker.redis
     if lock == "the fence":
         change_fence(job.broker, keys, is_open=False, committed=0)
     else:

@@ -16,7 +16,7 @@ from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import commit_record
-from tests.integration.test_fence import DIGEST, Job, answer_to, job_of
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, job_of
 
 KIND, OTHER = "transformers 5 on AVX2", "vllm 0.32 on H200"
 
@@ -33,12 +33,6 @@ def job(redis_server: EmbeddedRedis) -> Job:
 def side(job: Job, name: str, engine: str | None) -> GeneratorSide:
     assert job.generators
     return GeneratorSide(job.generators, job.job_id, name, engine=engine)
-
-
-def claimed(generator: GeneratorSide) -> Claim:
-    claim = generator.claim(10)
-    assert claim is not None
-    return claim
 
 
 def publish(generator: GeneratorSide, name: str, claim: Claim, **changes: object) -> PublishOutcome:
@@ -61,18 +55,18 @@ def test_the_first_claim_says_which_kind_of_engine_samples_the_job_and_others_ar
     assert kept(job) == KIND
     for hedge in (False, True):
         with pytest.raises(WrongEngine, match=rf"{job.job_id}: is sampled with \({KIND}\).*has \({OTHER}\)") as caught:
-            other.claim(10, hedge=hedge)
+            other.claim(600, hedge=hedge)
         assert caught.value.kept == KIND
     assert publish(first, "g1", claim) is PublishOutcome.ACCEPTED
     assert publish(same, "g2", claimed(same)) is PublishOutcome.ACCEPTED
-    assert (kept(job), side(job, "g3", KIND).claim(10)) == (KIND, None)
+    assert (kept(job), side(job, "g3", KIND).claim(600)) == (KIND, None)
 
 
 def test_a_generator_that_finds_no_work_does_not_say_which_kind_samples_the_job(job: Job) -> None:
     generator = side(job, "g1", None)
     for _ in range(2):
         claimed(generator)
-    assert side(job, "g2", OTHER).claim(10) is None
+    assert side(job, "g2", OTHER).claim(600) is None
     assert kept(job) == ""
 
 

@@ -22,7 +22,7 @@ from contracts.rollouts import PromptBatch
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DIGEST, commit_record, job_spec, manifest, prompt_batch
-from tests.integration.window_parts import answer_to
+from tests.integration.window_parts import answer_to, claimed
 
 
 @dataclass
@@ -102,8 +102,7 @@ def test_an_iteration_flows_from_open_to_commit_and_opens_the_next(job: Job) -> 
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator = job.generator()
     for _ in range(2):
-        claim = generator.claim(10)
-        assert claim is not None
+        claim = claimed(generator, 10)
         assert claim.manifest == manifest(0)
         another = answer_to(claim.prompt_batch, "g1", batch_id="0/train/9")
         with pytest.raises(ContractViolation, match=f"claimed {claim.prompt_batch.batch_id}, got 0/train/9"):

@@ -28,7 +28,7 @@ from tests.builders import commit_record, job_spec
 from tests.every_key import every_key
 from tests.integration.fence_checks import read
 from tests.integration.fence_parts import change_fence
-from tests.integration.test_fence import DIGEST, Job, answer_to, job_of, manifest
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, job_of, manifest
 
 
 @pytest.fixture
@@ -49,8 +49,7 @@ def ledger(job: Job, batch_id: str) -> BatchRecord:
 
 def publish(job: Job) -> Claim:
     """The next batch, answered."""
-    claim = job.generator().claim(10)
-    assert claim is not None
+    claim = claimed(job.generator(), 10)
     assert job.generator().publish(claim, answer_to(claim.prompt_batch, "g1")) is PublishOutcome.ACCEPTED
     return claim
 
@@ -125,8 +124,7 @@ def test_a_claim_of_what_was_read_ahead_leaves_what_came_since_to_the_next(job: 
 
 def test_a_batch_that_is_published_cannot_fail_though_its_prompt_is_left(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
+    claim = claimed(job.generator(), 10)
     published = Published(entry="1-0", digest="f" * 64, generator="g2", attempt=1)
     job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", encode(published))
     assert job.generator().fail(claim, "no reason") is FailOutcome.SETTLED
@@ -141,8 +139,7 @@ def test_there_is_nothing_to_claim_where_a_restart_has_forgotten_the_prompts(job
 @pytest.mark.parametrize("entry", [b"", encode(Dead(reason="no reason")), b"none of ours", b"\xc1"])
 def test_a_publication_that_nobody_expects_any_more_is_refused(job: Job, entry: bytes) -> None:
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
-    claim = job.generator().claim(10)
-    assert claim is not None
+    claim = claimed(job.generator(), 10)
     job.broker.redis.hdel(keys(job).slots[0].ledger, "0/train/0")
     if entry:
         job.broker.redis.hset(keys(job).slots[0].ledger, "0/train/0", entry)
@@ -262,8 +259,7 @@ def test_epochs_and_milliseconds_are_exact_up_to_the_largest_that_lua_counts(job
 def test_nothing_of_a_removed_job_comes_back_whoever_calls_late(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator, jobs, names = job.generator(), JobStore(job.broker), keys(job)
-    claim = generator.claim(10)
-    assert claim is not None
+    claim = claimed(generator, 10)
     job.trainer.release()
     late = TrainerSide(job.broker, job.job_id, owner="t1", lease_s=30)
     late.acquire()

@@ -14,15 +14,14 @@ from contracts.encoding.wire import decode
 from contracts.errors import NotFound, OnbeatError
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import change_fence
-from tests.integration.stage_parts import StagedJob, external
+from tests.integration.stage_parts import StagedJob, external, open_job
 
 CHAIN = (external("judge"), external("after", inputs=("judge",), unit="batch"))
 
 
 @pytest.fixture
 def job(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, CHAIN)
-    job.open()
+    job = open_job(redis_server, CHAIN)
     job.publish()
     return job
 
@@ -90,8 +89,7 @@ def test_an_item_of_what_is_over_is_settled_though_it_is_there(job: StagedJob, o
 
 
 def test_no_worker_renews_or_gives_back_what_is_of_the_other_role(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, CHAIN)
-    job.open(count=2)
+    job = open_job(redis_server, CHAIN, count=2)
     job.publish()
     generator, claim, _ = job.sample()
     (item,) = job.stage().claim("judge")

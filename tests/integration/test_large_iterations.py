@@ -16,7 +16,7 @@ from contracts.events import AuditRecord, record_digest
 from contracts.settings import StackSettings
 from tests.builders import commit_record, job_spec
 from tests.integration.fence_parts import lose_prompts
-from tests.integration.test_fence import DIGEST, Job, answer_to
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed
 
 NUM_BATCHES = 10
 LEASE_S = 600.0
@@ -135,8 +135,7 @@ def test_an_idle_generator_that_would_hedge_looks_at_few_batches(job: Job, broke
     job.trainer.open_iteration(job.opening(0, NUM_BATCHES), {0: DIGEST})
     generator = job.generator()
     for _ in range(3):
-        claim = generator.claim(LEASE_S)
-        assert claim is not None
+        claim = claimed(generator)
         generator.publish(claim, answer_to(claim.prompt_batch, "g1"))
     others = job.generator("g2")
     while others.claim(LEASE_S):

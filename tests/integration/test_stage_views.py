@@ -12,16 +12,14 @@ from broker.presence import LIVE_S, Presence, StagePresence
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.spec_tables.stages import LlmJudgeStage, ReferenceStage, TeacherStage
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.stage_parts import StagedJob, external
+from tests.integration.stage_parts import StagedJob, external, open_job
 
 STAGES = [external("judge"), external("after", ["judge"], unit="group")]
 
 
 @pytest.fixture
 def job(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, STAGES)
-    job.open(count=2)
-    return job
+    return open_job(redis_server, STAGES, count=2)
 
 
 def says(job: StagedJob, worker_id: str, *serves: str, **fields: Any) -> None:

@@ -11,7 +11,7 @@ from contracts.encoding.arrays import pack_float32
 from contracts.errors import ContractViolation, FenceViolation, NotFound
 from contracts.rollouts import batch_digest
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
+from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external, open_job
 
 ROW = [external("judge")]
 CHAIN = [
@@ -28,16 +28,12 @@ def numbers(*rows: int) -> tuple[bytes, ...]:
 
 @pytest.fixture
 def chain(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, CHAIN)
-    job.open()
-    return job
+    return open_job(redis_server, CHAIN)
 
 
 @pytest.fixture
 def judged(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, ROW)
-    job.open(count=2)
-    return job
+    return open_job(redis_server, ROW, count=2)
 
 
 def test_a_batch_passes_its_stages_and_then_the_trainer_gets_it_with_its_columns(chain: StagedJob) -> None:
@@ -53,8 +49,7 @@ def test_a_batch_passes_its_stages_and_then_the_trainer_gets_it_with_its_columns
 
 
 def test_an_item_that_fails_is_tried_again_and_past_its_attempts_the_batch_is_dead(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", max_attempts=2)])
-    job.open()
+    job = open_job(redis_server, [external("judge", max_attempts=2)])
     job.publish()
     side = job.stage()
     (item, other) = side.claim("judge", 2)

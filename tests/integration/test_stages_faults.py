@@ -20,7 +20,7 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from contracts.settings import StackSettings
 from onbeat.loop.gathering import staged_batch
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.stage_parts import NUM_ROWS, StagedJob, external
+from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, open_job
 from tests.integration.test_broker_restart import Crash
 
 JUDGE = [external("judge", unit="batch")]
@@ -28,9 +28,7 @@ TWO = [external("judge"), external("after", ["judge"], unit="batch")]
 
 
 def judged(server: EmbeddedRedis, count: int = 1, **spec: object) -> StagedJob:
-    job = StagedJob(server, JUDGE, **spec)
-    job.open(count=count)
-    return job
+    return open_job(server, JUDGE, count=count, **spec)
 
 
 def test_a_clock_that_steps_back_lengthens_no_lease(redis_server: EmbeddedRedis) -> None:
@@ -67,16 +65,14 @@ def test_a_full_table_pushes_back_until_stages_have_caught_up_and_one_batch_alwa
 def test_a_batch_without_the_texts_that_stages_read_is_refused_where_it_is_published(
     redis_server: EmbeddedRedis,
 ) -> None:
-    job = StagedJob(redis_server, [external("judge", ["prompt"])])
-    job.open()
+    job = open_job(redis_server, [external("judge", ["prompt"])])
     side, claim, batch = job.sample()
     with pytest.raises(ContractViolation, match="lacks prompt_text or reference"):
         side.publish(claim, batch)
 
 
 def test_an_item_whose_batch_no_worker_can_read_fails_with_the_reason(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", unit="batch", max_attempts=2)])
-    job.open(count=2)
+    job = open_job(redis_server, [external("judge", unit="batch", max_attempts=2)], count=2)
     job.publish_all(2)
     job.operator.redis.hset(job.keys.slots[0].items, "b/0/train/0", encode({"no": "batch"}))
     side = job.stage()
@@ -88,8 +84,7 @@ def test_an_item_whose_batch_no_worker_can_read_fails_with_the_reason(redis_serv
 
 
 def test_workers_that_wait_are_woken_by_a_publication_and_miss_none(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, TWO)
-    job.open()
+    job = open_job(redis_server, TWO)
     side, other = job.stage(), job.stage("s2")
     assert side.claim("judge") == other.claim("judge") == []
     job.publish()
@@ -104,8 +99,7 @@ def test_workers_that_wait_are_woken_by_a_publication_and_miss_none(redis_server
 
 
 def test_a_worker_waits_no_longer_than_anothers_lease(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", unit="batch", lease_s=0.05)])
-    job.open()
+    job = open_job(redis_server, [external("judge", unit="batch", lease_s=0.05)])
     job.publish()
     assert len(job.stage("s1").claim("judge")) == 1
     side = job.stage("s2")
@@ -123,8 +117,7 @@ def crash(server: EmbeddedRedis) -> Iterator[Crash]:
 
 
 def test_a_restart_that_lost_puts_claims_and_a_publication_has_them_made_again(crash: Crash) -> None:
-    job = StagedJob(crash.server, TWO)
-    job.open(count=2)
+    job = open_job(crash.server, TWO, count=2)
     job.publish()
     mark = crash.mark()
     (first, *_) = items = job.stage("s1").claim("judge", 3)
@@ -173,8 +166,7 @@ def test_columns_that_a_stage_user_forged_are_refused_by_the_trainer(redis_serve
 def test_what_a_stage_cannot_judge_is_dead_until_a_resume_states_a_score_and_then_trained_with_its_reason(
     redis_server: EmbeddedRedis,
 ) -> None:
-    job = StagedJob(redis_server, [{"type": "reward_model", "model": "m", "max_attempts": 1}])
-    job.open()
+    job = open_job(redis_server, [{"type": "reward_model", "model": "m", "max_attempts": 1}])
     publish_with_texts(job)
     (item,) = job.stage().claim("reward_model")
     assert job.stage().fail(item, "5000 tokens") is FailOutcome.DEAD

@@ -20,7 +20,7 @@ from contracts.rollouts import RolloutBatch, batch_digest
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import manifest
 from tests.integration.fence_parts import weights_digest
-from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, sampled
+from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, open_job, sampled
 
 JUDGE = [external("judge")]
 LARGE = 3 * 2**17
@@ -29,9 +29,7 @@ LARGE = 3 * 2**17
 
 @pytest.fixture
 def job(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, JUDGE)
-    job.open(count=3)
-    return job
+    return open_job(redis_server, JUDGE, count=3)
 
 
 def with_text(batch: RolloutBatch, text: str) -> RolloutBatch:
@@ -76,8 +74,7 @@ def test_a_large_batch_that_is_another_one_by_now_is_not_worked_on(job: StagedJo
 
 def test_a_batch_crosses_the_append_only_file_once_until_it_is_trained(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis") as server:
-        job = StagedJob(server, JUDGE)
-        job.open()
+        job = open_job(server, JUDGE)
         before = job.operator.redis.info("persistence")["aof_current_size"]  # type: ignore[index]
         publish_large(job)
         job.run_stage("judge")
@@ -148,8 +145,7 @@ def test_a_worker_keeps_no_more_bytes_than_it_may_and_always_the_newest_batch(
 
 
 def test_leases_that_ended_are_counted_and_buried_together_and_the_rest_goes_out(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", max_attempts=1)])
-    job.open(count=2)
+    job = open_job(redis_server, [external("judge", max_attempts=1)], count=2)
     job.publish_all(2)
     of_first = job.stage("s1").claim("judge", NUM_ROWS)
     for item in of_first:

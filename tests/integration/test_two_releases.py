@@ -20,7 +20,7 @@ from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.builders import DIGEST, commit_record
 from tests.integration.test_fence import Job, job_of
-from tests.integration.window_parts import answer_to
+from tests.integration.window_parts import answer_to, claimed
 
 ANOTHER = """
 import sys
@@ -35,8 +35,7 @@ WITHIN_S = 300.0
 
 
 def publish_one(side: GeneratorSide, name: str) -> None:
-    claim = side.claim(600.0)
-    assert claim is not None
+    claim = claimed(side)
     assert side.publish(claim, answer_to(claim.prompt_batch, name)) is PublishOutcome.ACCEPTED
 
 

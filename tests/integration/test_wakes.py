@@ -23,7 +23,7 @@ from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from producer.generator import PROMPTS_WAIT_S
 from tests.integration.fence_parts import lose_prompts
-from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external
+from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external, open_job
 from tests.integration.test_window import delayed
 from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob
 from tests.until import until
@@ -137,8 +137,7 @@ def test_what_a_restart_has_lost_wakes_as_many_as_are_sent_again(broker: Broker,
 def test_rows_wake_as_many_stage_workers_as_there_are_items_of_their_stage(
     redis_server: EmbeddedRedis, waiting: Waiting
 ) -> None:
-    job = StagedJob(redis_server, [external("judge", unit="group"), external("after", ["judge"], unit="batch")])
-    job.open(count=2)
+    job = open_job(redis_server, [external("judge", unit="group"), external("after", ["judge"], unit="batch")], count=2)
     for stage in ("judge", "after"):
         waiting.stage_workers(job, stage)
     job.publish()
@@ -156,8 +155,7 @@ def test_rows_wake_as_many_stage_workers_as_there_are_items_of_their_stage(
 
 
 def test_an_item_of_each_row_wakes_no_more_than_wait(redis_server: EmbeddedRedis, waiting: Waiting) -> None:
-    job = StagedJob(redis_server, [external("judge")])
-    job.open(count=2)
+    job = open_job(redis_server, [external("judge")], count=2)
     waiting.stage_workers(job, "judge")
     job.publish()
     assert NUM_ROWS == NUM_GROUPS * GROUP_SIZE < NUM_WAITING
@@ -222,8 +220,7 @@ def test_who_has_found_work_meanwhile_is_not_woken(broker: Broker) -> None:
 
 
 def test_a_stage_worker_that_has_found_items_of_one_stage_is_not_woken_for_another(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", unit="batch"), external("after", ["judge"], unit="batch")])
-    job.open()
+    job = open_job(redis_server, [external("judge", unit="batch"), external("after", ["judge"], unit="batch")])
     idle, busy = [f"{name}-{job.job_id}" for name in ("idle", "busy")]
     for name in (idle, busy):
         assert job.stage(name).claim("after") == []

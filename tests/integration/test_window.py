@@ -14,7 +14,7 @@ from broker.openings import IterationOpening
 from contracts.encoding.wire import encode
 from contracts.errors import FenceViolation
 from tests.integration.fence_parts import set_claim_times, set_typical_time
-from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, digest, lagging_spec
+from tests.integration.window_parts import LEASE_S, NUM_TRAIN, LaggingJob, claimed, digest, lagging_spec
 
 
 def delayed(broker: Broker, lag: int, *, evaluates: bool = False) -> LaggingJob:
@@ -72,8 +72,7 @@ def test_a_bounded_batch_goes_to_what_its_generator_holds_and_else_to_the_newest
     for iteration in range(2):
         job.sample()
         job.commit(iteration)
-    claim = job.generator().claim(LEASE_S, held=(held, held_digest))
-    assert claim is not None
+    claim = claimed(job.generator(), held=(held, held_digest))
     batch = claim.prompt_batch
     assert (batch.iteration, batch.policy_version, batch.weights_digest) == (2, version, digest(version))
     assert (claim.manifest.policy_version, claim.manifest.weights_digest) == (version, digest(version))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -57,6 +58,13 @@ def answer_to(batch: PromptBatch, generator_id: str, **changes: object) -> Rollo
         "generator_id": generator_id,
     }
     return rollout_batch(**(fields | changes))  # type: ignore[arg-type]
+
+
+def claimed(side: GeneratorSide, lease_s: float = LEASE_S, **asked: Any) -> Claim:
+    """A batch that there is."""
+    claim = side.claim(lease_s, **asked)
+    assert claim is not None
+    return claim
 
 
 @dataclass
@@ -189,9 +197,7 @@ class LaggingJob:
     # What generators do
 
     def claim(self, name: str = "g1", held: int | None = None, *, hedge: bool = False) -> Claim:
-        claim = self.generator(name).claim(LEASE_S, hedge=hedge, held=None if held is None else (held, digest(held)))
-        assert claim is not None
-        return claim
+        return claimed(self.generator(name), hedge=hedge, held=None if held is None else (held, digest(held)))
 
     def publish(self, claim: Claim, name: str = "g1", **changes: object) -> PublishOutcome:
         batch = answer_to(claim.prompt_batch, name, **({"attempt": claim.attempt} | changes))

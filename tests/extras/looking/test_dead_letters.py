@@ -21,9 +21,9 @@ from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.looking.dead_letters import DeadLetterBox
 from onbeat_extras.looking.letters import DeadLetters
 from tests.builders import commit_record, prompt_batch
-from tests.integration.dead_batches import LEASE_S, bury, running
-from tests.integration.stage_parts import StagedJob, external
-from tests.integration.test_fence import DIGEST, answer_to
+from tests.integration.dead_batches import bury, running
+from tests.integration.stage_parts import external, open_job
+from tests.integration.test_fence import DIGEST, answer_to, claimed
 from tests.served import asked
 
 HOSTILE = "<img src=x onerror=alert(1)> \x1b[2J"
@@ -68,8 +68,7 @@ def test_what_was_committed_without_a_batch_does_not_take_it_back(
 ) -> None:
     job = running(settings, rollout__on_failed_batch="abandon")
     dead = bury(job)
-    claim = job.generator("g1").claim(LEASE_S)
-    assert claim is not None
+    claim = claimed(job.generator("g1"))
     job.generator("g1").publish(claim, answer_to(claim.prompt_batch, "g1"))
     (letter,) = DeadLetterBox(job.broker, job.job_id).newest(10)
     assert letter.why_not == "iteration 0 is open, and goes on without it"
@@ -143,8 +142,7 @@ def test_an_entry_that_no_script_wrote_hides_no_letter(fields: dict[str, bytes],
 
 
 def test_a_batch_that_a_stage_gave_up_is_told_with_its_prompts_too(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge", max_attempts=1)])
-    job.open()
+    job = open_job(redis_server, [external("judge", max_attempts=1)])
     batch = job.publish()
     box = DeadLetterBox(job.operator, job.job_id)
     assert box.newest(10) == ()

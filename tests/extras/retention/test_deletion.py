@@ -31,7 +31,7 @@ from onbeat_extras.retention.removals import Removals
 from onbeat_extras.retention.sweeper import Sweeper, hidden_name, remove_tree
 from onbeat_extras.stack_metrics.process_metrics import ProcessMetrics
 from tests.builders import job_spec
-from tests.integration.test_fence import DIGEST, answer_to, job_of
+from tests.integration.test_fence import DIGEST, answer_to, claimed, job_of
 from tests.served import asked
 
 ROOT = Path(__file__).parents[3]
@@ -226,8 +226,7 @@ def test_a_late_generator_and_an_open_event_stream_bring_nothing_of_a_deleted_jo
     job = job_of(gateway, trainers, generators)
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     generator = job.generator("g1")
-    claim = generator.claim(600.0)
-    assert claim is not None
+    claim = claimed(generator)
     jobs = JobStore(gateway)
 
     async def watch() -> list[bytes]:

@@ -37,7 +37,7 @@ from onbeat_extras.retention.forgetting import forget_due, remove_for_good
 from onbeat_extras.retention.removals import Removals
 from onbeat_extras.retention.sweeper import Sweeper, needless, put_aside
 from tests.builders import commit_record, job_spec
-from tests.integration.test_fence import DIGEST, Job, answer_to
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed
 
 ROOT = Path(__file__).parents[3]
 DAY_S = 86400.0
@@ -93,8 +93,7 @@ def train(job: Job) -> None:
     job.announce(0)
     job.trainer.open_iteration(job.opening(0), {0: DIGEST})
     for _ in range(2):
-        claim = job.generator("g1").claim(600.0)
-        assert claim is not None
+        claim = claimed(job.generator("g1"))
         job.generator("g1").publish(claim, answer_to(claim.prompt_batch, "g1"))
     trained = {one.batch.batch_id: one.digest for one in job.trainer.claim_rollouts(0, max_batches=8)[0]}
     job.announce(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.stack_metrics.stack_state import stack_state
-from tests.integration.stage_parts import NUM_ROWS, StagedJob, external
+from tests.integration.stage_parts import NUM_ROWS, StagedJob, external, open_job
 
 
 def gauges(job: StagedJob) -> dict[str, float]:
@@ -16,8 +16,7 @@ def gauges(job: StagedJob) -> dict[str, float]:
 
 
 def test_the_metrics_have_the_stages_of_active_jobs(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [external("judge"), external("after", ["judge"], unit="group")])
-    job.open(count=2)
+    job = open_job(redis_server, [external("judge"), external("after", ["judge"], unit="group")], count=2)
     job.publish()
     job.stage().claim("judge", 3)
     found = gauges(job)
@@ -29,7 +28,6 @@ def test_the_metrics_have_the_stages_of_active_jobs(redis_server: EmbeddedRedis)
 
 
 def test_a_job_without_stages_has_none(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [])
-    job.open()
+    job = open_job(redis_server, [])
     job.publish()
     assert gauges(job) == {}

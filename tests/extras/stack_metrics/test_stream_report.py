@@ -17,7 +17,7 @@ from contracts.settings import StackSettings
 from gateway.app import create_app
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.stack_metrics.stream_report import StreamReport, stream_report
-from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external
+from tests.integration.stage_parts import GROUP_SIZE, NUM_ROWS, StagedJob, external, open_job
 from tests.integration.test_fence import answer_to, opened
 from tests.integration.window_parts import NUM_TRAIN, LaggingJob, lagging_spec
 from tests.served import asked, services_over
@@ -81,9 +81,7 @@ def test_a_report_shows_the_window_and_adds_up_its_streams(settings: StackSettin
 
 
 def staged(redis_server: EmbeddedRedis) -> StagedJob:
-    job = StagedJob(redis_server, [external("judge"), external("after", ["judge"], unit="group")])
-    job.open(count=2)
-    return job
+    return open_job(redis_server, [external("judge"), external("after", ["judge"], unit="group")], count=2)
 
 
 def test_a_report_has_each_stages_backlog_leases_and_ages(redis_server: EmbeddedRedis) -> None:
@@ -126,8 +124,7 @@ def test_failures_and_expired_leases_of_a_stage_are_counted(redis_server: Embedd
 
 
 def test_a_job_without_stages_reports_none(redis_server: EmbeddedRedis) -> None:
-    job = StagedJob(redis_server, [])
-    job.open()
+    job = open_job(redis_server, [])
     job.publish()
     report: Any = json.decode(json.encode(stream_report(job.brokers["gateway"], job.job_id)))
     assert not {"stages", "stage_leases", "stage_workers", "rows_waiting", "columns_bytes"} & report.keys()
