@@ -49,7 +49,6 @@ from tests.loss_equations import Response
 TEACHER: dict[str, Any] = {"type": "teacher", "model": "teacher"}
 BY_SOURCE: dict[str, Any] = {"type": "teacher", "models": {"sums": "teacher"}}
 ALONE: dict[str, Any] = {"advantage": "none", "distillation_coefficient": 0.7}
-OF_TWO: dict[str, Any] = {"stages": [TEACHER | {"top_k": 2}]}
 ALONE_EQUATION: dict[str, Any] = {"advantage": "none", "distil": 0.7}
 BESIDE: dict[str, Any] = {"distillation_coefficient": 0.3}
 MIXTURE: dict[str, Any] = {

@@ -20,7 +20,6 @@ from reward_service.app import create_app as create_reward_service
 from reward_service.scorers import texts  # noqa: F401  (its errors are part of the tree)
 from tests.served import asked
 
-ASK = "GET", "/v1/jobs/job-none"
 MakeApp = Callable[[StackSettings], FastAPI]
 
 

@@ -17,7 +17,6 @@ from contracts.encoding.arrays import unpack_float32, unpack_int32
 from contracts.engines import OpenaiOptions
 from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
 from contracts.sampling import SamplingParams
-from contracts.settings import StackSettings
 from contracts.versions import WeightManifest
 from onbeat.kept_sets import pack_kept_sets
 from onbeat_extras.engines.openai import OpenaiEngine
@@ -25,7 +24,6 @@ from onbeat_extras.engines.server_requests import PAUSES_S
 from tests.builders import tiny_model_folder
 from tests.contract.engine_rigs import Rig, rig_of, scaled, setup
 from tests.extras.engines.stand_in_server import StandIn, serving
-from tests.integration.test_outgoing import KEY
 from tests.refusals import refusal_of
 
 PROMPTS = ([5, 6, 7], [8])
@@ -251,10 +249,6 @@ def test_the_key_is_sent_and_a_wrong_one_is_named(folders: Path, tmp_path: Path,
     rig.load()
     assert {authorization for _, _, authorization in server.requests} == {"Bearer secret"}
     rig.close()
-
-
-def options_of(settings: StackSettings) -> OpenaiOptions:
-    return OpenaiOptions(url=settings.reward_url, api_key=KEY, timeout_s=0.1)
 
 
 def test_a_server_that_never_answers_is_named(folders: Path, tmp_path: Path, server: StandIn) -> None:

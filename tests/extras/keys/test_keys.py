@@ -39,7 +39,6 @@ def ask(app: FastAPI, key: str, method: str = "GET", path: str = "/v1/jobs") -> 
     return asked(app, method, path, key=key)
 
 
-HASH = "0" * 64
 NONE = "/v1/jobs/job-0123456789ab"
 
 

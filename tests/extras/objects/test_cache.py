@@ -22,7 +22,6 @@ from onbeat_extras.objects.cache import HostCache, Owner, open_cache
 from tests.extras.objects.conftest import OpenBlobs
 from tests.extras.objects.s3_server import FaultyProxy
 
-MIB = 1024**2
 READ = """
 import sys
 from contracts.settings import StackSettings

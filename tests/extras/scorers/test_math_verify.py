@@ -8,27 +8,10 @@ from typing import Any
 import math_verify.parser
 import pytest
 
-from contracts.rewards import MathVerifyReward, RewardItem, Scored, Unscorable
+from contracts.rewards import MathVerifyReward
 from onbeat_extras.scorers import math_verify as math_verify_scorer
 from onbeat_extras.scorers.expression_size import are_surely_unequal
-from reward_service.scorers import rubric
-
-
-def item(completion: str, reference: str) -> RewardItem:
-    return RewardItem(prompt="2+3=", completion=completion, reference=reference)
-
-
-def score(component: MathVerifyReward, scored_item: RewardItem) -> float:
-    result = rubric.score_item((component,), scored_item)
-    assert isinstance(result, Scored), result
-    return result.reward
-
-
-def refusal(component: MathVerifyReward, scored_item: RewardItem) -> Unscorable:
-    result = rubric.score_item((component,), scored_item)
-    assert isinstance(result, Unscorable), result
-    assert result.component == component.name
-    return result
+from tests.unit.reward_service.scorers.test_scorers import item, refusal, score
 
 
 @pytest.mark.parametrize(

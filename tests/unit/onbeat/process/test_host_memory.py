@@ -12,7 +12,7 @@ from consumer.supervisor.trainer_process import trainer_environment
 from onbeat.process import host_memory
 from onbeat.process.host_memory import TUNABLES, give_free_memory_back, with_large_pages
 
-PIECE, NUM_PIECES, MIB = 64 * 1024, 2000, 2**20
+PIECE, NUM_PIECES = 64 * 1024, 2000
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc keeps it")
