@@ -224,8 +224,7 @@ def _check_batches(walk: _Walk, record: AuditRecord, spec: JobSpec, name: str) -
     if undigested := sorted(batch for batch, digest in record.batches.items() if not digest):
         walk.gaps.append(f"{name}: {some(undigested)} have no digest")
     # The last iteration of a job that was resumed with more: it evaluated, and trained nothing.
-    trained = expected_batches(spec, record.iteration) if record.next_weights_digest else frozenset()
-    expected = set(trained)
+    expected = set(expected_batches(spec, record.iteration)) if record.next_weights_digest else set()
     if not record.next_weights_digest or spec.evaluates(record.iteration):
         expected |= {f"{record.iteration}/evaluation/{index}" for index in range(spec.evaluation.num_batches)}
     if missing := sorted(expected - accounted):
