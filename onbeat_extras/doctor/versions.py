@@ -23,7 +23,7 @@ BIT_BY_BIT = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 """Packages of which another version may end in other weights."""
 DRIVER_TIMEOUT_S = 5.0
 WIDTH, ROUNDS = 512, 9
-"""Of the products that are timed: some milliseconds each."""
+"""Size of the products that are timed, and their number: some milliseconds each."""
 WORTH_IT = 1.3
 
 
