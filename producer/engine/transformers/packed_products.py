@@ -32,8 +32,8 @@ ROWS = 8
 MOST_ROWS = 64
 """Packed weights gain little at more rows: a product's own arithmetic grows, and packing doesn't."""
 SMALL = 2**20
-MOST_ROWS_OF_SMALL = 256
-"""They gain more where a layer has at most SMALL weights, and are compared fast there."""
+MOST_ROWS_OF_SMALL: dict[type[nn.Linear], int] = {nn.Linear: 128, OneDnnLinear: 256}
+"""They gain more where a layer has at most SMALL weights, and are compared fast there, by oneDNN for twice as many."""
 MKL_BLOCK = 384
 """MKL cuts K into blocks of so many for functional.linear."""
 PERIOD = 65_537
@@ -71,7 +71,7 @@ class Shape:
         return self.num_inputs * sum(self.outputs)
 
     def with_numbers(self) -> tuple[list[nn.Linear], Tensor]:
-        """Layers of this shape and [MOST_ROWS_OF_SMALL, K] rows, with the same numbers on each machine."""
+        """Layers of this shape and as many rows [N, K] as are compared, with the same numbers on each machine."""
         numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))
         layers: list[nn.Linear] = []
         for num_outputs in self.outputs:
@@ -80,7 +80,7 @@ class Shape:
             if self.has_bias:
                 layer.bias = _parameter(numbers, self.dtype, num_outputs)
             layers.append(layer)
-        rows = _parameter(numbers.flip(0), self.dtype, MOST_ROWS_OF_SMALL, self.num_inputs)
+        rows = _parameter(numbers.flip(0), self.dtype, MOST_ROWS_OF_SMALL[self.kind], self.num_inputs)
         return layers, rows
 
 
@@ -196,7 +196,7 @@ def _proven_way(shape: Shape) -> Way | None:
 
 def _ways(shape: Shape) -> list[Way]:
     of_block = block_rows(shape.dtype, "cpu")
-    most = MOST_ROWS_OF_SMALL if shape.num_weights <= SMALL else MOST_ROWS
+    most = MOST_ROWS_OF_SMALL[shape.kind] if shape.num_weights <= SMALL else MOST_ROWS
     rows = range(of_block, of_block + 1) if of_block else range(FEWEST_ROWS, most + 1, ROWS)
     if of_block or shape.kind is OneDnnLinear:
         return [Way(pack=_in_the_order_of_onednn, multiply=_multiply_by_onednn, numbers_of_rows=rows)]
