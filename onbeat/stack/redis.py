@@ -98,11 +98,13 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """The operator's, a user that may do everything. With the password: pass it by environment, never log it."""
-        return self.url_of(OPERATOR)
+        return self._url("", OPERATOR)
 
     def url_of(self, role: str) -> str:
         """The same for a process that has this role of broker/connection/roles.py, and its rights alone."""
-        user = "" if role == OPERATOR else role
+        return self._url(role, role)
+
+    def _url(self, user: str, role: str) -> str:
         return f"unix://{user}:{self._passwords[role]}@{quote(str(self.socket))}?db=0"
 
     @functools.cached_property
