@@ -39,9 +39,9 @@ from benchmarks._results import REPOSITORY, write_result
 from benchmarks.trainer import save_model
 from contracts.spec import JobSpec
 from onbeat.client.spec_file import load_spec
-from onbeat.kernels import has_onednn, multiply
 from onbeat.process.waiting import Waiting
 from onbeat.weights.model_folder import empty_model
+from onbeat_extras.doctor.versions import product_flop_s
 
 EXPECTED = (
     "Before the first run. demo: sampling a third (of it products a third, draws a quarter, the rest Python), passes "
@@ -166,7 +166,8 @@ def limits_of(spec: JobSpec, case: Case, scratch: Path, tokens: float) -> dict[s
     head = config.vocab_size * config.hidden_size
     # A tied head is counted once among the parameters, and multiplies once; an embedding's rows are only read.
     multiplied = parameters if config.tie_word_embeddings else parameters - head
-    flop_s, byte_s = product_flop_s(), copied_byte_s()
+    # One core's, by the faster of torch's library and oneDNN.
+    flop_s, byte_s = max(product_flop_s(1024, 20)), copied_byte_s()
     batches = spec.rollout.batches_per_iteration
     return {
         "sampling: products": 2 * multiplied * tokens / flop_s,
@@ -181,14 +182,6 @@ def limits_of(spec: JobSpec, case: Case, scratch: Path, tokens: float) -> dict[s
         "machine: product, GFLOP/s": flop_s / 1e9,
         "machine: copy, GB/s": byte_s / 1e9,
     }
-
-
-def product_flop_s(width: int = 1024, rounds: int = 20) -> float:
-    """Operations a second of a float32 product on one core, by the faster of torch's library and oneDNN."""
-    torch.set_num_threads(1)
-    left, right = torch.randn(width, width), torch.randn(width, width)
-    ways: list[Callable[[], object]] = [lambda: left @ right, lambda: multiply(left, right)]
-    return max(best(way, rounds, 2 * width**3) for way in ways[: 1 + has_onednn()])
 
 
 def copied_byte_s(num_bytes: int = 1 << 28, rounds: int = 8) -> float:

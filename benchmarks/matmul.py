@@ -24,7 +24,7 @@ from benchmarks._results import write_result
 from benchmarks.as_sampled import Sampler
 from benchmarks.passes import CASES, Case, batch_of, learner_of, start_anew
 from contracts.spec import ModelSpec
-from onbeat.kernels import multiply
+from onbeat_extras.doctor.versions import product_flop_s
 
 EXPECTED = (
     "Before the first whole run, from tries by hand: 2.1 to 2.2 times the operations a second on an AMD EPYC. Passes: "
@@ -34,16 +34,6 @@ EXPECTED = (
 )
 WAYS: dict[str, Literal["onednn"] | UnsetType] = {"torch": UNSET, "onednn": "onednn"}
 WIDTH = 1024
-
-
-def flop_s() -> dict[str, float]:
-    """Operations a second of the best of some products."""
-    left, right = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
-    products: dict[str, Callable[[], Any]] = {
-        "torch": lambda: left @ right.t(),
-        "onednn": lambda: multiply(left, right),
-    }
-    return {way: 2 * WIDTH**3 / min(seconds(product) for _ in range(20)) for way, product in products.items()}
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -93,7 +83,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"expected": EXPECTED, "gflop_s": {way: round(of / 1e9) for way, of in flop_s().items()}}
+    result: dict[str, Any] = {
+        "expected": EXPECTED,
+        "gflop_s": {way: round(of / 1e9) for way, of in zip(WAYS, product_flop_s(WIDTH, 20), strict=True)},
+    }
     print(result["gflop_s"], flush=True)
     with tempfile.TemporaryDirectory(prefix="matmul-") as folder:
         for name in arguments.models.split(","):

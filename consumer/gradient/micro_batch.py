@@ -90,7 +90,8 @@ def is_truncated(batch: RolloutBatch, row: int) -> bool:
 def split_rows(
     batch: RolloutBatch, rows: NDArray[np.int64], *, packing: Packing, max_tokens: int
 ) -> list[NDArray[np.int64]]:
-    """Cuts the rows into passes of at most max_tokens input tokens each, padding included; a row is never cut.
+    """Cuts the rows into passes of at most max_tokens input tokens each, padding included, but for what fills a packed
+    sequence up; a row is never cut.
 
     The cut is a function of the batch alone, and keeps the order of the rows (I7). Packed, a group that fits into a
     pass is not split, so that its prompt goes through once.

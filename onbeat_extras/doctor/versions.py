@@ -106,22 +106,22 @@ def of_gpu(device: str) -> Finding:
     return ok("gpu", "none: ONBEAT_DEVICE=cpu")
 
 
-def product_flop_s() -> tuple[float, float]:
+def product_flop_s(width: int = WIDTH, rounds: int = ROUNDS) -> tuple[float, float]:
     """Operations a second of a float32 product on one core: by the library that torch was built with, and by oneDNN,
     0.0 where torch has none for this CPU."""
     import torch
 
     from onbeat.kernels import has_onednn, multiply
 
-    left, right = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+    left, right = torch.randn(width, width), torch.randn(width, width)
 
     def best(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
         seconds = []
-        for _ in range(ROUNDS):
-            started_s = time.perf_counter()
+        for _ in range(rounds):
+            started_s = time.process_time()
             product(left, right)
-            seconds.append(time.perf_counter() - started_s)
-        return 2 * WIDTH**3 / min(seconds)
+            seconds.append(time.process_time() - started_s)
+        return 2 * width**3 / min(seconds)
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

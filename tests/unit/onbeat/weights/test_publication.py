@@ -80,11 +80,12 @@ def test_the_caller_goes_on_while_tensors_are_written_and_those_that_nobody_hold
     assert [ref() for ref in alive] == [None] * 3
 
 
+@pytest.mark.parametrize("together_bytes", [4, 1000])  # 1,000: what waits for more goes out when room is asked for
 def test_a_tensor_that_lives_for_the_publication_alone_is_made_when_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
+    together_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publication_module, "PASSING_BYTES", 8)
-    monkeypatch.setattr(publication_module, "TOGETHER_BYTES", 4)
+    monkeypatch.setattr(publication_module, "TOGETHER_BYTES", together_bytes)
     sink, made = GatedSink(), threading.Semaphore(0)
     with Publication(LAYOUT, sink, wait_s=DEADLINE_S) as publication:
 
@@ -99,10 +100,11 @@ def test_a_tensor_that_lives_for_the_publication_alone_is_made_when_there_is_roo
         for _ in "ab":
             assert made.acquire(timeout=DEADLINE_S)
         assert not made.acquire(blocking=False)
-        sink.gate.release()
+        num_freed = 1 if together_bytes == 4 else 2
+        sink.gate.release(num_freed)
         assert made.acquire(timeout=DEADLINE_S)
         maker.join(DEADLINE_S)
-        sink.gate.release(2)
+        sink.gate.release(3 - num_freed)
         publication.finish()
 
 
