@@ -29,13 +29,7 @@ class DemoRun:
 def output_of(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """What a command prints, run in the repository. Raises RuntimeError with its last words if it fails."""
     done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_DEADLINE_S,
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=RUN_DEADLINE_S
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}")

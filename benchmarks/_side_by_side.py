@@ -197,9 +197,7 @@ class Watch:
 
 
 def look(
-    processes: Iterable[psutil.Process],
-    spent_s: dict[tuple[int, float], float],
-    clock: Callable[[], float] = time.time,
+    processes: Iterable[psutil.Process], spent_s: dict[tuple[int, float], float], clock: Callable[[], float] = time.time
 ) -> Sample:
     """Adds up what processes take. spent_s: the processor time of all that were seen, which it brings up to now."""
     machine = psutil.cpu_times()

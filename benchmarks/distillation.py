@@ -18,12 +18,7 @@ from benchmarks._demo_runs import run_demo
 from benchmarks._results import REPOSITORY, write_result
 
 SPEC = REPOSITORY / "configs/distillation.toml"
-GRPO = (
-    "stages=[]",
-    'algorithm={advantage="grpo", loss="grpo"}',
-    "rollout.prompts_per_batch=8",
-    "rollout.group_size=8",
-)
+GRPO = ("stages=[]", 'algorithm={advantage="grpo", loss="grpo"}', "rollout.prompts_per_batch=8", "rollout.group_size=8")
 """The demo's algorithm, of as many completions a step: an advantage needs groups, so they are of fewer prompts."""
 ARMS: dict[str, tuple[str, ...]] = {
     "teacher": (),

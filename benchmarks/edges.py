@@ -75,10 +75,7 @@ def measured(run: DemoRun, name: str) -> dict[str, Any]:
     flags = ARRANGEMENTS[name]
     schedule = flags[flags.index("--schedule") + 1] if "--schedule" in flags else "periodic"
     pipeline = Run(
-        schedule=schedule,
-        num_generators=2 if "--generators" in flags else 1,
-        metrics=run.metrics,
-        spans=run.spans,
+        schedule=schedule, num_generators=2 if "--generators" in flags else 1, metrics=run.metrics, spans=run.spans
     )
     counted = range(WARM_UP, len(run.metrics) - 2)
     parts = _pipeline.measure(pipeline, counted)

@@ -148,12 +148,7 @@ def main() -> None:
         errors = errors_of(run, runs)
         keys = ("workload", "arrangement", "schedule", "max_policy_lag", "generators", "threads", "repeat")
         rows.append(
-            {
-                "run": run.name,
-                **{key: run.line[key] for key in keys},
-                "measured_s": run.measured_s,
-                "errors": errors,
-            }
+            {"run": run.name, **{key: run.line[key] for key in keys}, "measured_s": run.measured_s, "errors": errors}
         )
         said = "  ".join(f"{name} {error:+.1%}" for name, error in errors.items())
         print(f"{run.name:32} {run.measured_s:7.3f} s  {said}", flush=True)

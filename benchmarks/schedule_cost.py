@@ -192,8 +192,7 @@ def main() -> None:
             seconds = {arm: one["iteration_s"] for arm, one in summary.items() if one["iteration_s"]}
             draw_rewards(arguments.pictures / "schedules-reward.png", everything, seconds)
         path = write_result(
-            "schedule-cost",
-            {"expected": EXPECTED, "settings": arguments.set, "summary": summary, "runs": everything},
+            "schedule-cost", {"expected": EXPECTED, "settings": arguments.set, "summary": summary, "runs": everything}
         )
     for arm, one in summary.items():
         print(f"{arm:44}", one)

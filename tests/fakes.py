@@ -141,11 +141,7 @@ class FakeSide:
         batch, manifest = work.pop(0)
         hedged = work is self.late
         claim = Claim(
-            prompt_batch=batch,
-            number=1 + len(self.claimed),
-            attempt=self.attempt,
-            manifest=manifest,
-            hedged=hedged,
+            prompt_batch=batch, number=1 + len(self.claimed), attempt=self.attempt, manifest=manifest, hedged=hedged
         )
         self.claimed.append(claim)
         self.held.append(held)

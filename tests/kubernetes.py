@@ -32,12 +32,7 @@ Document = dict[str, Any]
 
 def closed(required: tuple[str, ...] = (), **properties: Any) -> Document:
     """The schema of a mapping that has no other keys."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 def of(kind: str, version: str, spec: Document) -> Document:

@@ -56,12 +56,7 @@ def played(
             trajectory=Trajectory(
                 turns=tuple(
                     Turn(
-                        start=start,
-                        end=end,
-                        finish_reason="stop",
-                        reward=reward,
-                        reply_digest=DIGEST,
-                        sees_from=begins,
+                        start=start, end=end, finish_reason="stop", reward=reward, reply_digest=DIGEST, sees_from=begins
                     )
                     for (start, end), reward, begins in zip(spans, rewards, seen, strict=False)
                 ),

@@ -194,12 +194,7 @@ def maker(policy: Policy, batch: RolloutBatch, spec: JobSpec) -> Callable[..., M
     # No part of a vector is left over, and no product by oneDNN has to copy its rows.
     multiple_of = kernels.ROWS if spec.model.matmul else FEWEST_ROWS if packing == "as_sampled" else 1
     return functools.partial(
-        make_micro_batch,
-        batch,
-        packing=packing,
-        multiple_of=multiple_of,
-        sampling=sampling,
-        end_ids=policy.end_ids,
+        make_micro_batch, batch, packing=packing, multiple_of=multiple_of, sampling=sampling, end_ids=policy.end_ids
     )
 
 

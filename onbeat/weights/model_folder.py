@@ -109,9 +109,7 @@ def cast_head(model: PreTrainedModel) -> PreTrainedModel:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise InvalidInput(
-            f"{type(model).__name__} has no plain output head",
-            field="model.cast_lm_head_to_fp32",
-            cure="leave it out",
+            f"{type(model).__name__} has no plain output head", field="model.cast_lm_head_to_fp32", cure="leave it out"
         )
     head.__class__ = Float32Head
     return model

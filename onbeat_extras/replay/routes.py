@@ -60,10 +60,7 @@ def rollouts(
     spec = services.jobs.spec(job_id)
     return json_answer(
         RecordedList(
-            recording=recording_of(spec),
-            bytes=num_bytes,
-            iterations=tuple(found),
-            damaged=tuple(damaged[:MAX_LISTED]),
+            recording=recording_of(spec), bytes=num_bytes, iterations=tuple(found), damaged=tuple(damaged[:MAX_LISTED])
         )
     )
 

@@ -68,12 +68,7 @@ class EnvironmentCalls(Protocol):
     """The reward service, as a generator asks it. Each raises EnvironmentUnavailable without a usable answer."""
 
     async def open(
-        self,
-        environment: EnvironmentSpec,
-        sessions: Sequence[service.NewSession],
-        *,
-        idle_s: float,
-        job_id: str,
+        self, environment: EnvironmentSpec, sessions: Sequence[service.NewSession], *, idle_s: float, job_id: str
     ) -> Sequence[service.Result]:
         """Answers a result for each session, in order."""
         ...

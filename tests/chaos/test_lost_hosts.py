@@ -29,10 +29,7 @@ LAGGING = short_job(iterations=30, weights={"transport": "redis"}, recording={},
 
 @pytest.mark.parametrize(
     ("job", "points"),
-    [
-        (JOB, FEW),
-        pytest.param(LAGGING, [*TRAINER_POINTS, *LAGGING_POINTS, *COPY_POINTS], marks=long_variant),
-    ],
+    [(JOB, FEW), pytest.param(LAGGING, [*TRAINER_POINTS, *LAGGING_POINTS, *COPY_POINTS], marks=long_variant)],
     ids=["periodic", "delayed"],
 )
 def test_hosts_that_are_lost_with_their_disks_cost_what_came_after_the_last_checkpoint(

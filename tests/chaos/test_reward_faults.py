@@ -22,11 +22,7 @@ from tests.pipeline import Pipeline, until_ready, wait_for_exit
 
 FAILED = 2
 """Exit code of a trainer whose job failed."""
-FEW: dict[str, Any] = {
-    "rollout__max_attempts": 2,
-    "timeouts__generator_lease_s": 60.0,
-    "evaluation__num_prompts": 0,
-}
+FEW: dict[str, Any] = {"rollout__max_attempts": 2, "timeouts__generator_lease_s": 60.0, "evaluation__num_prompts": 0}
 """None of its attempts is lost to a lease, however slow the machine is."""
 
 

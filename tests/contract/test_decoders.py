@@ -108,10 +108,7 @@ def test_json_that_is_damaged_or_changed_is_a_value_or_a_refusal(name: str, data
 
 def test_a_record_that_refuses_what_json_and_plain_values_say_of_it_is_bad_input() -> None:
     plain = json.loads(encode_json(golden("RolloutBatch"))) | {"group_size": 1}
-    for decode_it in (
-        lambda: decode_json(json.dumps(plain), RolloutBatch),
-        lambda: convert(plain, RolloutBatch),
-    ):
+    for decode_it in (lambda: decode_json(json.dumps(plain), RolloutBatch), lambda: convert(plain, RolloutBatch)):
         with pytest.raises(InvalidInput, match=r"^groups: prompt train/17 has 2 rollouts, the batch needs 1$"):
             decode_it()
 

@@ -67,10 +67,7 @@ NARROW_EQUATION: dict[str, Any] = {"eps_low": 0.02, "eps_high": 0.03}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alone": (ALONE, ALONE_EQUATION),
     "alone, mean over tokens": (ALONE | {"loss": "dapo"}, ALONE_EQUATION | {"loss": "dapo"}),
-    "alone, against the generator": (
-        ALONE | {"old_policy": "generator"},
-        ALONE_EQUATION | {"old_is_generator": True},
-    ),
+    "alone, against the generator": (ALONE | {"old_policy": "generator"}, ALONE_EQUATION | {"old_is_generator": True}),
     "alone, tis": (ALONE | {"correction": "tis"}, ALONE_EQUATION | {"correction": "tis", "w_high": 2.0}),
     "beside grpo": (BESIDE | NARROW, {"distil": 0.3} | NARROW_EQUATION),
     "beside dr_grpo": (

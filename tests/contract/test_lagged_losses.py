@@ -390,9 +390,7 @@ def test_loss_and_gradient_are_those_of_areals_decoupled_objective(case: str) ->
     policy = (proximal.clone() if is_first else torch.tensor(PI, dtype=torch.float64)).requires_grad_()
     terms = micro_batch_loss(
         TokenLogprobs(
-            policy=policy,
-            generator=torch.tensor(BEHAVIOUR, dtype=torch.float64),
-            old=None if is_first else proximal,
+            policy=policy, generator=torch.tensor(BEHAVIOUR, dtype=torch.float64), old=None if is_first else proximal
         ),
         advantages=AREAL_ADVANTAGES,
         loss_mask=AREAL_MASK,

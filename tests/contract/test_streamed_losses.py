@@ -308,11 +308,7 @@ def test_every_option_changes_the_gradient(tmp_path: Path, base: dict[str, Any],
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        ({}, {"clip_low": 0.01, "clip_high": 0.01}),
-        ({}, {"loss": "gspo"}),
-        ({"loss": "dapo"}, {"loss": "cispo"}),
-    ],
+    [({}, {"clip_low": 0.01, "clip_high": 0.01}), ({}, {"loss": "gspo"}), ({"loss": "dapo"}, {"loss": "cispo"})],
 )
 def test_against_the_trainers_own_log_probs_no_clip_acts_and_only_normalisers_differ(
     tmp_path: Path, one: dict[str, Any], other: dict[str, Any]

@@ -27,11 +27,7 @@ from tests.trl_cases import CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_tr
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 
-LAYOUTS: tuple[dict[str, Any], ...] = (
-    {},
-    {"trainer__max_tokens_per_micro_batch": 40},
-    {"trainer__packing": "padded"},
-)
+LAYOUTS: tuple[dict[str, Any], ...] = ({}, {"trainer__max_tokens_per_micro_batch": 40}, {"trainer__packing": "padded"})
 CLOSE = 5e-6
 """Relative: TRL's kernel answers log-probs in float32."""
 

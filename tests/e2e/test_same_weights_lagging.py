@@ -117,12 +117,7 @@ def test_a_lagging_job_whose_reference_is_a_stage_makes_the_versions_of_its_sequ
             marks=long_variant,
             id="delta",
         ),
-        pytest.param(
-            "lag 2, changed",
-            {"weights": {"transport": "redis"}},
-            "consumer.after_checkpoint:1",
-            id="redis",
-        ),
+        pytest.param("lag 2, changed", {"weights": {"transport": "redis"}}, "consumer.after_checkpoint:1", id="redis"),
         pytest.param(
             "lag 2, changed",
             {"trainer__world_size": 2, "trainer__sharding": "fsdp"},

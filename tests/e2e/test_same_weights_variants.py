@@ -30,10 +30,7 @@ EASY_ROWS = {
     "train_path": "tests/e2e/easy_sums.jsonl",
     "columns": {"prompt": "sum", "reference": "answers.reversed"},
 }
-EASY = {
-    "name": "easy",
-    "dataset": EASY_ROWS | {"curriculum": {"column": "level", "iterations": 3, "begins_with": 0.2}},
-}
+EASY = {"name": "easy", "dataset": EASY_ROWS | {"curriculum": {"column": "level", "iterations": 3, "begins_with": 0.2}}}
 VARIANTS: dict[str, dict[str, object]] = {
     "gdpo, updates of a mixture": {
         "optimizer__type": "muon",
@@ -42,10 +39,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "algorithm__updates_per_iteration": 3,
         "algorithm__clip_low": 0.01,
         "algorithm__clip_high": 0.01,
-        "dataset": {
-            "type": "mixture",
-            "sources": [ALL, EASY],
-        },
+        "dataset": {"type": "mixture", "sources": [ALL, EASY]},
         "rollout__sampling__stop": ["9", "00"],
         "reward__components": [{"type": "exact"}, {"type": "numeric", "weight": 0.5, "sources": ["easy"]}],
     },

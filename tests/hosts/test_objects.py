@@ -18,15 +18,7 @@ from contracts.spec import JobSpec
 from contracts.weights import ObjectWeights
 from onbeat.process.child_process import ChildProcess
 from onbeat_extras.objects.blobs import open_blobs
-from tests.chaos.short_job import (
-    IS_LONG,
-    LAG,
-    committed,
-    long_variant,
-    short_job,
-    succeed,
-    until,
-)
+from tests.chaos.short_job import IS_LONG, LAG, committed, long_variant, short_job, succeed, until
 from tests.chaos.test_crash_points import COPY_POINTS, LAGGING_POINTS, TRAINER_POINTS
 from tests.extras.objects.s3_server import FaultyProxy
 from tests.hosts.machines import Machines
@@ -50,10 +42,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
 
 @pytest.mark.parametrize(
     ("job", "points"),
-    [
-        (JOB, FEW),
-        pytest.param(LAGGING, [*TRAINER_POINTS, *LAGGING_POINTS, *COPY_POINTS], marks=long_variant),
-    ],
+    [(JOB, FEW), pytest.param(LAGGING, [*TRAINER_POINTS, *LAGGING_POINTS, *COPY_POINTS], marks=long_variant)],
     ids=["periodic", "delayed"],
 )
 def test_a_trainers_host_is_lost_and_another_with_an_empty_disk_goes_on(

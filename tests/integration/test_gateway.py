@@ -443,11 +443,7 @@ def training_batch(job_id: str, index: int) -> PromptBatch:
 
 def rollouts_of(batch: PromptBatch, generator_id: str) -> Any:
     return rollout_batch(
-        job_id=batch.job_id,
-        batch_id=batch.batch_id,
-        weights_digest=DIGEST,
-        group_size=2,
-        generator_id=generator_id,
+        job_id=batch.job_id, batch_id=batch.batch_id, weights_digest=DIGEST, group_size=2, generator_id=generator_id
     )
 
 

@@ -104,9 +104,7 @@ def test_who_does_not_ask_for_a_copy_gets_none(stack: Straggling) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [{"rollout__hedge": False}, {"deterministic": False}],
-    ids=["switched off", "copies would differ"],
+    "spec", [{"rollout__hedge": False}, {"deterministic": False}], ids=["switched off", "copies would differ"]
 )
 def test_a_job_that_does_not_hedge_gives_no_copy(settings: StackSettings, spec: dict[str, object]) -> None:
     stack = straggling(settings, **spec)

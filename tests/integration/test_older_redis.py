@@ -97,12 +97,7 @@ def backed(tmp_path: Path) -> Iterator[Backed]:
 def saving(**changes: object) -> JobSpec:
     """Six iterations with a checkpoint after each, of which two are kept."""
     return spec_of(
-        **{
-            "trainer__checkpoint_every_iterations": 1,
-            "trainer__keep_checkpoints": 2,
-            "deterministic": False,
-            **changes,
-        }
+        **{"trainer__checkpoint_every_iterations": 1, "trainer__keep_checkpoints": 2, "deterministic": False, **changes}
     )
 
 

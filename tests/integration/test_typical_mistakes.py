@@ -198,9 +198,7 @@ TRAINER: dict[str, tuple[list[str], str]] = {
     ),
     "no generator": ([], r"waited 2 s for a live generator \(start one with `python -m producer`, raise timeouts\.n"),
 }
-REWARD = {
-    "a reward that raises": ("raises", r"KeyError: 'answer'"),
-}
+REWARD = {"a reward that raises": ("raises", r"KeyError: 'answer'")}
 
 
 @pytest.fixture(scope="module")

@@ -22,20 +22,7 @@ from tests.every_key import fence_keys
 from tests.integration.fence_checks import Held, HeldSlot, check_claims, read, word_of
 from tests.integration.fence_parts import weights_digest
 from tests.model import server as model
-from tests.model.server import (
-    ANY,
-    COMMIT,
-    DEAD,
-    DONE,
-    FREE,
-    LEASED,
-    NONE,
-    REWIND,
-    VARIANTS,
-    Open,
-    Record,
-    Server,
-)
+from tests.model.server import ANY, COMMIT, DEAD, DONE, FREE, LEASED, NONE, REWIND, VARIANTS, Open, Record, Server
 from tests.model.state import Bounds
 
 Sent = tuple[tuple[int, int], ...]

@@ -8,11 +8,7 @@ from tests.integration.fence_checks import Held
 from tests.model.move import Move
 from tests.model.server import Server
 
-BY_NAME = {
-    "claims from": ("reclaimed",),
-    "fails its item": ("failed",),
-    "gives back its item": ("released",),
-}
+BY_NAME = {"claims from": ("reclaimed",), "fails its item": ("failed",), "gives back its item": ("released",)}
 """How the name of a move of stage 0 begins → what counts it."""
 NOT_REFUSED = ("accepted", "full", "no_room")
 UNCOUNTED = ("stage_", "hedges_won")

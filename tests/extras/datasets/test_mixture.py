@@ -104,11 +104,7 @@ def test_a_component_scores_the_sources_that_it_names_and_has_no_score_of_others
         ),
         ([SUMS, ROWS], {"components": [{"type": "exact", "sources": ["sums"]}]}, "none that scores .*`rows`"),
         ([SUMS, ROWS | GUESS], {"components": []}, "needs one or more, or sums an environment that rewards"),
-        (
-            [SUMS, TASKS],
-            {},
-            r"\[1\]\.dataset\.type = .* name one as dataset\.sources\[1\]\.environment\.name",
-        ),
+        ([SUMS, TASKS], {}, r"\[1\]\.dataset\.type = .* name one as dataset\.sources\[1\]\.environment\.name"),
         (
             [SUMS, ROWS | {"environment": {"name": "guess", "max_tokens": 4}}],
             {},

@@ -34,10 +34,7 @@ class StandIn:
         self.hang.wait(60.0)
         if scripted := self.next.get(path):
             return scripted.pop(0)
-        honest: dict[str, Callable[[Any], Any]] = {
-            "/v1/completions": self._completions,
-            "/collective_rpc": self._rpc,
-        }
+        honest: dict[str, Callable[[Any], Any]] = {"/v1/completions": self._completions, "/collective_rpc": self._rpc}
         return 200, json.dumps(honest[path](body) if path in honest else {}).encode()
 
     def _completions(self, body: Any) -> Any:

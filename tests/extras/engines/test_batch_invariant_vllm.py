@@ -118,10 +118,7 @@ def test_a_machine_without_such_kernels_is_refused_by_name_before_anything_start
 ) -> None:
     if capability:
         play_gpu(monkeypatch, capability=capability)
-    for refused in (
-        lambda: check_machine(INVARIANT),
-        lambda: played_engine(tmp_path, monkeypatch, INVARIANT),
-    ):
+    for refused in (lambda: check_machine(INVARIANT), lambda: played_engine(tmp_path, monkeypatch, INVARIANT)):
         with pytest.raises(InvalidInput, match=rf"capability 8\.0 or more, and {found}") as caught:
             refused()
         assert caught.value.field == "ONBEAT_ENGINE_BATCH_INVARIANT"

@@ -207,9 +207,7 @@ def test_what_other_weights_sampled_is_not_believed(rig: Rig, server: StandIn) -
 
 def test_a_version_that_is_damaged_or_refused_is_not_held(rig: Rig, server: StandIn) -> None:
     manifest = rig.publish(1, scaled(rig.tensors, 0.5))
-    server.next = {
-        "/collective_rpc": [(200, b'{"results": [null]}'), (200, b'{"results": [{"rejected": "no"}]}')],
-    }
+    server.next = {"/collective_rpc": [(200, b'{"results": [null]}'), (200, b'{"results": [{"rejected": "no"}]}')]}
     with pytest.raises(WeightsRejected, match="no"):
         rig.run(rig.engine.load_weights(manifest))
     assert rig.engine.policy_version is None

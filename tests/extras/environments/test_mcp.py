@@ -40,10 +40,7 @@ def program(name: str) -> dict[str, Any]:
     return {"command": sys.executable, "args": [str(HERE / name), MARK], "env": {"OWN": "a value"}}
 
 
-SERVERS = {
-    "store": program("mcp_server.py"),
-    "rude": program("rude_mcp_server.py"),
-}
+SERVERS = {"store": program("mcp_server.py"), "rude": program("rude_mcp_server.py")}
 
 
 @asynccontextmanager

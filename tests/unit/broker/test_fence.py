@@ -19,11 +19,6 @@ def test_an_iteration_is_sampled_once_each_expected_batch_is_published_or_dead(
     oldest = WindowIteration(iteration=3, batches_published=published, batches_dead=dead, **versions)
     later = WindowIteration(iteration=4, batches_published=0, batches_dead=0, **versions)
     fence = FenceState(
-        state="open",
-        committed=2,
-        window=(oldest, later),
-        versions={3: DIGEST},
-        trainer_epoch=1,
-        lease_until_s=0.0,
+        state="open", committed=2, window=(oldest, later), versions={3: DIGEST}, trainer_epoch=1, lease_until_s=0.0
     )
     assert fence.is_sampled is is_sampled

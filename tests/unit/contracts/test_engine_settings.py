@@ -24,10 +24,7 @@ HEAD = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True}
         ({"ONBEAT_ENGINE_SLEEP_MODE": "true"}, "engine_sleep_mode has no effect with engine = transformers"),
         ({"ONBEAT_ENGINE_URL": "http://127.0.0.1:1"}, "engine_url has no effect with engine = transformers"),
         ({"ONBEAT_ENGINE": "openai"}, "engine_url must be the http:// or https:// address"),
-        (
-            {"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_SEQUENCES": "0"},
-            "_MAX_SEQUENCES: expected `int` >= 1",
-        ),
+        ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_MAX_SEQUENCES": "0"}, "_MAX_SEQUENCES: expected `int` >= 1"),
         ({"ONBEAT_ENGINE": "vllm", "ONBEAT_ENGINE_TIMEOUT_S": "soon"}, "ONBEAT_ENGINE_TIMEOUT_S: `soon` is not"),
     ],
 )

@@ -24,11 +24,7 @@ FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float
 ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "reinforce++"}
 PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 BY_TURN: dict[str, Any] = {"algorithm__credit": "turn"}
-GIVEN: dict[str, Any] = {
-    "algorithm__loss": "sft",
-    "algorithm__advantage": "none",
-    "rollout__group_size": 1,
-}
+GIVEN: dict[str, Any] = {"algorithm__loss": "sft", "algorithm__advantage": "none", "rollout__group_size": 1}
 RESAMPLES: dict[str, Any] = {"rollout__max_resamples": 1}
 CRITIC: dict[str, Any] = {"algorithm__advantage": "gae"}
 SYNCED: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__ref_model_sync_iterations": 2}
@@ -52,10 +48,7 @@ LONG: dict[str, Any] = {
 }
 """As many prompt tokens as a batch may have."""
 TEACHER: dict[str, Any] = {"type": "teacher", "model": "teacher"}
-TAUGHT: dict[str, Any] = {
-    "algorithm__distillation_coefficient": 0.5,
-    "stages": [TEACHER],
-}
+TAUGHT: dict[str, Any] = {"algorithm__distillation_coefficient": 0.5, "stages": [TEACHER]}
 
 
 FORK: dict[str, Any] = {"fork": {"job": "another", "version": 3}}
@@ -128,14 +121,8 @@ def refused(**fields: Any) -> str:
         (SYNCED | {"algorithm__kl_coefficient": 0.0}, "without a reference"),
         (SYNCED | {"trainer__lora": {"rank": 2}}, "not possible with trainer.lora"),
         (SYNCED | {"stages": [{"type": "reference"}]}, 'not possible with a stage of type "reference"'),
-        (
-            {"algorithm__mini_batches": 3},
-            "mini_batches = 3 can't cut rollout.batches_per_iteration = 4 into",
-        ),
-        (
-            {"algorithm__advantage": "reinforce++", "algorithm__mini_batches": 2},
-            "mini_batches above 1 makes clips act",
-        ),
+        ({"algorithm__mini_batches": 3}, "mini_batches = 3 can't cut rollout.batches_per_iteration = 4 into"),
+        ({"algorithm__advantage": "reinforce++", "algorithm__mini_batches": 2}, "mini_batches above 1 makes clips act"),
         (BY_TURN, "has no effect where a completion is one turn"),
         (BY_TURN | {"environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is one turn"),
         (BY_TURN | RESAMPLES | {"environment": ENVIRONMENT}, "trajectories of equal rewards may have unequal turns"),

@@ -118,8 +118,7 @@ def test_a_spec_whose_lag_has_no_meaning_is_refused_with_field_reason_and_cure(n
 
 @pytest.mark.parametrize("schedule", [DELAYED, BOUNDED])
 @pytest.mark.parametrize(
-    "algorithm",
-    [*({"correction": name} for name in get_args(CorrectionName)), GENERATOR | {"correction": "none"}],
+    "algorithm", [*({"correction": name} for name in get_args(CorrectionName)), GENERATOR | {"correction": "none"}]
 )
 def test_a_lag_is_taken_with_each_correction_that_is_named(
     schedule: dict[str, Any], algorithm: dict[str, Any], tmp_path: Path

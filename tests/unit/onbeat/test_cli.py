@@ -188,10 +188,7 @@ def test_an_event_stream_that_breaks_off_is_taken_up_after_its_last_event(gatewa
             "onbeat: --api-key: the key is wrong (give the stack's, or its folder by --run-dir)",
         ),
         (["watch", "../jobs"], "onbeat: job: `../jobs` is not a job id (`onbeat jobs` lists them)"),
-        (
-            ["submit", "absent.toml"],
-            "onbeat: absent.toml: no such file (the repository has some in configs/)",
-        ),
+        (["submit", "absent.toml"], "onbeat: absent.toml: no such file (the repository has some in configs/)"),
         (["nonsense"], "onbeat: No such command 'nonsense'. (onbeat --help)"),
     ],
 )

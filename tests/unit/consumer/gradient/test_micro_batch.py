@@ -11,10 +11,7 @@ from consumer.model.inputs import PackedInputs, PaddedInputs
 from tests.builders import batch_of, rollout
 
 BATCH = batch_of(
-    [
-        ([5, 6], [rollout([1, 2, 3], 1.0, logprobs=[-0.5, -1.0, -1.5])]),
-        ([7], [rollout([4], 0.0, logprobs=[-2.0])]),
-    ]
+    [([5, 6], [rollout([1, 2, 3], 1.0, logprobs=[-0.5, -1.0, -1.5])]), ([7], [rollout([4], 0.0, logprobs=[-2.0])])]
 )
 ADVANTAGES = np.array([[0.5], [-0.5]])
 

@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from consumer.gradient.optimizer import (
-    GROUP_BYTES,
-    Adamw32bit,
-    PolicyOptimizer,
-    horizon_at,
-    learning_rate_at,
-)
+from consumer.gradient.optimizer import GROUP_BYTES, Adamw32bit, PolicyOptimizer, horizon_at, learning_rate_at
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
 from tests.builders import job_spec
@@ -242,10 +236,7 @@ def test_a_loaded_state_lies_where_its_parameter_does_the_step_as_well() -> None
 
 def test_groups_have_a_learning_rate_and_a_decay_of_their_own_and_the_first_that_names_a_parameter_counts() -> None:
     """The float64 transcription of a first step: AdamW's update is the sign of the gradient."""
-    groups = [
-        {"parameters": ["nor?", "bias"], "weight_decay": 0.2},
-        {"parameters": ["*"], "learning_rate_factor": 0.5},
-    ]
+    groups = [{"parameters": ["nor?", "bias"], "weight_decay": 0.2}, {"parameters": ["*"], "learning_rate_factor": 0.5}]
     spec = job_spec(optimizer__weight_decay=0.1, optimizer__groups=groups, optimizer__max_grad_norm=1e6).optimizer
     named = a_matrix_a_norm_and_an_embedding()
     optimizer = PolicyOptimizer(named, spec, embeddings={"embedding"})

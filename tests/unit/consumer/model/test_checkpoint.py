@@ -207,10 +207,7 @@ def test_a_checkpoint_of_another_model_is_refused(model_root: Path, checkpoints:
 
 @pytest.mark.parametrize(
     ("iteration", "kept", "aside"),
-    [
-        (1, ["i000000", "i000001"], ["i000002", "i000003"]),
-        (-1, [], ["i000000", "i000001", "i000002", "i000003"]),
-    ],
+    [(1, ["i000000", "i000001"], ["i000002", "i000003"]), (-1, [], ["i000000", "i000001", "i000002", "i000003"])],
 )
 def test_what_came_after_the_start_is_put_aside_and_the_rest_of_dead_writers_goes(
     checkpoints: Path, iteration: int, kept: list[str], aside: list[str], caplog: pytest.LogCaptureFixture

@@ -85,12 +85,7 @@ def test_no_gradient_is_computed_where_none_is_asked_for() -> None:
     head = nn.Linear(WIDTH, VOCABULARY, bias=False)
     with torch.no_grad():
         logprobs, *_ = chosen_values(
-            head,
-            torch.zeros(300, WIDTH),
-            torch.arange(300),
-            vocabulary_size=VOCABULARY,
-            temperature=1.0,
-            entropy=False,
+            head, torch.zeros(300, WIDTH), torch.arange(300), vocabulary_size=VOCABULARY, temperature=1.0, entropy=False
         )
     assert not logprobs.requires_grad
     assert logprobs.shape == (300,)

@@ -54,8 +54,7 @@ def iteration(boundary: Boundary | None, generations: list[tuple[float, float]])
 
 
 @pytest.mark.parametrize(
-    ("generations", "bubble_s"),
-    [([(101.0, 102.0), (100.75, 103.0)], 0.75), ([(99.0, 101.0)], 0.0), ([], 0.0)],
+    ("generations", "bubble_s"), [([(101.0, 102.0), (100.75, 103.0)], 0.75), ([(99.0, 101.0)], 0.0), ([], 0.0)]
 )
 def test_the_bubble_lasts_from_the_last_token_to_the_first_generation(
     generations: list[tuple[float, float]], bubble_s: float

@@ -16,14 +16,7 @@ from msgspec.structs import replace
 from consumer.gradient.micro_batch import batch_rewards
 from consumer.gradient.statistics import BatchStats, Mismatch
 from consumer.model.policy import load_policy
-from consumer.trainer.report import (
-    RunLog,
-    clipped_noise,
-    in_words,
-    log_iteration,
-    log_run,
-    mismatch_alarm,
-)
+from consumer.trainer.report import RunLog, clipped_noise, in_words, log_iteration, log_run, mismatch_alarm
 from contracts.jobs import EvaluationScore, passes_in_words
 from contracts.rollouts import PromptBatch, RolloutBatch
 from contracts.run_folder import RunFolder

@@ -119,11 +119,7 @@ def test_a_batch_may_be_abandoned_only_where_the_spec_allows_it() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda entries: entries.pop(1),
-        lambda entries: entries.reverse(),
-        lambda entries: entries.insert(1, entries[0]),
-    ],
+    [lambda entries: entries.pop(1), lambda entries: entries.reverse(), lambda entries: entries.insert(1, entries[0])],
     ids=["removed", "reversed", "repeated"],
 )
 def test_a_chain_with_a_removed_or_moved_record_is_broken(damage: Callable[[list[AuditEntry]], object]) -> None:

@@ -12,13 +12,7 @@ import pytest
 from contracts.answers import problem_body
 from contracts.encoding.wire import decode, encode
 from contracts.environments.messages import Message
-from contracts.environments.service import (
-    EnvironmentFacts,
-    Failure,
-    SessionResponse,
-    Step,
-    StepRequest,
-)
+from contracts.environments.service import EnvironmentFacts, Failure, SessionResponse, Step, StepRequest
 from contracts.errors import EnvironmentUnavailable, InvalidInput
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.environments import client as client_module

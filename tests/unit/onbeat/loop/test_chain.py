@@ -20,10 +20,7 @@ def digest_of(version: int) -> str:
 
 
 def commit(iteration: int, **changes: Any) -> AuditRecord:
-    digests: dict[str, Any] = {
-        "weights_digest": digest_of(iteration),
-        "next_weights_digest": digest_of(iteration + 1),
-    }
+    digests: dict[str, Any] = {"weights_digest": digest_of(iteration), "next_weights_digest": digest_of(iteration + 1)}
     return commit_record(iteration, **(digests | changes))
 
 

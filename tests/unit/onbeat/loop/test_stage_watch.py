@@ -15,12 +15,7 @@ from contracts.spec_tables.stages import StageSpec
 from onbeat.loop.watches import LOOK_EVERY_S, StageWatch
 from tests.builders import job_spec
 
-MINE = {
-    "type": "external",
-    "name": "mine",
-    "inputs": ["text"],
-    "outputs": [{"name": "score", "type": "float32"}],
-}
+MINE = {"type": "external", "name": "mine", "inputs": ["text"], "outputs": [{"name": "score", "type": "float32"}]}
 STAGES: list[dict[str, Any]] = [{"type": "reference"}, MINE]
 
 

@@ -151,12 +151,7 @@ def test_a_canary_that_dies_is_named_before_anything_is_opened() -> None:
 
 @pytest.mark.parametrize(
     ("failures", "is_mended"),
-    [
-        (["timeout"], True),
-        (["crashed", "lost", "raised"], True),
-        (["bad_task"], False),
-        (["timeout"] * 80, False),
-    ],
+    [(["timeout"], True), (["crashed", "lost", "raised"], True), (["bad_task"], False), (["timeout"] * 80, False)],
 )
 def test_an_opening_that_fails_is_asked_for_again_where_that_can_help(
     failures: list[FailureReason], is_mended: bool

@@ -90,12 +90,7 @@ async def test_a_batch_is_published_once_every_place_has_a_group_that_teaches_or
     times = [
         moment
         for one in batch.rounds
-        for moment in (
-            one.generation_started_s,
-            one.generation_ended_s,
-            one.scoring_started_s,
-            one.scoring_ended_s,
-        )
+        for moment in (one.generation_started_s, one.generation_ended_s, one.scoring_started_s, one.scoring_ended_s)
     ]
     assert len(times) == 12
     assert times == sorted(times)

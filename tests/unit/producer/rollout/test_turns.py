@@ -14,16 +14,7 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32, pack_int32, unpack_int32
 from contracts.environments.messages import Message, messages_digest
-from contracts.environments.service import (
-    Failure,
-    FailureReason,
-    NewSession,
-    Reply,
-    Result,
-    Step,
-    TaskOpening,
-    Turned,
-)
+from contracts.environments.service import Failure, FailureReason, NewSession, Reply, Result, Step, TaskOpening, Turned
 from contracts.errors import BatchFailed, EnvironmentUnavailable, InvalidInput, PrefixBroken
 from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
@@ -71,12 +62,7 @@ class Echo:
         """The turn to which its reply begins anew."""
 
     async def open(
-        self,
-        environment: EnvironmentSpec,
-        sessions: Sequence[NewSession],
-        *,
-        idle_s: float,
-        job_id: str,
+        self, environment: EnvironmentSpec, sessions: Sequence[NewSession], *, idle_s: float, job_id: str
     ) -> list[Result]:
         assert (environment.name, job_id) == ("echo", "job")
         self.opened += sessions

@@ -154,9 +154,7 @@ class lent:
 """
 
 
-def test_a_class_of_a_file_is_no_other_environment_of_its_name_and_its_version_is_its_text(
-    install: Install,
-) -> None:
+def test_a_class_of_a_file_is_no_other_environment_of_its_name_and_its_version_is_its_text(install: Install) -> None:
     install("onbeat", OF_OURS, offered_by_ours=MODULE)
     asked = EnvironmentTable(name="lent", source=OF_FILE, params={"part": 3})
     assert not registry.is_ours(asked)
