@@ -50,6 +50,7 @@ def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_thread
     if isinstance(options, VllmOptions):
         kernels = "batch-invariant" if options.batch_invariant else "not batch-invariant"
         details = (attention_backend(model), kernels, "tensor parallel 1", f"triton {_version('triton')}")
+        details += ("products by IEEE 754",) if model.dtype == "float32" else ()
     elif isinstance(options, TransformersOptions):
         at_a_time = block_rows(getattr(torch, model.dtype), device)
         details = (f"decoding steps {DECODING_STEPS[device]}", *([f"{at_a_time} rows a product"] if at_a_time else ()))
