@@ -41,7 +41,8 @@ class TimeoutSpec(Record, frozen=True, kw_only=True):
     worker computes an item; past it the process ends, and another takes its work."""
     iteration_s: Seconds = 3600.0
     """An iteration that takes longer fails the job and names the missing batches; so does one batch that trains for so
-    long. A trainer that hangs in anything else ends `dependency_s` later than that, and another goes on."""
+    long. A trainer that hangs in anything else ends `dependency_s` later (as it loads not before an hour), and another
+    goes on."""
     no_generator_s: Seconds = 120.0
     """The job fails after so long without a live generator that can serve it."""
     no_stage_worker_s: Seconds = 120.0

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 STOP_PATIENCE_S = 5.0
 """A trainer that was asked to stop ends without Redis when that is away for so long: its lease runs out by itself."""
 LOOK_S = 0.25
+LONGEST_LOAD_S = 3600.0
+"""One that loads for longer than this, and than `patience_s`, hangs: at a dead mount, for instance."""
 
 
 class Cancelled(Exception):
@@ -57,7 +59,7 @@ class LeaseKeeper:
     def __post_init__(self) -> None:
         self._interval_s = min(self.lease_s / 3, 1.0)
         self._checked_s = self._heard_s = time.monotonic()
-        self._limit = (math.inf, self.end_hung)
+        self._limit = (max(self.patience_s, LONGEST_LOAD_S), self.end_hung)
         """Seconds without a `check`, and what ends the process past them: one tuple, so that both are of one moment."""
         self._state = JobState.RUNNING
         self._error: OnbeatError | None = None
@@ -86,9 +88,9 @@ class LeaseKeeper:
         self.check()
         self._limit = (self.patience_s, self.end_hung)
 
-    def check(self) -> None:
-        """Raises what `check_lease` does, Stopped, or Cancelled."""
-        self.check_lease()
+    def check(self, *, is_sign: bool = True) -> None:
+        """Raises what `check_lease` does, Stopped, or Cancelled. is_sign: the trainer calls it, so it isn't stuck."""
+        self.check_lease(is_sign=is_sign)
         if self._is_stop_requested:
             raise Stopped
         if self._state is JobState.CANCELLING:
@@ -106,9 +108,10 @@ class LeaseKeeper:
             self._checked_s = time.monotonic()
             self._limit = between
 
-    def check_lease(self) -> None:
+    def check_lease(self, *, is_sign: bool = True) -> None:
         """Raises what ended the renewals (FencedOff, Unavailable), and FencedOff where the job ended without it."""
-        self._checked_s = time.monotonic()
+        if is_sign:
+            self._checked_s = time.monotonic()
         if self._error is not None:
             raise self._error
         if self._state.is_final:
@@ -148,6 +151,6 @@ class LeaseKeeper:
             if not self._is_loading:
                 return
             try:
-                self.check()
+                self.check(is_sign=False)
             except (OnbeatError, Stopped, Cancelled) as why:
                 self.end_loading(why)

@@ -137,9 +137,7 @@ def test_what_came_while_it_loaded_is_raised_when_it_has() -> None:
         kept.keeper.loaded()
 
 
-def test_a_stop_while_redis_does_not_answer_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stop_while_redis_does_not_answer_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_keeper, "STOP_PATIENCE_S", 0.3)
     with keeping() as kept:
         # Its renewal hangs: no answer comes.
@@ -162,6 +160,13 @@ def test_a_loaded_trainer_that_makes_no_call_between_its_passes_is_ended() -> No
 def test_one_that_loads_may_take_longer_than_that() -> None:
     with keeping(loaded=False, patience_s=0.3) as kept, pytest.raises(queue.Empty):
         kept.ended.get(timeout=1.0)
+
+
+def test_one_that_loads_for_ever_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread's own looks are no sign of life."""
+    monkeypatch.setattr(lease_keeper, "LONGEST_LOAD_S", 0.5)
+    with keeping(loaded=False, patience_s=0.3) as kept:
+        assert kept.ended.get(timeout=SOON_S) == "hung"
 
 
 def test_what_comes_between_two_passes_may_take_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
