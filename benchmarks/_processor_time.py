@@ -148,10 +148,8 @@ class Looked:
                 ]
                 spy = [py_spy, "record", "-p", str(process.pid), *flags]
                 self._spies.append(subprocess.Popen(spy, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        self.from_s = time.time()
         for one in self._spies:
             one.wait(seconds + ENDS_S)
-        self.to_s = time.time()
         if not any(folder.glob("*.raw")):
             raise SystemExit("--py-spy: it saw none of the processes; it may look at others as root alone")
 
