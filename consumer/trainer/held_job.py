@@ -8,11 +8,8 @@ from functools import partial
 
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
-from consumer.model.policy import Policy
 from consumer.ranks.threads import make_ranks
 from contracts.events import IterationMetrics, TimelineSpan
-from contracts.settings import StackSettings
-from contracts.spec import JobSpec
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
 from onbeat.http_service.own_metrics import UNCOUNTED, OwnMetrics
@@ -21,11 +18,8 @@ from onbeat.loop.trained_job import TrainedJob, job_prompts
 from onbeat.loop.window import Window
 from onbeat.process.crash_points import reach
 from onbeat.prompts.plan import IterationPlan
-from onbeat.prompts.source import PromptSource
 from onbeat.rendering.pieces import Pieces
 from onbeat.telemetry.correlation import trace_export
-from onbeat.weights.model_folder import end_of_sequence_ids
-from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion
 
 
@@ -40,9 +34,10 @@ class HeldJob(TrainedJob):
         """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
         super().__post_init__()
         settings, spec = self.settings, self.spec
+        # Before the weights, which may take minutes.
+        plan = IterationPlan(self.job_id, spec, load_prompts(settings, spec, self.job_id))
         self.ranks = make_ranks(settings, spec)
         policy = self.ranks.learner.policy
-        plan = IterationPlan(self.job_id, spec, load_prompts(settings, spec, policy, self.job_id))
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops
@@ -93,15 +88,5 @@ class HeldJob(TrainedJob):
             self._traces.close()
 
 
-@torch_kept()
-def load_prompts(settings: StackSettings, spec: JobSpec, policy: Policy, job_id: str = "") -> PromptSource:
-    """Returns the prompts of a job. Raises what `job_prompts` does."""
-    folder, config = model_folder(spec.model, settings.spec_root), policy.model.config
-    return job_prompts(
-        settings,
-        spec,
-        job_id,
-        tokenizer=policy.tokenizer,
-        context_tokens=policy.context_tokens,
-        end_ids=lambda: end_of_sequence_ids(folder, config),
-    )
+load_prompts = torch_kept()(job_prompts)
+"""Foreign code, of which nothing stays behind in torch."""

@@ -48,10 +48,9 @@ from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import PromptSource
 from onbeat.run_files import run_files
+from onbeat.weights.model_path import model_folder
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from onbeat.weights.adapter.matrices import AdapterSource
     from onbeat.weights.layout import Layout
     from onbeat.weights.publication import WeightPublisher
@@ -306,28 +305,23 @@ def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Call
         job.tell(events.EvaluationFinished(at_s=time.time(), score=score))
 
 
-def job_prompts(
-    settings: StackSettings,
-    spec: JobSpec,
-    job_id: str,
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-    context_tokens: int,
-    end_ids: Callable[[], Iterable[int]],
-) -> PromptSource:
-    """Loads the data set, which may be foreign code, and has an environment open it. end_ids: what ends a turn.
+def job_prompts(settings: StackSettings, spec: JobSpec, job_id: str) -> PromptSource:
+    """Loads the data set, which may be foreign code, and has an environment open it; of the model not its weights.
 
     Raises InvalidInput that names the spec's field, and DeadlineExceeded where the environment's service stays away for
     timeouts.dependency_s.
     """
-    deadline_s = spec.timeouts.dependency_s
+    from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
+
+    folder, deadline_s = model_folder(spec.model, settings.spec_root), spec.timeouts.dependency_s
+    config, needs_ends = model_config(folder), spec.environments or spec.algorithm.learns_given
     return PromptSource(
         job_examples(spec, settings.spec_root),
         spec=spec,
-        tokenizer=tokenizer,
-        context_tokens=context_tokens,
+        tokenizer=load_tokenizer(folder),
+        context_tokens=context_tokens(config),
         environments=EnvironmentService(settings, job_id=job_id, deadline_s=deadline_s, outlasts=True),
-        end_ids=sorted(end_ids()) if spec.environments or spec.algorithm.learns_given else [],
+        end_ids=sorted(end_of_sequence_ids(folder, config)) if needs_ends else [],
     )
 
 

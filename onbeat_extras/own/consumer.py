@@ -219,19 +219,8 @@ class Consumer:
         return Pieces(load_tokenizer(self.model_folder))
 
     def _plan(self) -> IterationPlan:
-        from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
-
-        folder, job_id = self.model_folder, self._tenure.job_id
-        config = model_config(folder)
-        source = job_prompts(
-            self._settings,
-            self.spec,
-            job_id,
-            tokenizer=load_tokenizer(folder),
-            context_tokens=context_tokens(config),
-            end_ids=lambda: end_of_sequence_ids(folder, config),
-        )
-        return IterationPlan(job_id, self.spec, source)
+        job_id = self._tenure.job_id
+        return IterationPlan(job_id, self.spec, job_prompts(self._settings, self.spec, job_id))
 
     def _turn_to(self, number: int) -> TrainingIteration:
         tenure = self._tenure

@@ -14,7 +14,6 @@ from broker.connection.client import Broker
 from broker.job_store import JobStore
 from consumer.gradient.losses.base import LossInputs
 from consumer.gradient.losses.objective import policy_loss
-from consumer.model.policy import load_policy
 from consumer.trainer import job_run
 from consumer.trainer.held_job import load_prompts
 from contracts.errors import InvalidInput
@@ -130,8 +129,7 @@ def test_what_foreign_code_does_to_torch_ends_with_it(own: StackSettings, broker
     assert torch_now() == before
     meddles = PluginDataset(entry_point="meddles", params={"count": 9})
     meddling = replace(spec_of(evaluation__num_prompts=1), dataset=meddles)
-    policy = load_policy(meddling.model, model_root=own.spec_root, gradient_checkpointing=False)
-    load_prompts(own, meddling, policy)
+    load_prompts(own, meddling, "")
     assert torch_now() == before
     ours = trained(own, broker, spec_of(algorithm__loss="grpo"))
     assert trained(own, broker, spec_of(algorithm__loss=plugin("meddles"))) == ours
