@@ -207,7 +207,7 @@ class Blobs:
             self.bucket.now(self._folder)
             self.drop([digest] if found else [])
         except InvalidInput as error:
-            log.warning("%s is damaged and stays: %s", self._key(digest), error)
+            log.warning("%s came wrong, and stays: %s", self._key(digest), error)
         raise NotFound("is in no layer as it was put", field=self._key(digest))
 
 

@@ -110,14 +110,13 @@ def micro_batch_loss(
     + v value loss, w by the normaliser; rho beta KL is weighed where `weighs_kl` says so, a divergence's lambda isn't
     """
     tokens = logprobs.masked(loss_mask)
-    clip_low, clip_high = algorithm.clip_range
     inputs = LossInputs(
         logprobs=tokens.policy,
         old_logprobs=tokens.generator if algorithm.old_policy == "generator" else tokens.old,
         advantages=advantages,
         loss_mask=loss_mask,
-        clip_low=clip_low,
-        clip_high=clip_high,
+        clip_low=algorithm.clip_range[0],
+        clip_high=algorithm.clip_range[1],
         clip_max=None if algorithm.clip_max is UNSET else algorithm.clip_max,
     )
     member = policy_loss(algorithm)
