@@ -8,6 +8,7 @@ from functools import partial
 
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
+from consumer.ranks.processes import own_processes
 from consumer.ranks.threads import make_ranks
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.timeline import kind_of
@@ -34,9 +35,11 @@ class HeldJob(TrainedJob):
         """Loads model and data. Raises InvalidInput that names the spec's field, or the setting."""
         super().__post_init__()
         settings, spec = self.settings, self.spec
-        # Before the weights, which may take minutes.
-        plan = IterationPlan(self.job_id, spec, load_prompts(settings, spec, self.job_id))
+        prompts = partial(load_prompts, settings, spec, self.job_id)
+        # Before the weights, which may take minutes; but other processes are met first: they wait for no data set.
+        source = None if own_processes() else prompts()
         self.ranks = make_ranks(settings, spec)
+        plan = IterationPlan(self.job_id, spec, prompts() if source is None else source)
         policy = self.ranks.learner.policy
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.open_files()

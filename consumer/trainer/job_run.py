@@ -260,7 +260,7 @@ def _end_stuck(silent_s: float, jobs: JobStore, *, side: TrainerSide, job_id: st
 
 def _end_hung(silent_s: float, side: TrainerSide) -> None:
     """Ends the process in the keeper's thread: what the main one hangs in is the process's, and not the job's."""
-    log.error("this trainer ends, the job goes on in another: nothing came of it for %.0f s; its threads:", silent_s)
+    log.error("this trainer ends, another goes on: nothing came of it for %.0f s (timeouts.iteration_s)", silent_s)
     faulthandler.dump_traceback()
     _say_last(side.release)
     _exit(TrainerExit.DIED)

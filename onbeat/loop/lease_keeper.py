@@ -20,7 +20,7 @@ STOP_PATIENCE_S = 5.0
 """A trainer that was asked to stop ends without Redis when that is away for so long: its lease runs out by itself."""
 LOOK_S = 0.25
 LONGEST_LOAD_S = 3600.0
-"""One that loads for longer than this, and than `patience_s`, hangs: at a dead mount, for instance."""
+"""A trainer that loads for longer than this, and than `patience_s`, hangs: at a dead mount, for instance."""
 
 
 class Cancelled(Exception):

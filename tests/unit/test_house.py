@@ -37,9 +37,9 @@ MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 8
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
-BUDGET = {"lines": 46_902, "files": 342, "packages": 7, "arrows": 15, "words": 45_000}
+BUDGET = {"lines": 46_905, "files": 342, "packages": 7, "arrows": 15, "words": 45_000}
 """What a single owner has to hold. The aims are 34,000 lines, 320 files and 45,000 words."""
-AROUND = {"onbeat_extras": 26_926, "tests": 78_130}
+AROUND = {"onbeat_extras": 26_926, "tests": 78_136}
 """Lines around the core, by folder. Extras rise by what leaves the core and tests by what is promised anew, else these
 fall as well. The aims are 9,000 and 35,000."""
 LARGE_FOLDERS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from contracts.errors import WeightsRejected
@@ -27,3 +29,7 @@ def test_an_engine_core_without_an_account_loads_what_the_generator_has_read(
                 core.load(manifest)
         else:
             assert core.load(manifest) == manifest.weights_digest
+
+
+def test_a_process_with_it_has_triton_multiply_float32_in_float32() -> None:
+    assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
