@@ -37,7 +37,7 @@ from onbeat.weights.transports import make_stores
 
 CLASS = f"{__name__}.VerifiedLoader"
 # Set here, since this is imported wherever a worker of vLLM is, a server's too. Triton rounds the float32 factors of
-# attention's products to the ten bits of TF32 else, which moves a small model's log-probs by up to 1e-2.
+# attention's products to the ten bits of TF32 else, which moves a small model's log-probs by some 1e-2.
 os.environ["TRITON_F32_DEFAULT"] = "ieee"
 
 
