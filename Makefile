@@ -166,6 +166,7 @@ test-gpu: $(STAMP)
 # Two at a time: the types take as long as all the rest.
 lint: $(STAMP)
 	$(MAKE) -j 2 types style imports audit sbom site
+	$(BIN)/python -m tests.sizes
 
 types: $(STAMP)
 	$(BIN)/pyright
