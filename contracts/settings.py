@@ -146,6 +146,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     scorer_network: Literal["none", "host"] = "none"
     """none: no scorer can open a connection; host: every one can, as a plug-in that asks a judge over HTTP needs: then
     a completion that finds a hole in a scorer can, too."""
+    cage_readable: str = ""
+    """Files and folders, with a `:` between them, that scorers and environments may read beside the interpreter,
+    installed packages and the system's libraries: data of a plug-in, a tokenizer, an MCP server's program."""
     environment_children: Annotated[int, Meta(ge=0, le=200)] = 0
     """Processes that play the sessions of one environment of one job; 0: as many as the service may use cores."""
     environment_sessions: Annotated[int, Meta(ge=1, le=2**20)] = 16384
@@ -222,6 +225,11 @@ class StackSettings(Record, frozen=True, kw_only=True):
         """What the stack alone reads and writes: no spec leads there, and no caged process sees it."""
         folders = (self.run_root, self.weight_root, self.cache, self.objects.partition("file://")[2])
         return tuple(str(Path(folder).resolve()) for folder in folders if folder)
+
+    @property
+    def readable_in_cages(self) -> tuple[str, ...]:
+        """Files and folders of the operator that caged processes may read."""
+        return tuple(str(Path(path).resolve()) for path in self.cage_readable.split(os.pathsep) if path)
 
     @property
     def spec_root(self) -> SpecRoot:

@@ -52,6 +52,7 @@ def create_app(
         memory_mb=settings.scorer_memory_mb,
         network=settings.scorer_network == "host",
         hidden=settings.own_folders,
+        readable=settings.readable_in_cages,
         on_restart=app.state.metrics.scorer_restarts.inc,
     )
     app.state.environments = EnvironmentPool(

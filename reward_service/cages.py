@@ -44,6 +44,8 @@ class Cages:
     network: bool
     hidden: Sequence[str]
     """Folders that none may read."""
+    readable: Sequence[str]
+    """Files and folders of the operator that each may read."""
     on_restart: Callable[[], None]
     """Called by lanes for each child that was lost."""
 
@@ -70,6 +72,8 @@ class Cages:
             memory_mb=self.memory_mb,
             network=self.network,
             hidden=self._hidden,
+            readable=tuple(self.readable),
+            home=os.path.expanduser("~"),
             service=self.service,
             service_slot=own_slot(),
             number=number,

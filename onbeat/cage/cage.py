@@ -19,7 +19,7 @@ from typing import Literal
 
 from contracts.encoding.wire import Record
 from onbeat.cage import kernel
-from onbeat.cage.file_rules import restrict_files, scopes_signals
+from onbeat.cage.file_rules import import_places, restrict_files, scopes_signals
 from onbeat.cage.syscall_filter import compiled, lock_syscalls
 from onbeat.cage.syscall_rules import cage_filter
 from onbeat.process.launcher import NUMERIC_THREADS
@@ -57,7 +57,11 @@ class CageRules(Record, frozen=True, kw_only=True):
     network: bool
     """Whether what is in it may open sockets."""
     hidden: tuple[str, ...]
-    """Folders whose files may not be read: the stack's own."""
+    """Folders whose files may not be read, wherever they lie: the stack's own."""
+    readable: tuple[str, ...] = ()
+    """Files and folders that may be read beside what code is imported from: the operator's."""
+    home: str = ""
+    """The home folder of the service's user, which nothing but `readable` opens; "" where it has none."""
     service: Literal["rewards", "environments"]
     service_slot: int
     """Its `own_slot`."""
@@ -138,7 +142,9 @@ class Cage:
         writable = self._rules.folder if self._has_scratch else None
         missing += restrict_files(
             writable=writable,
+            readable=(self._rules.folder, *self._rules.readable),
             hidden=self._rules.hidden,
+            home=self._rules.home,
             tcp=self._rules.network or self._has_own_loopback,
             abstract_sockets=self._rules.network,
         )
@@ -173,7 +179,7 @@ class Cage:
         if not kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE):
             return
         if os.getuid() == 0:
-            kernel.show_to_all([*sys.path, sys.prefix, sys.base_prefix])
+            kernel.show_to_all([*map(str, import_places()), *self._rules.readable])
         self._is_read_only = kernel.make_read_only()
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         options = f"size={SCRATCH_BYTES},nr_inodes=4096,mode=700"

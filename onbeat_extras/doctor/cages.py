@@ -19,6 +19,7 @@ def look(settings: StackSettings) -> Finding:
         memory_mb=settings.scorer_memory_mb,
         network=settings.scorer_network == "host",
         hidden=(str(settings.run_root_path), str(settings.weight_root_path)),
+        readable=settings.readable_in_cages,
     )
     try:
         asyncio.run(self_test(pool))

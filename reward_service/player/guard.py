@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contracts.environments.service import FailureReason
+from onbeat.cage.fault_text import fault_text
 from onbeat.environments.author import BadTask, NoAnswer, RewrittenHistory
 
 MAX_DETAIL_CHARS = 1000
@@ -62,7 +63,7 @@ class Guard:
         except BaseException as error:  # foreign code may also raise SystemExit, or what is no Exception
             self._look_around()
             self.is_exhausted |= isinstance(error, MemoryError)
-            raise Failed("raised", f"{type(error).__name__}: {_text(error)}") from None
+            raise Failed("raised", fault_text(error)) from None
         left = self._look_around()
         if left:
             raise Failed("invalid_reply", left)
@@ -106,10 +107,3 @@ class Guard:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         return self._loop.run_until_complete(found)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:
-        return "an error that can't be shown"

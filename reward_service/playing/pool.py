@@ -87,6 +87,7 @@ class EnvironmentPool:
             memory_mb=settings.environment_memory_mb,
             network=settings.environment_network == "host",
             hidden=settings.own_folders,
+            readable=settings.readable_in_cages,
             on_restart=on_restart,
         )
         self._on_result = on_result

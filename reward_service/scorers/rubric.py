@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from contracts import rewards
 from contracts.rewards import Outcome, PluginReward, Result, RewardComponent, RewardItem, Scored, Unscorable
+from onbeat.cage.fault_text import MAX_CHARS, fault_text
 from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
 from reward_service.scorers import plugin, texts
 from reward_service.scorers.texts import BadReference, TooComplex
@@ -44,7 +45,7 @@ GROUP = "onbeat.scorers"
 """Entry points of the kinds that aren't in SCORERS, by their names in specs: modules with `score` and `warm_up`, and
 REHEARSALS where there are any."""
 
-MAX_DETAIL_CHARS = 500
+MAX_DETAIL_CHARS = MAX_CHARS
 MAX_SCORE = 1e12
 """The most that a score or a reward may be, on either side of 0: sums and squares of a batch of them are finite."""
 
@@ -197,7 +198,7 @@ def is_score(value: float) -> bool:
 def _unscorable(component: str, error: Exception) -> Unscorable:
     """Answers any exception of foreign code: the item is an error with a reason, never a number."""
     reason: rewards.UnscorableReason = "raised"
-    detail = f"{type(error).__name__}: {error}"
+    detail = fault_text(error)
     if isinstance(error, BadReference):
         reason, detail = "bad_reference", str(error)
     elif isinstance(error, TooComplex):

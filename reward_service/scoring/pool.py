@@ -54,15 +54,19 @@ class ScorerPool:
         memory_mb: int = DEFAULTS.scorer_memory_mb,
         network: bool = False,
         hidden: Sequence[str] = (),
+        readable: Sequence[str] = (),
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         """`num_lanes` None: one per usable core. `on_restart` is called for each scorer process that was lost.
 
-        memory_mb, network: what a scorer may have. hidden: folders that no scorer may read.
+        memory_mb, network: what a scorer may have. hidden: folders that no scorer may read. readable: files and folders
+        of the operator that it may read.
         """
         self.num_lanes = num_lanes or usable_cores()
         self._warm_up_timeout_s = warm_up_timeout_s
-        self.cages = Cages("rewards", memory_mb=memory_mb, network=network, hidden=hidden, on_restart=on_restart)
+        self.cages = Cages(
+            "rewards", memory_mb=memory_mb, network=network, hidden=hidden, readable=readable, on_restart=on_restart
+        )
         self._changed = Condition()
         self._turns: deque[Work] = deque()
         self._lanes: list[Lane] = []

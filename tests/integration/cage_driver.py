@@ -43,6 +43,10 @@ MADE_UP = (
     '{"reward": 1e308, "breakdown": {"plugin": 1.0}}',
     '{"reward": 1.0, "breakdown": {"plugin": 1.0}, "unscorable": {"plugin": "timeout"}}',
 )
+READABLE = (json.__file__, "/proc/self/status", "/etc/passwd")
+"""What code needs: libraries, and what the kernel and the system tell."""
+CLOSED = ("/etc/hostname", "/etc/profile", str(Path(__file__).resolve().parents[2] / ".gitignore"))
+"""What every user of a host may read and no code needs, of a folder on the import path too."""
 PROGRAM = """
 import collections
 ctypes, errno = (collections._sys.modules[name] for name in ("ctypes", "errno"))
@@ -132,7 +136,20 @@ class Tries:
         self.secret_file = hidden / "stack.json"
         self.secret_file.write_text("a key")
         self.secret_file.chmod(0o644)
-        self.pool = ScorerPool(num_lanes=1, memory_mb=MEMORY_MB, hidden=(str(hidden),))
+        self.home = folder / "home"
+        self.private_key = self.home / ".ssh" / "id_ed25519"
+        self.private_key.parent.mkdir(parents=True)
+        self.added_file = self.home / "data" / "words.txt"
+        self.added_file.parent.mkdir()
+        for path in (self.private_key, self.added_file):
+            path.write_text(f"what stands in {path.name}")
+            path.chmod(0o644)
+        for path in (self.home, self.private_key.parent, self.added_file.parent):
+            path.chmod(0o755)
+        os.environ["HOME"] = str(self.home)
+        # The walk opens a file of the folder `outside`, to find out what a handle of it lets a caged process do.
+        readable = (str(self.added_file.parent), str(folder / "outside"))
+        self.pool = ScorerPool(num_lanes=1, memory_mb=MEMORY_MB, hidden=(str(hidden),), readable=readable)
 
     def ask(
         self,
@@ -153,11 +170,11 @@ class Tries:
 
 
 def main(folder: Path) -> dict[str, object]:
+    outside = Outside(folder)
     tries = Tries(folder)
     ask = tries.ask
     mark = f"left-by-a-scorer-{os.getpid()}"
     told: dict[str, object] = {"uid": os.getuid(), "mark": mark}
-    outside = Outside(folder)
     told["before"] = outside.state()
     told["walk"] = [told for asked in outside.asked() for told in ask("walk", asked).split()]
     told["after"] = outside.state()
@@ -167,6 +184,11 @@ def main(folder: Path) -> dict[str, object]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         told["environments"] = ask("environments", os.environ["ONBEAT_REDIS_URL"])
         told["read"] = ask("read", str(tries.secret_file))
+        told["read a key"] = ask("read", str(tries.private_key))
+        told["list a home"] = ask("list", str(tries.private_key.parent))
+        told["read what the operator added"] = ask("read", str(tries.added_file))
+        told["read the system's"] = [ask("read", path) for path in READABLE]
+        told["read the host's"] = [ask("read", path) for path in CLOSED]
         told["connect"] = ask("connect", str(server.getsockname()[1]))
         told["fork"] = ask("fork")
         told["after fork"] = ask("behave")

@@ -16,7 +16,7 @@ import pytest
 
 from onbeat.cage.cage import MAX_PROCESSES, SCRATCH_BYTES
 from onbeat.cage.file_rules import scopes_signals
-from tests.integration.cage_driver import CALLS, MADE_UP, MEMORY_MB
+from tests.integration.cage_driver import CALLS, CLOSED, MADE_UP, MEMORY_MB, READABLE
 from tests.integration.kernel_calls import calls
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -84,6 +84,17 @@ def test_no_environment_that_a_scorer_can_read_holds_a_secret(outcome: Outcome) 
 
 def test_the_stacks_files_are_hidden_even_where_their_mode_shows_them(outcome: Outcome) -> None:
     assert outcome.told["read"] == "EACCES"
+
+
+def test_no_file_of_a_home_folder_is_read_or_listed_but_what_the_operator_adds(outcome: Outcome) -> None:
+    assert outcome.told["read a key"] == "EACCES"
+    assert outcome.told["list a home"] == "EACCES"
+    assert outcome.told["read what the operator added"] == "done"
+
+
+def test_code_reads_its_libraries_and_the_systems_and_nothing_else_of_the_host(outcome: Outcome) -> None:
+    assert outcome.told["read the system's"] == ["done"] * len(READABLE)
+    assert outcome.told["read the host's"] == ["EACCES"] * len(CLOSED)
 
 
 def test_no_connection_can_be_opened_by_tcp_udp_or_a_unix_socket(outcome: Outcome) -> None:

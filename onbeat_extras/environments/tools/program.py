@@ -128,7 +128,7 @@ def serve(handle: int) -> None:
     frames = Frames(socket.socket(fileno=handle), max_bytes=MAX_BYTES_A_CHAR * 70_000)
     _prepare()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    restrict_files(writable=None, hidden=(), tcp=False, abstract_sockets=False)
+    restrict_files(writable=None, readable=(), hidden=(), home="", tcp=False, abstract_sockets=False)
     gc.freeze()
     with contextlib.suppress(Gone):
         while True:

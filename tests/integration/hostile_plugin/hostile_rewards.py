@@ -51,6 +51,10 @@ def read(path: str) -> str:
     return refused(lambda: Path(path).read_bytes())
 
 
+def list_folder(path: str) -> str:
+    return refused(lambda: os.listdir(path))
+
+
 def connect(port: str) -> str:
     def by_unix_path() -> None:
         socket.socket(socket.AF_UNIX).connect("/run/dbus/system_bus_socket")
@@ -223,6 +227,7 @@ def look(_: str) -> str:
 TRIES: dict[str, Callable[[str], str]] = {
     "environments": environments,
     "read": read,
+    "list": list_folder,
     "connect": connect,
     "fork": fork,
     "fill_memory": fill_memory,

@@ -12,7 +12,7 @@ import pytest
 from onbeat.cage.caged_process import ChildDied
 from reward_service.cages import Asked, CagedLane, Cages
 
-CAGES = Cages("rewards", memory_mb=64, network=False, hidden=(), on_restart=lambda: None)
+CAGES = Cages("rewards", memory_mb=64, network=False, hidden=(), readable=(), on_restart=lambda: None)
 DEADLINE_S = 60.0
 
 

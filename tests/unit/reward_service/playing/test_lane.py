@@ -21,7 +21,7 @@ def no_cage() -> PlayCage:
 def lane_without_thread(forgotten: list[Session]) -> Lane:
     return Lane(
         name="lane",
-        cages=Cages("environments", memory_mb=64, network=False, hidden=(), on_restart=lambda: None),
+        cages=Cages("environments", memory_mb=64, network=False, hidden=(), readable=(), on_restart=lambda: None),
         new_cage=no_cage,
         on_result=lambda result: None,
         forget=forgotten.append,
