@@ -19,7 +19,15 @@ from broker.ledger import ids_among, read_of
 from contracts.encoding.wire import decode, encode
 from contracts.errors import Conflict, ContractViolation, FencedOff, InvalidInput, NotFound
 from contracts.events import AuditRecord, JobEvent, StateChanged
-from contracts.jobs import NEXT_STATES, EvaluationScore, HealthProblem, JobState, ResumeRequest, resumed_spec
+from contracts.jobs import (
+    NEXT_STATES,
+    EvaluationScore,
+    HealthProblem,
+    JobState,
+    ResumeRequest,
+    changes_in_words,
+    resumed_spec,
+)
 from contracts.run_folder import Removal
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_of
@@ -28,8 +36,14 @@ IDEMPOTENCY_S = 24 * 3600
 RECORDS_AT_ONCE = 16
 CREATIONS = 3
 """How often a submission is tried whose job is removed in the middle of it."""
-FULL = {"jobs": ("ONBEAT_MAX_JOBS", "max_jobs"), "bytes of specs": ("ONBEAT_MAX_SPECS_MB", "max_spec_bytes")}
+FULL = {
+    "jobs": ("ONBEAT_MAX_JOBS", "max_jobs"),
+    "bytes of specs": ("ONBEAT_MAX_SPECS_MB", "max_spec_bytes"),
+    "jobs of this key": ("ONBEAT_MAX_KEY_JOBS", "max_own_jobs"),
+    "bytes of specs of this key": ("ONBEAT_MAX_KEY_SPECS_MB", "max_own_spec_bytes"),
+}
 """What there may be too many of → its setting, and its limit's name."""
+NO_LIMITS: dict[str, int | None] = {limit: None for _, limit in FULL.values()}
 NOTHING_NEW = ResumeRequest()
 RESUMABLE = {state.value: True for state, nexts in NEXT_STATES.items() if JobState.QUEUED in nexts}
 
@@ -41,24 +55,36 @@ class JobStore:
         self._broker = broker
         self._redis: Any = broker.redis
 
-    def create(self, spec: JobSpec, *, idempotency_key: str = "", **limits: int) -> tuple[str, bool]:
-        """(job id, whether it is new). Answers only after the write is on disk, where the server can tell.
+    def create(
+        self, spec: JobSpec, *, owner: str = "", idempotency_key: str = "", **limits: int | None
+    ) -> tuple[str, bool]:
+        """Creates a job. Answers only after the write is on disk, where the server can tell.
 
-        limits: max_jobs; max_spec_bytes, of all specs together. A repeat of what was accepted needs no room.
-        Raises Conflict if the key was used for another spec, and for a new job beyond a limit.
+        Args:
+            spec: What the job is.
+            owner: The name of the key that submits it; "" for a job that no gateway submits.
+            idempotency_key: A repeat with the same key and spec is answered with the job of before, and needs no room.
+            limits: Of NO_LIMITS, those that hold: `max_jobs`; `max_spec_bytes`, of all specs together; and
+                `max_own_jobs` and `max_own_spec_bytes`, the same of the owner.
+
+        Returns:
+            The job's id, and True if it is new.
+
+        Raises:
+            Conflict: The idempotency key was used for another spec, or the job would be beyond a limit.
         """
         body = encode(spec)
         for _ in range(CREATIONS):
             job_id = f"job-{uuid.uuid4().hex[:12]}"
             if idempotency_key:
                 job_id = self._reserve(idempotency_key, job_id, hashlib.blake2b(body, digest_size=16).hexdigest())
-            outcome = self._create(job_id, body, idempotency_key, **limits)
+            outcome = self._create(job_id, body, owner, idempotency_key, **limits)
             if outcome != b"removed":
                 self._broker.durability.persisted()
                 return job_id, outcome == b"created"
         raise Conflict("its job is being removed", field="Idempotency-Key", cure="try again, or use another key")
 
-    def _create(self, job_id: str, body: bytes, idempotency_key: str, **limits: int) -> bytes:
+    def _create(self, job_id: str, body: bytes, owner: str, idempotency_key: str, **limits: int | None) -> bytes:
         """The outcome: created, already, or removed where the id is that of a job that was removed meanwhile.
 
         Raises Conflict where the job is one too many.
@@ -67,12 +93,13 @@ class JobStore:
         outcome, *rest = self._broker.run(
             "create_job",
             body,
-            encode(StateChanged(at_s=now_s, state=JobState.QUEUED)),
+            encode(StateChanged(at_s=now_s, state=JobState.QUEUED, by=owner)),
             job=job_id,
             state=JobState.QUEUED.value,
             created_s=now_s,
+            owner=owner,
             idempotency_key=idempotency_key,
-            **{"max_jobs": None, "max_spec_bytes": None} | limits,
+            **NO_LIMITS | limits,
         )
         if outcome == b"full":
             what, there = rest[0].decode(), rest[1]
@@ -168,6 +195,10 @@ class JobStore:
         with read_of(job_id):
             return JobState(self.fields(job_id)["state"].decode())
 
+    def owner(self, job_id: str) -> str:
+        """Returns the name of the key that submitted the job; "" where no gateway has taken it. Raises NotFound."""
+        return self.fields(job_id).get("owner", b"").decode()
+
     def fields(self, job_id: str) -> dict[str, bytes]:
         """The job hash. Raises NotFound."""
         with self._broker.call():
@@ -185,6 +216,7 @@ class JobStore:
         reason: str = "",
         trainer_epoch: int | None = None,
         after: JobState | None = None,
+        by: str = "",
     ) -> bool:
         """Moves the job, tells its watchers; False if it is there already. Raises Conflict for an illegal move.
 
@@ -192,7 +224,7 @@ class JobStore:
         is over (I4). Without one, a final state fences off a trainer that lives.
 
         after: the only state to move from; None stands for all that the lifecycle has. Back to `queued` goes only
-        `resume`, which does more than to move.
+        `resume`, which does more than to move. by: the name of the key that asked for it, for the job's events.
         """
         now_s = time.time()
         allowed = {
@@ -202,7 +234,7 @@ class JobStore:
         }
         outcome, *current = self._broker.run(
             "set_state",
-            encode(StateChanged(at_s=now_s, state=state, reason=reason)),
+            encode(StateChanged(at_s=now_s, state=state, reason=reason, by=by)),
             job=job_id,
             num_slots=self._num_slots(job_id),
             state=state.value,
@@ -246,21 +278,35 @@ class JobStore:
         entries = rows[0][1] if rows else []
         return (entries[-1][0].decode() if entries else after), any(e.get(b"what") == b"removed" for _, e in entries)
 
-    def resume(self, job_id: str, asked: ResumeRequest = NOTHING_NEW) -> JobState:
+    def resume(self, job_id: str, asked: ResumeRequest = NOTHING_NEW, *, by: str = "") -> tuple[str, ...]:
         """Queues an ended job again: a trainer goes on from its newest checkpoint; the open iteration is sampled anew.
 
-        Safe to repeat. Answers only after the write is on disk. Raises NotFound, Conflict for a job that has not ended,
-        or has nothing left to do, and InvalidInput for fewer iterations than were trained, or as `resumed_spec` does.
+        Safe to repeat. Answers only after the write is on disk.
+
+        Args:
+            job_id: A job that has ended.
+            asked: What is to change of its spec.
+            by: The name of the key that asked for it, for the job's events.
+
+        Returns:
+            A line for each value of the spec that changes, as `changes_in_words` has it.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: The job has not ended, or has nothing left to do.
+            InvalidInput: Fewer iterations than were trained, or what `resumed_spec` refuses.
         """
-        outcome, *rest = self._resume_as_seen(job_id, asked)
-        while outcome == b"changed":
-            outcome, *rest = self._resume_as_seen(job_id, asked)
+        while True:
+            changes, outcome, *rest = self._resume_as_seen(job_id, asked, by)
+            if outcome != b"changed":
+                break
         if outcome == b"refused":
             raise Conflict(f"a {rest[0].decode()} job cannot be resumed", field="state", cure="wait for its end")
         self._broker.durability.persisted()
-        return self.state(job_id)
+        return changes
 
-    def _resume_as_seen(self, job_id: str, asked: ResumeRequest) -> list[Any]:
+    def _resume_as_seen(self, job_id: str, asked: ResumeRequest, by: str) -> tuple[Any, ...]:
+        """Returns the changes, and what `resume_job` answers."""
         state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
@@ -277,10 +323,20 @@ class JobStore:
         horizons = b""
         if after.iterations != before.iterations:
             horizons = encode({0: before.iterations, **self.horizons(job_id), num_trained: after.iterations})
-        event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED))
-        new_body = encode(after) if after != before else body
-        payloads, told = (body, new_body, horizons, event), {"allowed": RESUMABLE, "num_records": len(chain)}
-        return self._broker.run("resume_job", *payloads, job=job_id, num_slots=num_open_of(body), **told)
+        changes = changes_in_words(before, after)
+        event = encode(StateChanged(at_s=time.time(), state=JobState.QUEUED, by=by, changes=changes))
+        answer = self._broker.run(
+            "resume_job",
+            body,
+            encode(after) if after != before else body,
+            horizons,
+            event,
+            job=job_id,
+            num_slots=num_open_of(body),
+            allowed=RESUMABLE,
+            num_records=len(chain),
+        )
+        return changes, *answer
 
     def horizons(self, job_id: str) -> dict[int, int]:
         """First iteration → the `iterations` that its learning rate and the later ones' are scheduled by.
@@ -290,13 +346,13 @@ class JobStore:
         value = self.fields(job_id).get("horizons")
         return decode(value, dict[int, int]) if value else {}
 
-    def request_cancel(self, job_id: str) -> JobState:
+    def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
         """A queued job is cancelled at once, a running one when its trainer has saved; final states stay."""
         while not (state := self.state(job_id)).is_final and state is not JobState.CANCELLING:
             # From what it is now: of two requests at the same time, the second must not end what the first lets save.
             with contextlib.suppress(Conflict):
                 end = JobState.CANCELLED if state is JobState.QUEUED else JobState.CANCELLING
-                self.move(job_id, end, after=state)
+                self.move(job_id, end, after=state, by=by)
         self._broker.durability.persisted()
         return state
 

@@ -37,6 +37,7 @@ set for each slot: those of slot 0 are named as below, and those of slot i have 
 | onbeat:active | set of job ids | job store | generators | while not final |
 | onbeat:changes | stream, an entry when a job came, is to end, or has gone | job store | consumers | newest 100 |
 | onbeat:journal | stream, who changed which job | gateway | gateway | newest 10,000 |
+| onbeat:owners | hash, jobs of each key, bytes of their specs | job store | job store | for ever |
 | onbeat:idempotency:K | string, job id and body digest | gateway | gateway | 24 h |
 | onbeat:persisted | string | job store, trainer | WAITAOF | for ever |
 | onbeat:role:R | never there | none | `acl_check_cmd` of the scripts: a user that may read it has role R | never |
@@ -62,6 +63,7 @@ JOBS = "onbeat:jobs"
 ACTIVE = "onbeat:active"
 REMOVED = "onbeat:removed"
 SPEC_BYTES = "onbeat:spec_bytes"
+OWNERS = "onbeat:owners"
 CHANGES = "onbeat:changes"
 JOURNAL = "onbeat:journal"
 GENERATORS, STAGE_WORKERS, CONSUMERS = "generators", "stage_workers", "consumers"

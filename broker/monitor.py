@@ -73,6 +73,7 @@ def job_status(broker: Broker, job_id: str, *, generators: Sequence[GeneratorSee
             iterations=spec.iterations,
             # The last opened iteration may only evaluate: it trains nothing.
             iterations_committed=min(fence.committed + 1, spec.iterations),
+            owner=values.get("owner", b"").decode(),
             created_s=float(values["created_s"]),
             started_s=float(values.get("started_s", 0.0)),
             ended_s=float(values.get("ended_s", 0.0)),

@@ -13,16 +13,20 @@ iterations.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum, IntEnum
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 
 from contracts.encoding.wire import Iterations, Line, Record, changed
 from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec import JobSpec
 from contracts.spec_tables.trainer import HEALTH_RULES
 from contracts.stated_scores import with_on_failure
+
+MAX_SHOWN_CHARS = 80
+"""Most characters of a value in a line that tells of its change."""
 
 
 class JobState(str, Enum):
@@ -106,6 +110,27 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
     if asked.on_failure:
         after = changed(after, **with_on_failure(before.dataset, before.environment, before.stages, asked.on_failure))
     return after
+
+
+def changes_in_words(before: JobSpec, after: JobSpec) -> tuple[str, ...]:
+    """Returns a line for each value of a spec that differs: `reward.components.0.on_unscorable: fail → 0.0`."""
+    return tuple(_changes("", to_builtins(before), to_builtins(after)))
+
+
+def _changes(field: str, before: object, after: object) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in (*before, *(name for name in after if name not in before)):
+            yield from _changes(f"{field}.{name}" if field else str(name), before.get(name), after.get(name))
+    elif isinstance(before, list | tuple) and isinstance(after, list | tuple) and len(before) == len(after):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _changes(f"{field}.{number}", old, new)
+    elif before != after:
+        yield f"{field}: {_shown(before)} → {_shown(after)}"
+
+
+def _shown(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
 
 
 class PassAt(Record, frozen=True, kw_only=True):
@@ -278,3 +303,5 @@ class JobStatus(JobCounts, frozen=True, kw_only=True):
     disk_bytes: int | None = None
     """Size of its run folder with its versions, of an ended job an hour ago at most; None where it isn't known yet."""
     tags: tuple[str, ...] = ()
+    owner: str = ""
+    """The name of the key that submitted it, which with the scope submit may change it; "" where no gateway took it."""

@@ -114,6 +114,12 @@ class StackSettings(Record, frozen=True, kw_only=True):
     max_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 64
     """MiB that all specs may take in Redis, at most 1 MiB each; a job without room is refused until an ended one is
     removed."""
+    max_key_jobs: Annotated[int, Meta(ge=1, le=1_000_000)] = 250
+    """How many jobs the gateway keeps of one key of ONBEAT_KEYS_FILE; the key of ONBEAT_API_KEY has max_jobs alone."""
+    max_key_specs_mb: Annotated[int, Meta(ge=1, le=2**20)] = 16
+    """MiB that the specs of one such key may take in Redis."""
+    max_key_streams: Annotated[int, Meta(ge=1, le=1000)] = 25
+    """Event streams that one such key may have open, of 100 in all."""
     keep_keys_days: Age = 30.0
     """Days that Redis keeps a job which has ended, where its spec says nothing else (retention.keys_days)."""
     keep_files_days: Age = 36500.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
+from http import HTTPStatus
 from threading import BoundedSemaphore
 from typing import Annotated
 
@@ -20,6 +22,8 @@ from contracts.settings import StackSettings
 from gateway.event_stream import KEEP_ALIVE_S
 from gateway.requests import GatewayMetrics
 from gateway.run_files import DiskUse
+from onbeat.http_service.access import CALLER, OPERATOR, Caller
+from onbeat.http_service.problems import Problem
 from onbeat.run_files import RunFiles, run_files
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -44,8 +48,8 @@ class Services:
     keep_alive_s: float = KEEP_ALIVE_S
     max_event_streams: int = 100
     """Each looks into Redis four times a second."""
-    num_event_streams: int = 0
-    """The event loop's thread alone touches it."""
+    event_streams: Counter[str] = field(default_factory=Counter)
+    """Name of a key → its open event streams. The event loop's thread alone touches it."""
 
     disk: DiskUse = field(init=False)
     asks_again_s: float = 0.0
@@ -79,12 +83,16 @@ class Services:
     def jobs(self) -> JobStore:
         return JobStore(self.broker)
 
-    def count_event_streams(self, by: int) -> None:
-        """Raises Unavailable for another one where too many are open."""
-        if by > 0 and self.num_event_streams >= self.max_event_streams:
-            raise Unavailable(f"{self.num_event_streams} event streams are open", cure="end some, or poll the job")
-        self.num_event_streams += by
-        self.metrics.event_streams.set(self.num_event_streams)
+    def count_event_streams(self, by: int, caller: Caller) -> None:
+        """Adds to the open event streams of a key. Raises Unavailable for another one where too many are open."""
+        num_open, num_own = self.event_streams.total(), self.event_streams[caller.name]
+        if by > 0 and num_open >= self.max_event_streams:
+            raise Unavailable(f"{num_open} event streams are open", cure="end some, or poll the job")
+        if by > 0 and caller.name != OPERATOR and num_own >= self.settings.max_key_streams:
+            problem = f"{num_own} event streams of the key of {caller.name} are open, and no more may be"
+            raise Unavailable(problem, cure="end some, or poll the job; the operator's ONBEAT_MAX_KEY_STREAMS")
+        self.event_streams[caller.name] += by
+        self.metrics.event_streams.set(self.event_streams.total())
 
 
 def services_of(request: Request) -> Services:
@@ -92,6 +100,14 @@ def services_of(request: Request) -> Services:
 
 
 HasServices = Annotated[Services, Depends(services_of)]
+
+
+def caller_of(request: Request) -> Caller:
+    """Returns whose key a request has; the operator's where the app has no key, as in a test."""
+    return request.scope.get(CALLER, Caller(name=OPERATOR, scope="admin"))
+
+
+HasCaller = Annotated[Caller, Depends(caller_of)]
 
 
 def known_job(job_id: str, services: HasServices) -> str:
@@ -102,3 +118,28 @@ def known_job(job_id: str, services: HasServices) -> str:
 
 
 KnownJob = Annotated[str, Depends(known_job)]
+
+
+def own_job(job_id: str, services: HasServices, caller: HasCaller) -> str:
+    """Returns the id of a job that the caller may change: one that its key has submitted, or any with the scope admin.
+
+    Raises:
+        NotFound: There is no such job. Who may change all jobs is told so by the endpoint, which may know more.
+        Problem: It is another key's job (403).
+    """
+    check_job_id(job_id)
+    if caller.may_change_all:
+        return job_id
+    owner = services.jobs.owner(job_id) or OPERATOR
+    if owner != caller.name:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            f"job {job_id} was submitted by {owner}, and the key of {caller.name} changes its own jobs alone",
+            field="Authorization",
+            cure=f"use the key of {owner}, or one with the scope admin",
+        )
+    return job_id
+
+
+OwnJob = Annotated[str, Depends(own_job)]
+"""The type of the argument of every endpoint that changes a job."""

@@ -109,6 +109,7 @@ RIGHTS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("+zadd +zrem", "~onbeat:jobs"),
         ("+sadd +srem", "~onbeat:active"),
         ("+get +incrby +decrby", "~onbeat:spec_bytes"),
+        ("+hget +hincrby +hdel", "~onbeat:owners"),
         ("+hexists +hset", "~onbeat:removed"),
         ("+hdel", f"~{S}:generators ~{S}:stage_workers ~{S}:consumers"),
         # A resume, and a cancel, ends the epoch before it and empties the open iteration.

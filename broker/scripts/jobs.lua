@@ -1,7 +1,8 @@
 -- What becomes of a job as a whole (broker/job_store.py, broker/removals.py).
 
--- create_job: {state, created_s, idempotency_key, max_jobs, max_spec_bytes}, payloads JobSpec, JobEvent
---   -> {created} | {already} | {removed} | {full, 'jobs' or 'bytes of specs', how many there are}
+-- create_job: {state, created_s, owner, idempotency_key, max_jobs, max_spec_bytes, max_own_jobs, max_own_spec_bytes},
+--   payloads JobSpec, JobEvent; owner: name of the key that submits it, or ''; a limit: its number, or none
+--   -> {created} | {already} | {removed} | {full, what there is too much of, how many there are}
 -- A repeat after a lost answer changes nothing. An id that a removal took between the reservation of its key and this call
 -- is not given again: a consumer is about to remove the files of that id.
 -- A submission that is refused leaves nothing, its reservation neither: refusals may be without end. What a resume changes of a
@@ -10,17 +11,30 @@ if redis.call('EXISTS', JOB) == 1 then return { 'already' } end
 if redis.call('HEXISTS', REMOVED, JOB_ID) == 1 then return { 'removed' } end
 local spec = payload()
 local num_jobs, num_bytes = redis.call('ZCARD', JOBS), tonumber(redis.call('GET', SPEC_BYTES)) or 0
-local too_many = a.max_jobs and num_jobs >= a.max_jobs and { 'full', 'jobs', num_jobs }
-local too_large = a.max_spec_bytes and num_bytes + #spec > a.max_spec_bytes and { 'full', 'bytes of specs', num_bytes }
-if too_many or too_large then
+local num_own_jobs = tonumber(redis.call('HGET', OWNERS, a.owner .. ' jobs')) or 0
+local num_own_bytes = tonumber(redis.call('HGET', OWNERS, a.owner .. ' bytes')) or 0
+-- What there is too much of with this job: its limit, how many there are, how many come.
+local full
+for _, kind in ipairs({
+  { 'jobs', a.max_jobs, num_jobs, 1 },
+  { 'bytes of specs', a.max_spec_bytes, num_bytes, #spec },
+  { 'jobs of this key', a.max_own_jobs, num_own_jobs, 1 },
+  { 'bytes of specs of this key', a.max_own_spec_bytes, num_own_bytes, #spec },
+}) do
+  local what, limit, there, more = unpack(kind, 1, 4)
+  if limit and there + more > limit then full = full or { 'full', what, there } end
+end
+if full then
   drop_reservation(a.idempotency_key)
-  return too_many or too_large
+  return full
 end
 require_room({}, 1)
 redis.call('SET', job_key('spec'), spec)
 redis.call('INCRBY', SPEC_BYTES, #spec)
+redis.call('HINCRBY', OWNERS, a.owner .. ' jobs', 1)
+redis.call('HINCRBY', OWNERS, a.owner .. ' bytes', #spec)
 redis.call('HSET', JOB, 'state', a.state, 'reason', '', 'created_s', a.created_s, 'idempotency_key', a.idempotency_key,
-  'spec_bytes', #spec)
+  'spec_bytes', #spec, 'owner', a.owner)
 redis.call('ZADD', JOBS, a.created_s, JOB_ID)
 redis.call('SADD', ACTIVE, JOB_ID)
 tell(payload())
@@ -83,7 +97,7 @@ return { 'resumed' }
 -- All keys of the job that keys.py lists go (what else has its tag, as of an Onbeat before any release, would take a walk through
 -- the whole server): a call that comes late finds no fence, and is refused as stale or fenced off. So does what is left of a job
 -- without a state. What becomes of its files is noted in the same step: no death in between forgets them.
-local state, ended_s, spec_bytes = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes'))
+local state, ended_s, spec_bytes, owner = unpack(redis.call('HMGET', JOB, 'state', 'ended_s', 'spec_bytes', 'owner'), 1, 4)
 if state and not ENDED[state] then return { 'refused', state } end
 -- A trainer may be writing its last checkpoint.
 local left = (tonumber(redis.call('HGET', FENCE, 'lease_until')) or 0) - now_ms()
@@ -95,7 +109,16 @@ redis.call('ZREM', JOBS, JOB_ID)
 redis.call('SREM', ACTIVE, JOB_ID)
 -- A repeat of its submission must not bring the same id back, over its old run folder; another job's key stays.
 drop_reservation(a.idempotency_key)
-if tonumber(spec_bytes) then redis.call('DECRBY', SPEC_BYTES, whole(tonumber(spec_bytes))) end
+if tonumber(spec_bytes) then
+  local num_bytes = whole(tonumber(spec_bytes))
+  redis.call('DECRBY', SPEC_BYTES, num_bytes)
+  -- Of a key without a job nothing stays: names of keys may be without end.
+  if redis.call('HINCRBY', OWNERS, (owner or '') .. ' jobs', -1) <= 0 then
+    redis.call('HDEL', OWNERS, (owner or '') .. ' jobs', (owner or '') .. ' bytes')
+  else
+    redis.call('HINCRBY', OWNERS, (owner or '') .. ' bytes', '-' .. num_bytes)
+  end
+end
 local names = {}
 for _, name in ipairs({ 'fence', 'weights', 'audit', 'job', 'events', 'spec', 'chunks', 'shards', 'starting', 'files' }) do
   names[#names + 1] = job_key(name)

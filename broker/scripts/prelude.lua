@@ -48,7 +48,7 @@
 -- outcome.
 local SEAL = '@SEAL@'
 local JOBS, ACTIVE, REMOVED = 'onbeat:jobs', 'onbeat:active', 'onbeat:removed'
-local SPEC_BYTES, CHANGES = 'onbeat:spec_bytes', 'onbeat:changes'
+local SPEC_BYTES, OWNERS, CHANGES = 'onbeat:spec_bytes', 'onbeat:owners', 'onbeat:changes'
 
 -- Of the call that runs; one runs at a time. What is named after the job stays for the next call, which is mostly of the same one.
 local ARGUMENTS, JOB_ID, NUM_SLOTS, SLOTS, IS_FULL

@@ -24,8 +24,9 @@ from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
-from gateway.services import HasServices, KnownJob, Services
+from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from gateway.submission import check_environment, check_plugins
+from onbeat.http_service.access import OPERATOR
 from onbeat.http_service.bodies import json_answer
 from onbeat.prompts.examples import check_job
 
@@ -68,11 +69,11 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.post("", status_code=HTTPStatus.CREATED, **SUBMIT)
-async def submit(request: Request, services: HasServices) -> Response:
+async def submit(request: Request, services: HasServices, caller: HasCaller) -> Response:
     """Create a job from a JobSpec. The same `Idempotency-Key` and spec answer the same job, with status 200."""
     key = submission.idempotency_key(request)
     spec = await submission.read_spec(request, max_bytes=services.max_body_bytes)
-    status, is_new = await run_in_threadpool(_create, services, spec, key)
+    status, is_new = await run_in_threadpool(_create, services, spec, key, caller.name)
     return json_answer(
         status, HTTPStatus.CREATED if is_new else HTTPStatus.OK, headers={"Location": f"/v1/jobs/{status.job_id}"}
     )
@@ -105,19 +106,19 @@ def get_job(job_id: KnownJob, services: HasServices) -> Response:
 
 
 @router.post("/{job_id}/cancel", **STATUS)
-def cancel(job_id: KnownJob, services: HasServices) -> Response:
+def cancel(job_id: OwnJob, services: HasServices, caller: HasCaller) -> Response:
     """Cancel a job: a queued one at once, a running one after its trainer's micro-batch and a checkpoint.
 
     Repeating it changes nothing; a job that succeeded or failed answers 409.
     """
-    state = services.jobs.request_cancel(job_id)
+    state = services.jobs.request_cancel(job_id, by=caller.name)
     if state in (JobState.SUCCEEDED, JobState.FAILED):
         raise Conflict(f"a {state.value} job cannot be cancelled", field="state")
     return json_answer(job_status(services.broker, job_id))
 
 
 @router.post("/{job_id}/resume", **RESUME)
-async def resume(request: Request, job_id: KnownJob, services: HasServices) -> Response:
+async def resume(request: Request, job_id: OwnJob, services: HasServices, caller: HasCaller) -> Response:
     """Queue a job that failed or was cancelled again: a trainer goes on from its newest checkpoint.
 
     With `iterations`, the job is given another number of them; one that succeeded can be given more. `on_unscorable`
@@ -126,19 +127,26 @@ async def resume(request: Request, job_id: KnownJob, services: HasServices) -> R
     answers 409.
     """
     asked = await submission.read_resume(request, max_bytes=services.max_body_bytes)
-    return json_answer(await run_in_threadpool(_resume, services, job_id, asked))
+    return json_answer(await run_in_threadpool(_resume, services, job_id, asked, caller.name))
 
 
-def _create(services: Services, spec: JobSpec, key: str) -> tuple[JobStatus, bool]:
-    """Returns the job's status, and whether it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
+def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[JobStatus, bool]:
+    """Returns the job's status, and True if it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
     spec = _checked(services, spec)
     settings = services.settings
     job_id, is_new = services.jobs.create(
-        spec, idempotency_key=key, max_jobs=settings.max_jobs, max_spec_bytes=settings.max_specs_mb * 2**20
+        spec,
+        owner=owner,
+        idempotency_key=key,
+        max_jobs=settings.max_jobs,
+        max_spec_bytes=settings.max_specs_mb * 2**20,
+        # In a stack without other keys all people have the operator's: it has the bounds of all jobs alone.
+        max_own_jobs=None if owner == OPERATOR else settings.max_key_jobs,
+        max_own_spec_bytes=None if owner == OPERATOR else settings.max_key_specs_mb * 2**20,
     )
     if is_new:
         services.metrics.jobs_created.inc()
-        log.info("job %s (%s) is queued", job_id, spec.name)
+        log.info("job %s (%s) of %s is queued", job_id, spec.name, owner)
     return job_status(services.broker, job_id), is_new
 
 
@@ -156,10 +164,10 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     return spec
 
 
-def _resume(services: Services, job_id: str, asked: ResumeRequest) -> JobStatus:
+def _resume(services: Services, job_id: str, asked: ResumeRequest, who: str) -> JobStatus:
     """Raises NotFound, Conflict, InvalidInput or Unavailable."""
-    services.jobs.resume(job_id, asked)
-    log.info("job %s is queued again", job_id)
+    changes = services.jobs.resume(job_id, asked, by=who)
+    log.info("job %s is queued again by %s: %s", job_id, who, "; ".join(changes) or "its spec stays")
     return job_status(services.broker, job_id)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Union, get_args
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from msgspec import Struct, to_builtins
 
@@ -21,7 +22,7 @@ from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
 from gateway.run_files import columns_of, evaluations, iteration_metrics, thinned, trainer_log
-from gateway.services import HasServices, KnownJob
+from gateway.services import HasCaller, HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
 
 EVENTS_READ = 1000
@@ -86,14 +87,17 @@ def log(
 
 @router.get("/jobs/{job_id}/events", response_class=StreamingResponse, **EVENTS)
 async def events(
-    request: Request, job_id: KnownJob, services: HasServices, last_event_id: Annotated[str | None, Header()] = None
+    job_id: KnownJob,
+    services: HasServices,
+    caller: HasCaller,
+    last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Send events from the first, or after `Last-Event-ID`, to the job's final state."""
     after = resume_point(last_event_id)
     stream = EventStream(
         jobs=services.jobs, job_id=job_id, after=after, closing=services.closing, keep_alive_s=services.keep_alive_s
     )
-    return CountedStream(stream, count=services.count_event_streams)
+    return CountedStream(stream, count=partial(services.count_event_streams, caller=caller))
 
 
 @router.get("/jobs/{job_id}/metrics", **METRICS)

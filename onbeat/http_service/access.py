@@ -47,8 +47,31 @@ PAGE_PARTS = "/assets/"
 
 
 SCOPES = ("read", "submit", "admin")
-"""What a key may do: look; also submit, cancel, resume and verify; also delete, and read the journal."""
+"""What a key may do: look; also submit, verify, and change the jobs that it has submitted; also change all jobs, and
+read the journal."""
+CALLER = "onbeat.caller"
+"""The key of an ASGI scope under which the app finds its Caller."""
 KEY_LINE = re.compile(rf"([\w.-]{{1,64}}) ({'|'.join(SCOPES)}) ([0-9a-f]{{64}})", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """The holder of a key, as a request's handler sees it. Access makes it; handlers read it."""
+
+    name: str
+    """The key's name in the file of keys, OPERATOR for the service's own key, "" where no key was needed."""
+    scope: str
+    """One of SCOPES; "" where no key was needed."""
+
+    @property
+    def may_change_all(self) -> bool:
+        """True where jobs of other keys may be changed, too."""
+        return self.scope == "admin"
+
+
+OPERATOR = "the operator"
+"""The name of the service's own key, which no line of the file can have: it has a space."""
+NO_CALLER = Caller(name="", scope="")
 
 Note = Callable[[str, Scope, str], Awaitable[None]]
 """Called with who changed something, the request as its route has it, and the path of what was made, or ""."""
@@ -138,9 +161,10 @@ class Access:
         answer = self._app
         if scope["type"] == "http":
             try:
-                who = self._check(scope["method"], scope["path"], Headers(scope=scope))
+                caller = self._check(scope["method"], scope["path"], Headers(scope=scope))
+                scope[CALLER] = caller
                 if scope["method"] not in LOOKS:
-                    send = _logged(send, who, scope, self._notes)
+                    send = _logged(send, caller.name, scope, self._notes)
             except Problem as refused:
                 answer = problem_response(refused.status, refused.detail, field=refused.field, cure=refused.cure)
                 if refused.status is HTTPStatus.UNAUTHORIZED:
@@ -148,8 +172,8 @@ class Access:
         with about_request(Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""):
             await answer(scope, receive, send)
 
-    def _check(self, method: str, path: str, headers: Headers) -> str:
-        """The name of the key. Raises Problem."""
+    def _check(self, method: str, path: str, headers: Headers) -> Caller:
+        """Returns whose key it is. Raises Problem."""
         hosts = headers.getlist("host")
         host = hosts[0].strip() if len(hosts) == 1 else ""
         name = _name_of(host)
@@ -168,9 +192,9 @@ class Access:
             _refuse_other_origins(headers, host)
         if not (is_page or path in OPEN_PATHS or (self._rules.has_page and path.startswith(PAGE_PARTS))):
             return self._require_key(method, path, headers)
-        return ""
+        return NO_CALLER
 
-    def _require_key(self, method: str, path: str, headers: Headers) -> str:
+    def _require_key(self, method: str, path: str, headers: Headers) -> Caller:
         given = headers.getlist("authorization")
         scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         sent = key.strip(" ").encode("latin-1")
@@ -178,15 +202,14 @@ class Access:
         if path == METRICS_PATH and self._rules.metrics_key:
             is_right |= hmac.compare_digest(sent, self._rules.metrics_key)
         if scheme.lower() == "bearer" and is_right:
-            return "the operator"
+            return Caller(name=OPERATOR, scope="admin")
         if scheme.lower() == "bearer" and (found := self._rules.keys.find(sent)):
             name, scope = found
-            is_of_admin = method == "DELETE" or path.startswith(JOURNAL_PATH)
-            needed = "admin" if is_of_admin else "read" if method in LOOKS else "submit"
+            needed = "admin" if path.startswith(JOURNAL_PATH) else "read" if method in LOOKS else "submit"
             if SCOPES.index(scope) < SCOPES.index(needed):
                 problem = f"the key of {name} has the scope {scope}"
                 raise Problem(HTTPStatus.FORBIDDEN, problem, field="Authorization", cure=f"use one with {needed}")
-            return name
+            return Caller(name=name, scope=scope)
         what = "the key is wrong" if given else "a bearer key is needed"
         raise Problem(HTTPStatus.UNAUTHORIZED, what, field="Authorization", cure="send `Authorization: Bearer KEY`")
 

@@ -107,7 +107,10 @@ def event_line(event: events.JobEvent, progress: JobProgress) -> str:
             f"{passes_in_words(found)} ({plural(found.num_prompts, 'prompt')})"
         )
     if isinstance(event, events.StateChanged):
-        return f"job {event.state.value}{f': {event.reason}' if event.reason else ''}"
+        by = f" by {event.by}" if event.by else ""
+        reason = f": {event.reason}" if event.reason else ""
+        changes = f" ({'; '.join(event.changes)})" if event.changes else ""
+        return f"job {event.state.value}{by}{reason}{changes}"
     if isinstance(event, events.TrainerStarted):
         how = "resumes" if event.resumed else "starts"
         return f"a trainer {how} at iteration {event.next_iteration} (epoch {event.trainer_epoch})"

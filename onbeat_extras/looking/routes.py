@@ -11,7 +11,7 @@ from broker.monitor import job_status
 from contracts.answers import AuditVerdict
 from contracts.jobs import JobStatus
 from gateway import openapi
-from gateway.services import HasServices, KnownJob
+from gateway.services import HasServices, KnownJob, OwnJob
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer
 from onbeat_extras.looking.dead_letters import DeadLetterBox
 from onbeat_extras.looking.letters import DeadLetters
@@ -34,7 +34,7 @@ def dead_letters(
 
 
 @router.post("/jobs/{job_id}/dead/{entry_id}/retry", **openapi.answers(openapi.record(JobStatus), "Its status now"))
-def retry_dead_batch(entry_id: str, job_id: KnownJob, services: HasServices) -> Response:
+def retry_dead_batch(entry_id: str, job_id: OwnJob, services: HasServices) -> Response:
     """Queue a job again that a dead batch ended: its open iteration is sampled anew, that batch with it.
 
     409, with the reason, where a retry can't bring the batch back: its iteration was committed without it, or is open.

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Response
 from contracts.encoding.names import MADE_HERE
 from contracts.errors import Conflict, ContractViolation, NotFound
 from contracts.run_folder import Removal, RunFolder
-from gateway.services import BRING_S, HasServices, Services
+from gateway.services import BRING_S, HasServices, OwnJob, Services
 from onbeat.run_files import run_files
 from onbeat_extras.retention.due_jobs import DueJob, due_jobs, is_put_aside
 from onbeat_extras.retention.removals import Removals
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.delete("/{job_id}", status_code=HTTPStatus.NO_CONTENT, responses={204: {"description": "It is gone"}})
-def delete_job(job_id: str, services: HasServices) -> Response:
+def delete_job(job_id: OwnJob, services: HasServices) -> Response:
     """Delete an ended job for good: its keys, its audit chain, its run folder with weights and checkpoints.
 
     204 says that its keys are gone, and that the removal of its files is recorded on disk: a consumer removes them, at

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from broker.connection.client import Broker
-from broker.job_store import JobStore
+from broker.job_store import NO_LIMITS, JobStore
 from broker.trainer_side import TrainerSide
 from contracts.encoding.json_lines import read_json_lines
 from contracts.encoding.wire import encode
@@ -31,8 +31,17 @@ def tell(broker: Broker, folder: RunFolder) -> None:
     created_s = status.created_s if status else folder.spec.stat().st_mtime
     job_id, jobs = folder.job_id, JobStore(broker)
     event = encode(StateChanged(at_s=created_s, state=JobState.QUEUED))
-    told = {"state": JobState.QUEUED.value, "created_s": created_s, "idempotency_key": ""}
-    broker.run("create_job", encode(spec), event, job=job_id, max_jobs=None, max_spec_bytes=None, **told)
+    broker.run(
+        "create_job",
+        encode(spec),
+        event,
+        job=job_id,
+        state=JobState.QUEUED.value,
+        created_s=created_s,
+        owner="",
+        idempotency_key="",
+        **NO_LIMITS,
+    )
     side = TrainerSide(broker, job_id, owner="view", lease_s=LEASE_S, num_open=spec.num_open, plan=spec.stage_plan)
     epoch = side.acquire()
     jobs.move(job_id, JobState.RUNNING, trainer_epoch=epoch)

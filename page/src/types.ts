@@ -541,6 +541,7 @@ export interface JobStatus {
   health: HealthProblem[];
   disk_bytes: (number | null);
   tags: string[];
+  owner: string;
 }
 
 export interface JobStory {
@@ -995,6 +996,8 @@ export interface StateChanged {
   at_s: number;
   state: JobState;
   reason: string;
+  by: string;
+  changes: string[];
 }
 
 export interface StreamReport {

@@ -214,8 +214,9 @@ def ended(jobs: JobStore, state: JobState) -> str:
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
 def test_a_resumed_job_is_queued_and_active_and_its_end_is_forgotten(jobs: JobStore, state: JobState) -> None:
     job_id = ended(jobs, state)
-    assert jobs.resume(job_id) is JobState.QUEUED
-    assert jobs.resume(job_id) is JobState.QUEUED, "a repeat after a lost answer"
+    for _ in ("the first", "a repeat after a lost answer"):
+        assert jobs.resume(job_id) == (), "the spec stays"
+        assert jobs.state(job_id) is JobState.QUEUED
     assert job_id in jobs.active_jobs()
     fields = jobs.fields(job_id)
     assert (fields["reason"], "ended_s" in fields, "horizons" in fields) == (b"", False, False)
@@ -301,7 +302,8 @@ def test_a_resume_may_state_a_score_for_what_a_component_cannot_score(jobs: JobS
     with pytest.raises(InvalidInput, match=r"no component `math_verify` \(it has exact"):
         jobs.resume(job_id, ResumeRequest(on_unscorable={"exact": 0.0, "math_verify": 0.0}))
     assert jobs.state(job_id) is JobState.FAILED
-    jobs.resume(job_id, ResumeRequest(on_unscorable={"exact": 0.25}))
+    changes = jobs.resume(job_id, ResumeRequest(on_unscorable={"exact": 0.25}))
+    assert changes == ("reward.components.0.on_unscorable: fail → 0.25",)
     (component,) = jobs.spec(job_id).reward.components
     assert component == ExactReward(on_unscorable=0.25)
     assert "horizons" not in jobs.fields(job_id), "the iterations are the same"

@@ -66,7 +66,12 @@ function told(event: Told, isLater: boolean): string {
   const value = (name: string): string => number(Number(event[name]));
   switch (event.type) {
     case "state_changed":
-      return `${text("state")}${event.reason ? `: ${text("reason")}` : ""}`;
+      return [
+        text("state"),
+        event.by ? ` by ${text("by")}` : "",
+        event.reason ? `: ${text("reason")}` : "",
+        Array.isArray(event.changes) && event.changes.length ? ` (${event.changes.join("; ")})` : "",
+      ].join("");
     case "trainer_started":
       return isLater
         ? `goes on at iteration ${text("next_iteration")} where the trainer before it ended, or was killed (epoch ${text("trainer_epoch")})`

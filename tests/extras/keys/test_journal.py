@@ -65,7 +65,7 @@ def test_each_change_of_a_job_has_a_line_with_its_key_job_and_address(ask: Ask, 
     assert ask(ann, "POST", "/v1/jobs", content=b"{}").status_code == 422
     assert ask(ann, "GET", f"/v1/jobs/{job_id}").status_code == 200
     assert ask(ann, "POST", f"/v1/jobs/{job_id}/cancel").status_code == 200
-    assert ask(ann, "DELETE", f"/v1/jobs/{job_id}").status_code == 403
+    assert ask(add(keys, "ben", "submit"), "DELETE", f"/v1/jobs/{job_id}").status_code == 403
     assert ask("test-key", "POST", f"/v1/jobs/{job_id}/resume").status_code == 200
     assert ask("test-key", "POST", f"/v1/jobs/{job_id}/cancel").status_code == 200
     assert ask(boss, "DELETE", f"/v1/jobs/{job_id}").status_code == 204

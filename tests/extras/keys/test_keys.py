@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,20 @@ import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
 
-from contracts.errors import InvalidInput
+from broker.connection.client import Broker
+from broker.job_store import JobStore
+from broker.keys import OWNERS
+from contracts.encoding.wire import encode, encode_json
+from contracts.errors import Conflict, InvalidInput, Unavailable
+from contracts.events import StateChanged
+from contracts.jobs import JobState
 from contracts.settings import StackSettings
 from gateway.app import create_app
+from gateway.services import own_job
 from onbeat.cli import run
-from onbeat.http_service.access import SCOPES
-from onbeat_extras.keys.command import add, revoked
-from tests.builders import job_spec
+from onbeat.http_service.access import SCOPES, Caller
+from onbeat_extras.keys.command import add, revoked, rotated
+from tests.builders import job_spec, stub_model
 from tests.served import asked, services_over
 
 
@@ -29,8 +37,21 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def app(settings: StackSettings, keys: Path) -> Iterator[FastAPI]:
-    with services_over(replace(settings, keys_file=str(keys))) as services:
+def settings(settings: StackSettings, keys: Path, tmp_path: Path) -> StackSettings:
+    """Settings with a file of keys, over a model root that holds the model of `job_spec`."""
+    stub_model(tmp_path / "models" / "qwen3")
+    return replace(settings, keys_file=str(keys), model_root=str(tmp_path / "models"))
+
+
+@pytest.fixture
+def ann() -> str:
+    """The name of a key that no other test of this server has."""
+    return f"ann-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def app(settings: StackSettings) -> Iterator[FastAPI]:
+    with services_over(settings) as services:
         services.jobs.create(job_spec())
         yield create_app(services)
 
@@ -53,7 +74,8 @@ NONE = "/v1/jobs/job-0123456789ab"
         ("POST", f"{NONE}/cancel", "submit"),
         ("POST", f"{NONE}/resume", "submit"),
         ("PATCH", NONE, "submit"),
-        ("DELETE", NONE, "admin"),
+        ("DELETE", NONE, "submit"),
+        ("GET", "/v1/journal", "admin"),
     ],
 )
 def test_a_key_may_do_what_its_scope_says_and_no_more(
@@ -67,6 +89,123 @@ def test_a_key_may_do_what_its_scope_says_and_no_more(
             assert answer.json()["cure"] == f"use one with {needs}"
         else:
             assert answer.status_code not in (401, 403)
+
+
+def job_of(app: FastAPI, key: str) -> str:
+    """The id of a new job of the key."""
+    answer = submitted(app, key)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["job_id"]
+
+
+def submitted(app: FastAPI, key: str) -> httpx.Response:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    return asked(app, "POST", "/v1/jobs", headers=headers, content=encode_json(job_spec()))
+
+
+def test_a_key_changes_its_own_jobs_and_the_scope_admin_all(app: FastAPI, keys: Path, ann: str) -> None:
+    own, other, of_admin = add(keys, ann, "submit"), add(keys, "ben", "submit"), add(keys, "root", "admin")
+    job_id = job_of(app, own)
+    assert ask(app, other, "GET", f"/v1/jobs/{job_id}").json()["owner"] == ann
+    changes = [("POST", f"/v1/jobs/{job_id}/cancel"), ("POST", f"/v1/jobs/{job_id}/resume")]
+    changes += [("POST", f"/v1/jobs/{job_id}/dead/1-0/retry"), ("DELETE", f"/v1/jobs/{job_id}")]
+    for method, path in changes:
+        answer = ask(app, other, method, path)
+        assert answer.status_code == 403, path
+        problem = f"job {job_id} was submitted by {ann}, and the key of ben changes its own jobs alone"
+        assert answer.json()["detail"] == problem
+        assert answer.json()["cure"] == f"use the key of {ann}, or one with the scope admin"
+    assert ask(app, other, "GET", f"/v1/jobs/{job_id}").json()["state"] == "queued", "nothing was done"
+    assert ask(app, own, "POST", f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
+    assert ask(app, of_admin, "POST", f"/v1/jobs/{job_id}/resume").json()["state"] == "queued"
+    assert ask(app, "test-key", "POST", f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
+    assert ask(app, own, "DELETE", f"/v1/jobs/{job_id}").status_code == 204
+
+
+def test_every_endpoint_that_changes_a_job_asks_whose_it_is(app: FastAPI) -> None:
+    """A verification changes nothing: it is for each key that may submit."""
+    changing = {
+        f"{method} {route.path}": own_job in [dependency.call for dependency in route.dependant.dependencies]
+        for route in app.state.routes
+        for method in route.methods - {"GET", "HEAD"}
+        if "{job_id}" in route.path
+    }
+    assert len(changing) >= 5
+    assert {place for place, is_own in changing.items() if not is_own} == {"POST /v1/jobs/{job_id}/verify"}
+
+
+def test_a_job_that_no_key_submitted_is_the_operators(app: FastAPI, keys: Path, ann: str) -> None:
+    job_id, _ = app.state.services.jobs.create(job_spec())
+    answer = ask(app, add(keys, ann, "submit"), "POST", f"/v1/jobs/{job_id}/cancel")
+    assert answer.status_code == 403
+    assert "was submitted by the operator" in answer.json()["detail"]
+
+
+def test_a_key_has_so_many_jobs_and_leaves_others_their_room(settings: StackSettings, keys: Path, ann: str) -> None:
+    with services_over(replace(settings, max_key_jobs=2)) as services:
+        app = create_app(services)
+        own, other = add(keys, ann, "submit"), add(keys, f"not-{ann}", "submit")
+        first = job_of(app, own)
+        job_of(app, own)
+        refused = submitted(app, own)
+        assert refused.status_code == 409
+        assert "ONBEAT_MAX_KEY_JOBS allows 2" in refused.json()["detail"]
+        job_of(app, other)
+        for _ in range(4):
+            job_of(app, "test-key")
+        assert ask(app, own, "POST", f"/v1/jobs/{first}/cancel").status_code == 200
+        assert ask(app, own, "DELETE", f"/v1/jobs/{first}").status_code == 204
+        job_of(app, own)
+
+
+def test_a_removal_gives_a_key_its_room_back_and_a_key_without_jobs_leaves_nothing(
+    jobs: JobStore, broker: Broker, ann: str
+) -> None:
+    limits = {"max_own_jobs": 5, "max_own_spec_bytes": 3 * len(encode(job_spec())) - 1}
+    job_ids = [jobs.create(job_spec(), owner=ann, **limits)[0] for _ in range(2)]
+    with pytest.raises(Conflict, match="ONBEAT_MAX_KEY_SPECS_MB"):
+        jobs.create(job_spec(), owner=ann, **limits)
+    jobs.create(job_spec(), owner=f"not-{ann}", **limits)
+    for job_id in job_ids:
+        jobs.move(job_id, JobState.CANCELLED)
+        jobs.remove(job_id)
+    assert broker.redis.hmget(OWNERS, f"{ann} jobs", f"{ann} bytes", f"not-{ann} jobs") == [None, None, b"1"]
+    jobs.create(job_spec(), owner=ann, **limits)
+
+
+def test_a_key_has_so_many_event_streams_and_leaves_others_theirs(settings: StackSettings) -> None:
+    with services_over(replace(settings, max_key_streams=2)) as services:
+        ann, ben = Caller(name="ann", scope="read"), Caller(name="ben", scope="read")
+        for _ in range(2):
+            services.count_event_streams(1, ann)
+        with pytest.raises(Unavailable, match="2 event streams of the key of ann are open"):
+            services.count_event_streams(1, ann)
+        services.count_event_streams(1, ben)
+        services.count_event_streams(-1, ann)
+        services.count_event_streams(1, ann)
+
+
+def test_what_a_resume_changes_is_an_event_with_its_keys_name(app: FastAPI, keys: Path, ann: str) -> None:
+    key = add(keys, ann, "submit")
+    job_id = job_of(app, key)
+    ask(app, key, "POST", f"/v1/jobs/{job_id}/cancel")
+    body = b'{"iterations": 7, "on_unscorable": {"exact": 0.5}}'
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    assert asked(app, "POST", f"/v1/jobs/{job_id}/resume", headers=headers, content=body).status_code == 200
+    events = [event for _, event in app.state.services.jobs.events_after(job_id, "0-0")]
+    states = [(event.state, event.by, event.changes) for event in events if isinstance(event, StateChanged)]
+    changes = ("iterations: 4 → 7", "reward.components.0.on_unscorable: fail → 0.5")
+    assert states == [(JobState.QUEUED, ann, ()), (JobState.CANCELLED, ann, ()), (JobState.QUEUED, ann, changes)]
+
+
+def test_a_name_keeps_its_jobs_while_its_key_is_rotated(app: FastAPI, keys: Path, ann: str) -> None:
+    older = add(keys, ann, "submit")
+    job_id = job_of(app, older)
+    newer = rotated(keys, ann)
+    assert [ask(app, key).status_code for key in (older, newer)] == [200, 200]
+    revoked(keys, ann, keeps_newest=True)
+    assert [ask(app, key).status_code for key in (older, newer)] == [401, 200]
+    assert ask(app, newer, "POST", f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelled"
 
 
 def test_a_key_is_rotated_without_a_restart(app: FastAPI, keys: Path) -> None:
