@@ -42,9 +42,9 @@ from benchmarks.trainer import save_model
 from benchmarks.trl import BY_ONEDNN
 from contracts.spec import JobSpec
 from onbeat.client.spec_file import load_spec
+from onbeat.kernels_of_machine import measured
 from onbeat.process.waiting import Waiting
 from onbeat.weights.model_folder import empty_model
-from onbeat_extras.doctor.versions import product_flop_s
 
 EXPECTED = (
     "Before the first run. demo: sampling a third (of it products a third, draws a quarter, the rest Python), passes "
@@ -175,7 +175,9 @@ def limits_of(spec: JobSpec, case: Case, scratch: Path, tokens: float) -> dict[s
     # A tied head is counted once among the parameters, and multiplies once; an embedding's rows are only read.
     multiplied = parameters if config.tie_word_embeddings else parameters - head
     # One core's, by the faster of torch's library and oneDNN.
-    flop_s, byte_s = max(product_flop_s(1024, 20)), copied_byte_s()
+    speed = measured(1024, 20)
+    flop_s = max(speed.torch_flop_s, speed.onednn_flop_s)
+    byte_s = copied_byte_s()
     batches = spec.rollout.batches_per_iteration
     return {
         "sampling: products": 2 * multiplied * tokens / flop_s,

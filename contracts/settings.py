@@ -96,6 +96,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     """Compute threads of a process in its turn of a colocated job; 0: all its cores, which a trainer's ranks share."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which trainers and the transformers engine of generators compute."""
+    matmul: Literal["measured", "torch", "onednn"] = "measured"
+    """By which library the gateway has float32 jobs multiply that leave model.matmul out: the faster one of its
+    machine, measured once; or always torch's or oneDNN, as where trainers run on machines of another kind."""
     held_weights_mb: Annotated[int, Meta(ge=0, le=2**30)] = 16384
     """MiB of a transformers generator's memory for versions that come in the background under a lag; less than a
     version: they are loaded between two batches."""

@@ -57,15 +57,21 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     cast_lm_head_to_fp32: bool | UnsetType = UNSET
     """Computes a bfloat16 model's logits in float32, in trainer, stages and generators, whose gap falls (arXiv
     2506.13585, 2510.13786). Not by vLLM. Left out: false."""
-    matmul: Literal["onednn"] | UnsetType = UNSET
-    """Multiplies a float32 model's linear layers by oneDNN, in trainer, stages and the transformers engine: up to 2.2
-    times as fast on AMD as torch's own library, to other bits. Not on a GPU. Left out: torch's own."""
+    matmul: Literal["torch", "onednn"] | UnsetType = UNSET
+    """The library that multiplies a float32 model's linear layers on a CPU, in trainer, stages and the transformers
+    engine: torch's own, or oneDNN, up to 2.2 times as fast on AMD, to other bits. Left out: the faster one of the
+    machine that takes the job, which stands here in the job's spec from then on."""
 
     def __post_init__(self) -> None:
         if self.matmul and self.dtype != "float32":
             raise ValueError('matmul has no effect with dtype = "bfloat16", whose products are by oneDNN; leave it out')
         if self.cast_lm_head_to_fp32 and self.dtype == "float32":
             raise ValueError('cast_lm_head_to_fp32 has no effect with dtype = "float32"; leave it out')
+
+    @property
+    def is_by_onednn(self) -> bool:
+        """True where linear layers multiply by oneDNN on a CPU. A spec that no gateway took multiplies by torch's."""
+        return self.matmul == "onednn"
 
 
 class ForkSpec(Record, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ from contracts.spec_tables.environment import EnvironmentSpec, environment_at
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
+from onbeat.kernels_of_machine import matmul_of_machine
 from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.openings import check_determinism
@@ -102,6 +103,22 @@ def idempotency_key(request: Request) -> str:
     if not IDEMPOTENCY_KEY.fullmatch(key):
         raise InvalidInput("must be 1 to 200 visible ASCII characters", field="Idempotency-Key", cure="send a UUID")
     return key
+
+
+def with_matmul(spec: JobSpec, settings: StackSettings) -> JobSpec:
+    """Returns the spec with the library that its products are by, where it leaves `model.matmul` out.
+
+    A bfloat16 model has none: its products are by oneDNN in any case. On a GPU the choice has no effect.
+    """
+    if spec.model.matmul is not UNSET or spec.model.dtype != "float32":
+        return spec
+    if settings.device == "cuda":
+        matmul = "torch"
+    elif settings.matmul == "measured":
+        matmul = matmul_of_machine()
+    else:
+        matmul = settings.matmul
+    return changed(spec, model=changed(spec.model, matmul=matmul))
 
 
 def check_paths(spec: JobSpec, settings: StackSettings) -> None:

@@ -34,6 +34,10 @@ LONG_SHARE = 0.8
 MEMORY_DISK = Path("/dev/shm")
 ROOM_BYTES = 2 * 1024**3
 
+# Stacks that tests start multiply by torch's library: digests are of one kind on each machine. What is chosen by a
+# measurement has tests of its own (tests/unit/onbeat/test_kernels_of_machine.py).
+os.environ.setdefault("ONBEAT_MATMUL", "torch")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts the tests in the background has them ignore Ctrl-C, and so would what they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -142,7 +146,9 @@ def job_id() -> str:
 @pytest.fixture
 def settings(redis_url: str, tmp_path: Path) -> StackSettings:
     """Settings of a process over the shared server, with a run root of its own."""
-    return StackSettings(redis_url=redis_url, run_root=str(tmp_path), api_key="test-key", reward_key="reward-key")
+    return StackSettings(
+        redis_url=redis_url, run_root=str(tmp_path), api_key="test-key", reward_key="reward-key", matmul="torch"
+    )
 
 
 @pytest.fixture

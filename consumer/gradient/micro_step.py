@@ -192,7 +192,7 @@ def maker(policy: Policy, batch: RolloutBatch, spec: JobSpec) -> Callable[..., M
     """Returns `make_micro_batch` of the batch, laid out and sampled as the job says."""
     packing, sampling = spec.trainer.packing, spec.rollout.sampling
     # No part of a vector is left over, and no product by oneDNN has to copy its rows.
-    multiple_of = kernels.ROWS if spec.model.matmul else FEWEST_ROWS if packing == "as_sampled" else 1
+    multiple_of = kernels.ROWS if spec.model.is_by_onednn else FEWEST_ROWS if packing == "as_sampled" else 1
     return functools.partial(
         make_micro_batch, batch, packing=packing, multiple_of=multiple_of, sampling=sampling, end_ids=policy.end_ids
     )

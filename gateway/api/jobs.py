@@ -132,7 +132,7 @@ async def resume(request: Request, job_id: OwnJob, services: HasServices, caller
 
 def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[JobStatus, bool]:
     """Returns the job's status, and True if it is new. Raises Problem, InvalidInput, Conflict or Unavailable."""
-    spec = _checked(services, spec)
+    spec = submission.with_matmul(_checked(services, spec), services.settings)
     settings = services.settings
     job_id, is_new = services.jobs.create(
         spec,

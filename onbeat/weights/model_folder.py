@@ -119,7 +119,7 @@ def compute_as_asked(model: PreTrainedModel, asked: ModelSpec) -> None:
     """Has a model compute as its job's spec says beside its dtype. Raises what `cast_head` raises."""
     if asked.cast_lm_head_to_fp32:
         cast_head(model)
-    if asked.matmul:
+    if asked.is_by_onednn:
         use_onednn(model)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from contracts.settings import StackSettings
 from onbeat.commands.options import REPOSITORY
+from onbeat.kernels_of_machine import ProductSpeed, measured
 from onbeat_extras.doctor.finding import Finding, bad, gib, ok, warn
 
 DISTRIBUTION = "onbeat"
@@ -22,9 +22,6 @@ PINS = REPOSITORY / "constraints.txt"
 BIT_BY_BIT = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 """Packages of which another version may end in other weights."""
 DRIVER_TIMEOUT_S = 5.0
-WIDTH, ROUNDS = 512, 9
-"""Size of the products that are timed, and their number: some milliseconds each."""
-WORTH_IT = 1.3
 
 
 def look(settings: StackSettings) -> Iterator[Finding]:
@@ -34,7 +31,7 @@ def look(settings: StackSettings) -> Iterator[Finding]:
         yield of_pins(pins(PINS), installed)
     yield of_gpu(settings.device)
     if settings.device == "cpu":
-        yield of_products(*product_flop_s())
+        yield of_products(measured())
 
 
 def installed(name: str) -> str | None:
@@ -106,36 +103,10 @@ def of_gpu(device: str) -> Finding:
     return ok("gpu", "none: ONBEAT_DEVICE=cpu")
 
 
-def product_flop_s(width: int = WIDTH, rounds: int = ROUNDS) -> tuple[float, float]:
-    """Operations a second of a float32 product on one core: by the library that torch was built with, and by oneDNN,
-    0.0 where torch has none for this CPU."""
-    import torch
-
-    from onbeat.kernels import has_onednn, multiply
-
-    left, right = torch.randn(width, width), torch.randn(width, width)
-
-    def best(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
-        seconds = []
-        for _ in range(rounds):
-            started_s = time.process_time()
-            product(left, right)
-            seconds.append(time.process_time() - started_s)
-        return 2 * width**3 / min(seconds)
-
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return best(torch.mm), best(multiply) if has_onednn() else 0.0
-    finally:
-        torch.set_num_threads(num_threads)
-
-
-def of_products(torchs: float, onednn: float) -> Finding:
-    """torchs, onednn: as `product_flop_s` has them."""
-    says = f"{torchs / 1e9:.0f} GFLOP/s a core in float32"
-    if onednn > WORTH_IT * torchs:
-        return warn("products", f"{says}, and {onednn / 1e9:.0f} by oneDNN", 'model.matmul = "onednn" in a spec')
+def of_products(speed: ProductSpeed) -> Finding:
+    says = f"{speed.torch_flop_s / 1e9:.0f} GFLOP/s a core in float32"
+    if speed.matmul == "onednn":
+        return ok("products", f"{says}, and {speed.onednn_flop_s / 1e9:.0f} by oneDNN, which new jobs multiply by")
     return ok("products", says)
 
 

@@ -659,7 +659,7 @@ export interface ModelSpec {
   path: string;
   dtype: ("bfloat16" | "float32");
   cast_lm_head_to_fp32?: boolean;
-  matmul?: ("onednn");
+  matmul?: ("onednn" | "torch");
 }
 
 export interface NumericReward {

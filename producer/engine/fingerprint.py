@@ -54,7 +54,7 @@ def fingerprint_of(options: Engine, model: ModelSpec, *, device: str, num_thread
     elif isinstance(options, TransformersOptions):
         at_a_time = block_rows(getattr(torch, model.dtype), device)
         details = (f"decoding steps {DECODING_STEPS[device]}", *([f"{at_a_time} rows a product"] if at_a_time else ()))
-        if model.matmul and device == "cpu" and has_onednn():
+        if model.is_by_onednn and device == "cpu" and has_onednn():
             details += ("products by oneDNN",)
     return EngineFingerprint(
         engine=f"{options.name} {_version(options.name, f'{options.name}-cpu')}",

@@ -73,6 +73,11 @@ def submit(ask: Callable[..., httpx.Response], **changes: object) -> str:
     return answer.json()["job_id"]
 
 
+def test_a_job_that_names_no_library_for_its_products_has_one_in_its_spec(ask: Callable[..., httpx.Response]) -> None:
+    job_id = submit(ask)
+    assert ask("GET", f"/v1/jobs/{job_id}/spec").json()["model"]["matmul"] == "torch", "by the setting of these tests"
+
+
 def test_a_submitted_job_is_queued_and_a_message_for_the_consumers_is_sent(
     ask: Callable[..., httpx.Response], services: Services
 ) -> None:

@@ -32,7 +32,7 @@ OPEN_ENDS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
 NAMED_FILE = re.compile(r"(?<![\w/.<>*{}-])((?:[\w-]+/)*[\w-]+\.(?:py|lua|md))(?![\w/(-])")
 MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
-MAX_README_ROWS = 8
+MAX_README_ROWS = 10
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
 MAX_CORE_PACKAGES = 7
 MAX_CORE_ARROWS = 15

@@ -21,7 +21,7 @@ from contracts.errors import Unavailable
 from contracts.jobs import JobState, TrainerExit
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from onbeat import kernels
+from onbeat.process import processor
 from onbeat_extras.ranks.hosts import launcher
 from onbeat_extras.ranks.hosts.launcher import Gone, HostLauncher, Membership, expected_s, kind_of_host
 from tests.builders import job_spec
@@ -84,7 +84,7 @@ def test_a_host_is_told_by_what_its_bits_depend_on(monkeypatch: pytest.MonkeyPat
     code = tmp_path / "broker" / "a.py"
     code.parent.mkdir()
     code.write_text("A = 1\n")
-    monkeypatch.setattr(kernels, "CPU_INFO", cpu_info)
+    monkeypatch.setattr(processor, "CPU_INFO", cpu_info)
     monkeypatch.setattr(launcher, "HOME", tmp_path)
     settings = StackSettings(threads=2)
     here = kind_of_host(settings)
