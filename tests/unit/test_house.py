@@ -30,7 +30,6 @@ NAMED_PATH = re.compile(r"`((?:[\w-]+/)+[\w.-]+\.(?:py|lua|md|toml|yml))`")
 KEY_ROW = re.compile(r"^\| (onbeat:\S+) \|", re.MULTILINE)
 OPEN_ENDS = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
 NAMED_FILE = re.compile(r"(?<![\w/.<>*{}-])((?:[\w-]+/)*[\w-]+\.(?:py|lua|md))(?![\w/(-])")
-MIN_FILE_LINES = 30
 MAX_FOLDER_FILES = 12
 MAX_README_ROWS = 10
 CORE = tuple(package for package in PACKAGES if package != "onbeat_extras")
@@ -42,18 +41,6 @@ LARGE_FOLDERS = {
     "contracts": "a subject each, as their names say",
 }
 """Folder → the reason why it has more than MAX_FOLDER_FILES modules."""
-SMALL_FILES = {
-    "consumer/gradient/losses/": "a paper's loss each",
-    "onbeat_extras/datasets/": "a kind of data set each",
-    "onbeat_extras/trackers/": "a tracker each, with its library",
-    "contracts/encoding/digests.py": "what every digest is made of",
-    "onbeat/http_service/own_metrics.py": "what imports the metrics server and its library, or nothing of them",
-    "onbeat_extras/stages/metrics.py": "imports Prometheus' library, which few workers need",
-    "gateway/api/": "the endpoints of one subject each",
-    "reward_service/scorers/": "a scorer each",
-    "onbeat/weights/model_path.py": "the one check of a model's path",
-}
-"""File, or folder with a slash → the reason why its modules may be smaller than MIN_FILE_LINES."""
 VAGUE_SUBJECT = re.compile(r"\b(?:no|some|any|every)bo" r"dy\b|\bwho" r"ever\b", re.IGNORECASE)
 
 
@@ -228,15 +215,12 @@ def test_the_packages_of_the_core_and_their_arrows_stay_few() -> None:
     assert len(between) <= MAX_CORE_ARROWS
 
 
-def test_no_folder_is_a_long_list_and_no_module_a_scrap() -> None:
+def test_no_folder_is_a_long_list() -> None:
     folders: dict[str, int] = {}
     for path in package_files():
-        name = str(path.relative_to(ROOT))
         if path.stem not in ("__init__", "__main__"):
             folder = str(path.parent.relative_to(ROOT))
             folders[folder] = folders.get(folder, 0) + 1
-            is_small = path.read_text().count("\n") < MIN_FILE_LINES
-            assert not is_small or name.startswith(tuple(SMALL_FILES)), f"{name}: fold it, or give the reason"
     large = {folder for folder, number in folders.items() if number > MAX_FOLDER_FILES}
     assert large <= set(LARGE_FOLDERS), "split it, or give the reason"
 
