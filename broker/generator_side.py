@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from broker.connection.bounds import BATCH_BYTES
 from broker.connection.client import Broker
 from broker.keys import OpenKeys, batch_shape, chunk_field
 from broker.leases import Lease, LeasedSide
@@ -194,6 +195,8 @@ class GeneratorSide(LeasedSide[Claim]):
         if stages:
             self._check_carried(batch)
         payload, digest = encoded_batch(batch)
+        if len(payload) > BATCH_BYTES:
+            return PublishOutcome.OVERSIZE  # no spec allows it, and the server would cut the connection
         answer = self._run(
             "publish_batch",
             payload,

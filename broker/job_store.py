@@ -33,6 +33,8 @@ from contracts.spec import JobSpec
 from contracts.spec_submission import fork_of
 
 IDEMPOTENCY_S = 24 * 3600
+MAX_REASON_CHARS = 2**16
+"""Of why a job ended; a longer one is cut."""
 RECORDS_AT_ONCE = 16
 CREATIONS = 3
 """How often a submission is tried whose job is removed in the middle of it."""
@@ -227,6 +229,7 @@ class JobStore:
         `resume`, which does more than to move. by: the name of the key that asked for it, for the job's events.
         """
         now_s = time.time()
+        reason = reason[:MAX_REASON_CHARS]
         allowed = {
             old.value: True
             for old, nexts in NEXT_STATES.items()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from broker.connection.bounds import MAX_LEASES
 from broker.connection.client import Broker
 from broker.job_store import JobStore
 from broker.keys import OpenKeys, wake_channel
@@ -96,7 +97,10 @@ class LeasedSide(ABC, Generic[C]):
 
     def renew(self, claims: Sequence[C]) -> Renewal[C]:
         """Begins the leases anew; answers those that are no longer this worker's (I5)."""
-        _, *states = self._run("renew", leases=[self._lease_of(claim) for claim in claims])
+        states: list[bytes] = []
+        for first in range(0, len(claims), MAX_LEASES):
+            leases = [self._lease_of(claim) for claim in claims[first : first + MAX_LEASES]]
+            states += self._run("renew", leases=leases)[1:]
         return Renewal(
             lost=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"lost"),
             settled=tuple(claim for claim, state in zip(claims, states, strict=True) if state == b"settled"),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from broker.connection.bounds import SAID_BYTES
 from broker.connection.client import Broker
 from broker.keys import CONSUMERS, GENERATORS, STAGE_WORKERS
 from contracts.encoding.wire import changed, decode, encode
@@ -17,6 +18,8 @@ from onbeat.process.dependency import JUDGE, Dependency
 
 RELOAD_PAUSES_S = (1.0, 2.0, 4.0)
 """Pauses between loads of a refused version: its trainer sees the refusal here, and writes it again."""
+MAX_WORKER_ID = 256
+"""As in scripts/presence.lua, which counts bytes."""
 LIVE_S = 10.0
 """A process without a sign of life for this long is not counted."""
 
@@ -52,7 +55,11 @@ class _Board(Generic[Seen]):
         self._broker = broker
 
     def beat(self, worker: Seen) -> None:
-        """Says that it lives, and what it does. Raises InvalidInput where too many are known, or it says too much."""
+        """Says that it lives, and what it does.
+
+        Raises InvalidInput where too many are known, or it says too much, and BrokerFull for one that isn't known to a
+        server at maxmemory.
+        """
         self._write(worker.worker_id, encode(worker))
 
     def leave(self, worker_id: str) -> None:
@@ -79,7 +86,8 @@ class _Board(Generic[Seen]):
 
     def _write(self, worker_id: str, record: bytes) -> None:
         """record: b"" of one that leaves, or is gone."""
-        if self._broker.run("beat", record, kind=self.key, id=worker_id)[0] != b"beaten":
+        is_small = len(record) <= SAID_BYTES and len(worker_id) <= MAX_WORKER_ID
+        if not is_small or self._broker.run("beat", record, kind=self.key, id=worker_id)[0] != b"beaten":
             raise InvalidInput(
                 f"{worker_id[:80]!a} says too much of itself, or too many {self.key} are known", field="presence"
             )

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from broker.connection.bounds import SAID_BYTES
 from broker.connection.client import Broker
 from contracts.encoding.wire import MAX_ITERATIONS, decode, encode
 from contracts.errors import ContractViolation
@@ -24,7 +25,6 @@ MAX_REPORTS = 256
 """Entries of the stream: the newest."""
 MAX_SPANS = 64
 """Spans of one report."""
-MAX_REPORT_BYTES = 64 * 1024
 MAX_NAME_CHARS = 256
 FIELD = b"spans"
 
@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 def report_spans(broker: Broker, job_id: str, spans: Sequence[TimelineSpan]) -> None:
     """Adds up to MAX_SPANS spans, the newest of those that are given; none where they are too large, or the job was
     removed."""
-    if spans:
-        broker.run("report_spans", encode(tuple(spans[-MAX_SPANS:])), job=job_id, max_reports=MAX_REPORTS)
+    report = encode(tuple(spans[-MAX_SPANS:]))
+    if spans and len(report) <= SAID_BYTES:
+        broker.run("report_spans", report, job=job_id, max_reports=MAX_REPORTS)
 
 
 class SpanStream:
@@ -59,7 +60,7 @@ class SpanStream:
         return [span for span in spans if is_plausible(span)]
 
     def _spans(self, packed: bytes) -> tuple[TimelineSpan, ...]:
-        if len(packed) <= MAX_REPORT_BYTES:
+        if len(packed) <= SAID_BYTES:
             try:
                 return decode(packed, tuple[TimelineSpan, ...])[:MAX_SPANS]
             except ContractViolation as error:

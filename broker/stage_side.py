@@ -15,9 +15,10 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.batch_cache import BatchCache, CachedBatch
+from broker.connection.bounds import MAX_ITEMS
 from broker.connection.client import Broker
 from broker.keys import batch_field, item_fields
 from broker.leases import Lease, LeasedSide
@@ -28,6 +29,9 @@ from contracts.experience.columns import ColumnValues, base_values, check_values
 from contracts.experience.plan import ClaimedItem, PlannedStage, StagePlan
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
+
+PUT_BYTES = 2**25
+"""Columns that one call puts, of several items: as many as one claim answers (scripts/stage.lua)."""
 
 
 class PutOutcome(str, Enum):
@@ -42,6 +46,14 @@ class PutOutcome(str, Enum):
     """What they were made of is not what stands there, as after a restart that lost it: the item is claimed again."""
     SETTLED = "settled"
     """They are not needed: the batch is dead or was sampled anew, or its iteration or job is over."""
+
+
+class PackedItem(NamedTuple):
+    """An item that is to be put."""
+
+    item: ClaimedItem
+    columns: bytes
+    """Its values, packed."""
 
 
 class _Found(Record, frozen=True, kw_only=True):
@@ -160,41 +172,51 @@ class StageSide(LeasedSide[ClaimedItem]):
         return payload[0] if outcome == b"read" else None
 
     def put(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PutOutcome]:
-        """Puts the columns of items, all in one script; an outcome for each. Safe to repeat.
+        """Puts the columns of items; an outcome for each. Safe to repeat.
 
-        Raises ContractViolation for columns that are not the stage's outputs, before anything is sent.
+        Each call of the server takes MAX_ITEMS items, and PUT_BYTES of columns where it takes several.
+
+        Raises ContractViolation for columns that are not the stage's outputs, before anything is sent, and InvalidInput
+        for those of an item that no call takes.
         """
-        if not made:
-            return []
-        payloads: list[bytes] = []
-        runs: list[dict[str, Any]] = []
-        for (stage, _), run in itertools.groupby(made, lambda put: (put[0].stage, put[0].digest)):
-            runs.append(self._run_of(*self._find(stage), list(run), payloads))
-        _, *outcomes = self._run("put_rows", *payloads, stages=self._job.stages, runs=runs)
+        packed: list[PackedItem] = []
+        for _, items in itertools.groupby(made, lambda put: put[0].digest):
+            packed += self._packed(list(items))
+        outcomes: list[bytes] = []
+        for several in puts_at_once(packed):
+            payloads: list[bytes] = []
+            runs: list[dict[str, Any]] = []
+            for (stage, _), run in itertools.groupby(several, lambda put: (put.item.stage, put.item.digest)):
+                runs.append(self._run_of(*self._find(stage), list(run), payloads))
+            outcomes += self._run("put_rows", *payloads, stages=self._job.stages, runs=runs)[1:]
         return [PutOutcome(outcome.decode()) for outcome in outcomes]
 
-    def _run_of(
-        self,
-        number: int,
-        planned: PlannedStage,
-        made: Sequence[tuple[ClaimedItem, ColumnValues]],
-        payloads: list[bytes],
-    ) -> dict[str, Any]:
-        """Items of a stage and a batch as `put_rows` is told of them. payloads: gets their columns."""
-        first, is_read = made[0][0], self.plan.is_read(number - 1)
-        shapes = row_shapes(first.batch)
+    def _packed(self, made: Sequence[tuple[ClaimedItem, ColumnValues]]) -> list[PackedItem]:
+        """made: items of one batch. Raises ContractViolation for columns that are not the stage's outputs."""
+        shapes = row_shapes(made[0][0].batch)
         for item, values in made:
+            _, planned = self._find(item.stage)
             check_values(values, planned.outputs, shapes[item.rows.start : item.rows.stop], of=str(item))
-        packed = [pack_values(values) for _, values in made]
-        payloads += packed
+        return [PackedItem(item, pack_values(values)) for item, values in made]
+
+    def _run_of(
+        self, number: int, planned: PlannedStage, made: Sequence[PackedItem], payloads: list[bytes]
+    ) -> dict[str, Any]:
+        """Items of a stage and a batch as `put_rows` is told of them. payloads: gets what follows its arguments."""
+        first, is_read = made[0].item, self.plan.is_read(number - 1)
+        has_inputs = bool(planned.after)
+        for item, columns in made:
+            payloads.append(columns)
+            if has_inputs:
+                payloads.append("".join(item.input_digests).encode())
         return {
             "stage": number,
             "iteration": first.iteration,
             "batch_id": first.batch_id,
             "of": first.digest,
-            "items": [item.item for item, _ in made],
-            "inputs": [item.input_digests for item, _ in made] if planned.after else [],
-            "digests": [content_digest(values) for values in packed] if is_read else [],
+            "items": [put.item.item for put in made],
+            "has_inputs": has_inputs,
+            "digests": [content_digest(put.columns) for put in made] if is_read else [],
         }
 
     def _lease_of(self, claim: ClaimedItem) -> Lease:
@@ -254,6 +276,20 @@ class StageSide(LeasedSide[ClaimedItem]):
             names = ", ".join(stage.name for stage in self.plan.stages) or "none"
             raise NotFound(f"the job has no stage {stage}", field="stage", cure=f"it has {names}") from None
         return number, self.plan.stages[number - 1]
+
+
+def puts_at_once(items: Iterable[PackedItem]) -> Iterator[list[PackedItem]]:
+    """Cuts items into what one call puts, in order: MAX_ITEMS, and PUT_BYTES of columns or a single larger item."""
+    several: list[PackedItem] = []
+    num_bytes = 0
+    for item in items:
+        if several and (len(several) == MAX_ITEMS or num_bytes + len(item.columns) > PUT_BYTES):
+            yield several
+            several, num_bytes = [], 0
+        several.append(item)
+        num_bytes += len(item.columns)
+    if several:
+        yield several
 
 
 def wait_for_items(waits: Sequence[tuple[StageSide, Collection[str] | None]], timeout_s: float) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.batch_cache import READ_AHEAD, RolloutCursor, RolloutEntry
+from broker.batch_cache import RolloutCursor, RolloutEntry
+from broker.connection.bounds import ASKED_AT_ONCE, READ_AHEAD, RESTORED_AT_ONCE
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
 from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields
@@ -21,11 +22,7 @@ from contracts.jobs import JobState
 from contracts.rollouts import PromptBatch, RolloutBatch, batch_digest
 from contracts.versions import WeightManifest, WeightShard
 
-ASKED_AT_ONCE = 2048
-"""Batch ids that one script looks up."""
 NO_STAGES = StagePlan()
-RESTORED_AT_ONCE = 16
-"""Audit records that one script takes: one of a large iteration is nearly a megabyte."""
 
 
 class Arrived(Record, frozen=True, kw_only=True):

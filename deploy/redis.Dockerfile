@@ -4,7 +4,8 @@ ARG REDIS_IMAGE=docker.io/library/redis:7.2-bookworm
 
 FROM ${PYTHON_IMAGE} AS texts
 COPY broker/__init__.py /build/broker/
-COPY broker/connection/__init__.py broker/connection/roles.py broker/connection/script_texts.py /build/broker/connection/
+COPY broker/connection/__init__.py broker/connection/bounds.py broker/connection/roles.py broker/connection/script_texts.py \
+     /build/broker/connection/
 COPY broker/scripts /build/broker/scripts
 WORKDIR /build
 RUN python -m broker.connection.script_texts /texts

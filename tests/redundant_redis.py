@@ -36,6 +36,8 @@ appendonly yes
 appendfsync everysec
 save ""
 maxmemory-policy noeviction
+databases 1
+maxmemory-clients 4gb
 repl-diskless-sync-delay 0
 min-replicas-to-write {min_replicas}
 min-replicas-max-lag 1

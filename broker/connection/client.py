@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import redis
 from redis import exceptions
 from redis.backoff import ExponentialWithJitterBackoff
 
-from broker.connection import script_texts
+from broker.connection import bounds, script_texts
 from broker.connection.address import CURE, read_address
 from broker.connection.deadlines import DeadlineRetry, Patience, bounded, within
 from broker.connection.durability import REPLICATED, Durability
@@ -65,13 +65,15 @@ class Broker:
         job: whose keys it works on; num_slots: how many iterations of it may be open at once, None where the job's
         fence says so. told: small things only. A text has to be `str`, for Lua's MessagePack knows no bytes; a number
         an integer below 2^53, or a float, for Lua's numbers are doubles. Raises TypeError for other names than the
-        head's, NotFound for what is no job's id. A server without the library is sent it by a user that may, and is
-        waited for by one that may not.
+        head's, NotFound for what is no job's id, and InvalidInput for more than the function takes (bounds.py). A
+        server without the library is sent it by a user that may, and is waited for by one that may not.
         """
         if told.keys() != script_texts.argument_names(function):
             raise TypeError(f"{function} is told {sorted(script_texts.argument_names(function))}, not {sorted(told)}")
         slots = "" if num_slots is None else num_slots
-        arguments = ("0", check_job_id(job) if job else "", slots, encode(told), *payloads)
+        packed = encode(told)
+        _check_size(function, told, packed, payloads)
+        arguments = ("0", check_job_id(job) if job else "", slots, packed, *payloads)
         with self.call():
             try:
                 return self._fcall(function, *arguments)
@@ -150,6 +152,14 @@ class Broker:
     def close(self) -> None:
         self.connections.close()
         self.redis.close()
+
+
+def _check_size(function: str, told: Mapping[str, Any], packed: bytes, payloads: Sequence[Any]) -> None:
+    """Raises InvalidInput for a call that its function would refuse as too large."""
+    excess = bounds.excess(function, told, packed, payloads)
+    if excess is not None:
+        problem = f"a call of {function} has {excess}"
+        raise InvalidInput(problem, field=f"{function}.{excess.part}", cure=bounds.BOUNDS[function].cure)
 
 
 def connect(settings: StackSettings, *, patience_s: float = PATIENCE_S) -> Broker:

@@ -15,11 +15,12 @@ import re
 import sys
 from pathlib import Path
 
+from broker.connection.bounds import in_lua
 from broker.connection.roles import OPERATOR, ROLES, SCRIPT_ROLES, SEAL_MARK, gate, users_acl
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 PRELUDE = (SCRIPTS / "prelude.lua").read_text()
-BRING_PAYLOADS = frozenset({"create_job", "publish_batch", "put_chunk"})
+BRING_PAYLOADS = frozenset({"beat", "create_job", "publish_batch", "put_chunk"})
 """At maxmemory these are refused, unless what they bring frees more; what keeps a run alive or frees memory goes on."""
 WHEN_FULL = "_when_full"
 """Behind the name of one of these: the same function for a server at maxmemory, which says why else it refuses."""
@@ -39,7 +40,7 @@ def library_text() -> str:
 @functools.cache
 def library_name() -> str:
     """By the digest of all that the library is made of."""
-    texts = (PRELUDE, *(gate(name) + scripts()[name] for name in SCRIPT_ROLES))
+    texts = (PRELUDE, *(gate(name) + in_lua(name) + scripts()[name] for name in SCRIPT_ROLES))
     return f"onbeat_{hashlib.sha256(''.join(texts).encode()).hexdigest()[:12]}"
 
 
@@ -50,7 +51,11 @@ def function_name(name: str) -> str:
 
 def _function(name: str) -> str:
     call = "as_trainer(moved)" if scripts()[name].startswith(f"-- {name}: {{epoch") else "moved()"
-    body = f"do\nlocal function moved()\n{scripts()[name]}end\nlocal function run()\n{gate(name)}return {call}\nend\n"
+    # The role comes first: what another role's caller sends isn't decoded.
+    begun = "begin(arguments, is_full, bounds)"
+    run = f"local function run(arguments, is_full)\n{gate(name)}{begun}\nreturn {call}\nend\n"
+    bounds = f"local bounds = {in_lua(name)}\n"
+    body = f"do\n{bounds}local function moved()\n{scripts()[name]}end\n{run}"
     if name not in BRING_PAYLOADS:
         return f"{body}{_registered(name, is_full=False, goes_on_when_full=True)}end\n"
     when_full = _registered(name + WHEN_FULL, is_full=True, goes_on_when_full=True)
@@ -59,7 +64,7 @@ def _function(name: str) -> str:
 
 def _registered(name: str, *, is_full: bool, goes_on_when_full: bool) -> str:
     flags = "'allow-oom'" if goes_on_when_full else ""
-    call = f"function(_, arguments) begin(arguments, {str(is_full).lower()}) return run() end"
+    call = f"function(_, arguments) return run(arguments, {str(is_full).lower()}) end"
     named = f"function_name = '{function_name(name)}', flags = {{ {flags} }}"
     return f"redis.register_function{{ {named}, callback = {call} }}\n"
 

@@ -2,7 +2,8 @@
 
 no answer, or a code of UNAVAILABLE   BrokerUnavailable   tried again while the call lasts; its process waits, or ends
 OOM                                   BrokerFull          a refusal: what it asked for may come when there is room
-a password, a cluster, a role         InvalidInput        of ONBEAT_REDIS_URL
+a password, a cluster, a role, a
+database beside the only one          InvalidInput        of ONBEAT_REDIS_URL
 a key of another type                 ContractViolation   what stands there is damaged
 anything else                         FenceViolation      our own command is wrong, or its data is
 """
@@ -32,6 +33,8 @@ NO_PRIMARY = frozenset({"MASTERDOWN", "NOREPLICAS", "READONLY", "UNBLOCKED"})
 """What a server says that isn't the primary, or not for long: the next attempt asks where that is."""
 REFUSED_IN_FUNCTION = ("ACL failure", "The user executing the script can't")
 """How Valkey, and how Redis 7.0, begin the refusal of a command inside of a function."""
+OTHER_DATABASE = ("'select' command", "DB index is out of range")
+"""How a server refuses a database beside its only one: by the user's rights, or since it has no other."""
 UNKNOWN_FUNCTION = "Function not found"
 """What a server says that lacks the library."""
 CLUSTER = frozenset({"ASK", "CLUSTERDOWN", "CROSSSLOT", "MOVED", "TRYAGAIN"})
@@ -85,6 +88,8 @@ def _of_response(error: exceptions.ResponseError) -> OnbeatError:
         return BrokerUnavailable(f"Redis refuses for now, {UNAVAILABLE[of]}: {error}", cure="look at its log")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
         return BrokerFull("Redis is at maxmemory and refuses writes", cure="raise maxmemory or end jobs")
+    if any(words in str(error) for words in OTHER_DATABASE):
+        return InvalidInput("names another database than 0", field="ONBEAT_REDIS_URL", cure="end it with /0")
     if isinstance(error, exceptions.NoPermissionError) or str(error).startswith(REFUSED_IN_FUNCTION):
         return InvalidInput(
             f"this user may not do that: {error}", field="ONBEAT_REDIS_URL", cure="see broker/connection/roles.py"

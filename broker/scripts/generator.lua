@@ -7,7 +7,7 @@
 --   ones, and none take the work that makes room
 --   engine: the kind of the generator's engine, where the job is deterministic
 --   -> {claimed|hedged, attempt, number, payload, manifest}
---    | {none, ms until a batch has taken long enough for a hedge, or -1}
+--    | {none, ms until a batch has taken long enough for a hedge, or until there is more to look at, or -1}
 --    | {wrong_engine, the kind that the job is sampled with}
 -- A claim whose answer was lost comes again first. Then the oldest iteration, and in it an expired lease: the oldest work holds the iteration up (I5). Then what is new.
 -- A generator that finds neither in any iteration may hedge: work on a copy of another's oldest batch; the first publication
@@ -64,11 +64,12 @@ local function lease(slot, id, member, last, was_leased)
     redis.call('ZADD', slot.claims, whole(now), id)
   end
 end
--- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index.
-local AT_ONCE = 16
+-- Passes over what the asker itself holds, and nothing else: the oldest of the others is near the front of the index. One that holds
+-- more than it passes over hedges nothing.
+local AT_ONCE, MAX_PASSED = 16, 1024
 local function oldest_of_others(slot)
   local from = 0
-  while true do
+  while from < MAX_PASSED do
     local ids = redis.call('ZRANGE', slot.claims, from, from + AT_ONCE - 1)
     for _, id in ipairs(ids) do
       local last = claim_of(slot, member_of(0, id, 0))
@@ -78,6 +79,7 @@ local function oldest_of_others(slot)
     if #ids < AT_ONCE then return nil end
     from = from + AT_ONCE
   end
+  return nil
 end
 -- The claim that this generator has not heard of, where it stands.
 local function again()
@@ -95,6 +97,8 @@ local function again()
 end
 local repeated = again()
 if repeated then return repeated end
+-- How many dead batches one claim buries: who has no attempts left stands before what is new, and the caller says how many there are.
+local MAX_BURIED, num_buried = 256, 0
 for _, open in ipairs(asked) do
   local slot = slot_of(open.iteration)
   local member, was_leased = take(slot)
@@ -108,6 +112,8 @@ for _, open in ipairs(asked) do
         return answer('claimed', open, id, batch, prompts, last.attempt, last.claim)
       end
       bury(slot, id, batch, 'its generators died ' .. last.attempt .. ' times', last.attempt)
+      num_buried = num_buried + 1
+      if num_buried == MAX_BURIED then return { 'none', 1 } end
     else
       redis.call('ZREM', slot.work, member)
     end

@@ -68,14 +68,48 @@ end
 -- As in keys.py: most iterations that any job can have open at once.
 local MAX_SLOTS = 17
 
--- is_full: whether the server is at maxmemory, and the function is one that brings payloads.
-local function begin(arguments, is_full)
+-- Longest text of a number of slots.
+local MAX_DIGITS = 32
+
+-- Lists that are longer than the function takes; what is no list is left to the function. lists: as of bounds.py
+local function require_short(holder, lists)
+  if type(holder) ~= 'table' then return end
+  for _, list in ipairs(lists) do
+    local value = holder[list.name]
+    if list.most and type(value) == 'table' then
+      if #value > list.most then return error(list.name .. ' has ' .. #value .. ' elements, and at most ' .. list.most .. ' are taken') end
+      for _, element in ipairs(list.inside[1] and value or {}) do require_short(element, list.inside) end
+    elseif not list.most then
+      require_short(value, list.inside)
+    end
+  end
+end
+
+-- A call that is larger than connection/bounds.py allows ends before anything of it is decoded: nobody else is answered meanwhile.
+local function require_size(arguments, bounds)
+  local num_payloads, num_bytes = #arguments - 3, 0
+  if num_payloads < 0 then return error('a function is called with a job, a number of slots and its arguments') end
+  if num_payloads > bounds.payloads then return error(num_payloads .. ' payloads, and at most ' .. bounds.payloads .. ' are taken') end
+  if #arguments[1] > 64 or #arguments[2] > MAX_DIGITS then return error('not a job id, or not a number of slots') end
+  if #arguments[3] > bounds.packed_bytes then
+    return error(#arguments[3] .. ' bytes of arguments, and at most ' .. bounds.packed_bytes .. ' are taken')
+  end
+  for index = 4, #arguments do num_bytes = num_bytes + #arguments[index] end
+  if num_bytes > bounds.payload_bytes then
+    return error(num_bytes .. ' bytes of payloads, and at most ' .. bounds.payload_bytes .. ' are taken')
+  end
+end
+
+-- is_full: whether the server is at maxmemory, and the function is one that brings payloads. bounds: how much the function takes.
+local function begin(arguments, is_full, bounds)
+  require_size(arguments, bounds)
   local job_id = arguments[1]
   ARGUMENTS, NUM_SLOTS, IS_FULL, num_taken = arguments, tonumber(arguments[2]), is_full, 3
   if NUM_SLOTS and not (NUM_SLOTS >= 1 and NUM_SLOTS <= MAX_SLOTS) then return error('not a number of slots') end
   a = cmsgpack.unpack(arguments[3])
+  require_short(a, bounds.lists)
   if job_id == JOB_ID then return end
-  if not string.match(job_id, '^[%w-]*$') or #job_id > 64 then return error('not a job id') end
+  if not string.match(job_id, '^[%w-]*$') then return error('not a job id') end
   JOB_ID, SLOTS = job_id, {}
   FENCE, WEIGHTS, AUDIT, JOB, EVENTS = job_key('fence'), job_key('weights'), job_key('audit'), job_key('job'), job_key('events')
   COUNTERS, DEAD, PROGRESS, CLAIMERS = sealed_key('counters'), sealed_key('dead'), sealed_key('progress'), sealed_key('claimers')
@@ -623,8 +657,8 @@ end
 -- What follows is of jobs with stages. `stages` are those of the spec: of {unit, after}, after: the stages whose columns a stage
 -- reads.
 
--- Most rows of a batch, as of what waits for stages in a job (`max_waiting_rows` of its spec): loops run over them.
-local MAX_ROWS = 2 ^ 20
+-- Most rows of a batch (contracts/spec_limits.py): loops run over them.
+local MAX_ROWS = 2 ^ 14
 
 local function num_rows(batch)
   local num_groups, group_size = string.match(batch.shape, '^(%d+)x(%d+)$')
@@ -645,7 +679,7 @@ local function overlap(stage, other, batch, item)
   return math.floor(item * rows / its), math.floor((item * rows + rows - 1) / its)
 end
 
--- A published batch that stages have given up: its items and its columns go.
+-- A published batch that stages have given up: its items and its columns go. Answers how many items it had.
 local function bury_staged(slot, id, batch, stages, reason, attempts)
   local members, fields = {}, { 'b/' .. id }
   local rollouts = redis.call('HGET', slot.items, 'b/' .. id)
@@ -661,4 +695,5 @@ local function bury_staged(slot, id, batch, stages, reason, attempts)
   redis.call('HINCRBY', PROGRESS, 'published:' .. slot.index, -1)
   redis.call('HINCRBY', PROGRESS, 'waiting:' .. slot.index, -num_rows(batch))
   note_death(slot, id, batch, reason, attempts, { field = 'rollouts', bytes = rollouts })
+  return #members
 end

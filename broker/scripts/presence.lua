@@ -1,18 +1,27 @@
 -- Signs of life and other small writes, beside the fence.
 
 -- beat: {kind, id}, payload what it says of itself, or '' of one that leaves, or is long gone; kind: of presence_key
---   -> {beaten} | {full}
--- What it says is data for its readers, behind the ms at which it came, and bounded: in bytes, and in how many say something.
-local MAX_ID, MAX_BYTES, MAX_KNOWN = 256, 65536, 10000
+--   -> {beaten} | {full} | OOM, of one that is new at maxmemory
+-- What it says is data for its readers, behind the ms at which it came, and bounded: in bytes, and in how many say something. The more
+-- are known the less each may say: all together stay below 90 MB. One that is known may always say as much as it did, or a little:
+-- it lives, and must not be taken for dead.
+-- At maxmemory a known one goes on. A new one is let in while few are known: a run may need it to go on, and to free memory. So
+-- what they say past the limit is a quarter of a megabyte.
+local MAX_ID, MAX_KNOWN, MAX_BYTES, ALL_BYTES, LITTLE_BYTES, MAX_KNOWN_WHEN_FULL = 256, 10000, 65536, 2 ^ 24, 4096, 64
 local key, info = presence_key(a.kind), payload()
-if #a.id > MAX_ID or #info > MAX_BYTES then return { 'full' } end
+if type(a.id) ~= 'string' or #a.id > MAX_ID then return { 'full' } end
 if info == '' then
   redis.call('HDEL', key, a.id)
-elseif redis.call('HLEN', key) >= MAX_KNOWN and redis.call('HEXISTS', key, a.id) == 0 then
-  return { 'full' }
-else
-  redis.call('HSET', key, a.id, whole(now_ms()) .. ' ' .. info)
+  return { 'beaten' }
 end
+local entry, num_known, bytes_before = whole(now_ms()) .. ' ' .. info, redis.call('HLEN', key), redis.call('HSTRLEN', key, a.id)
+local is_new = bytes_before == 0
+if is_new and num_known >= MAX_KNOWN_WHEN_FULL then require_room({}, 1) end
+if is_new and num_known >= MAX_KNOWN then return { 'full' } end
+local most = math.max(bytes_before, LITTLE_BYTES)
+if not IS_FULL then most = math.max(most, math.min(MAX_BYTES, math.floor(ALL_BYTES / math.max(num_known, 1)))) end
+if #entry > most then return { 'full' } end
+redis.call('HSET', key, a.id, entry)
 return { 'beaten' }
 
 -- present: {kind} -> {present, ms, n x (id, the ms at which it spoke and what it said)}; kind: of presence_key
@@ -20,9 +29,9 @@ local out = { 'present', whole(now_ms()) }
 for _, word in ipairs(redis.call('HGETALL', presence_key(a.kind))) do out[#out + 1] = word end
 return out
 
--- report_spans: {max_reports}, payload TimelineSpans -> {reported} | {refused}: too large, or of a job that was removed
+-- report_spans: {max_reports}, payload TimelineSpans -> {reported} | {refused}: of a job that was removed
 local spans = payload()
-if #spans > 65536 or redis.call('HEXISTS', JOB, 'state') == 0 then return { 'refused' } end
+if redis.call('HEXISTS', JOB, 'state') == 0 then return { 'refused' } end
 redis.call('XADD', sealed_key('spans'), 'MAXLEN', whole(math.min(a.max_reports, 256)), '*', 'spans', spans)
 return { 'reported' }
 

@@ -18,6 +18,8 @@ local MAX_ITEMS, MAX_BYTES, LARGE_BYTES = 256, 2 ^ 25, 2 ^ 18
 local found, fields, values, is_known, batches, packed = {}, {}, {}, {}, {}, {}
 local items_taken, rows_taken, bytes_taken, is_full = 0, 0, 0, false
 local leased, claimed, lease_end = {}, {}, score_of(a.stage, now + a.lease_ms)
+-- Items of dead batches that one claim buries: it ends behind the batch that reaches it, and the next claim goes on.
+local MAX_BURIED, num_buried = 2 ^ 15, 0
 local who, claim = whole(a.stage) .. '/' .. a.worker, nil
 local function known_batch(slot, id)
   batches[id] = batches[id] or batch_of(slot, id)
@@ -75,8 +77,9 @@ local function take(slot, iteration, member, attempt)
   if attempt > a.max_attempts then
     write(slot)
     local reason = 'stage ' .. a.name .. ': its workers died ' .. (attempt - 1) .. ' times'
-    bury_staged(slot, id, batch, a.stages, reason, attempt - 1)
+    num_buried = num_buried + bury_staged(slot, id, batch, a.stages, reason, attempt - 1)
     batches[id] = {}
+    is_full = num_buried >= MAX_BURIED
     return
   end
   local rows = item_rows(stage, batch)
@@ -152,7 +155,7 @@ if last then take_again(last) end
 if items_taken == 0 then
   for _, open in ipairs(fence.window) do take_from(slot_of(open.iteration), open.iteration) end
 end
-if items_taken == 0 then return nothing() end
+if items_taken == 0 then return num_buried >= MAX_BURIED and { 'none', 0 } or nothing() end
 note_claimer(who, { claim = claim, found = found })
 for number in ipairs(a.stages) do redis.call('ZREM', WAITING, whole(number) .. '/' .. a.worker) end
 table.insert(values, 1, 'claimed')
@@ -167,10 +170,10 @@ local rollouts = batch.state == 'published' and batch.digest == a.digest and red
 if not rollouts then return { 'gone' } end
 return { 'read', rollouts }
 
--- put_rows: {stages, runs}; runs: of {stage, iteration, batch_id, of, items, inputs, digests}, items of a stage and a
---   batch; of: digest of the batch that the columns are made of; inputs: of each item, where its stage reads columns of others: the
---   digests of those that it is made of; digests: of each item's columns, where another stage reads them; payloads the packed columns of
---   each item
+-- put_rows: {stages, runs}; runs: of {stage, iteration, batch_id, of, items, has_inputs, digests}, items of a stage and a
+--   batch; of: digest of the batch that the columns are made of; has_inputs: whether its stage reads columns of others; digests: of each
+--   item's columns, where another stage reads them; payloads of each item its packed columns and, with has_inputs, the digests of the
+--   columns that it is made of, one behind the other
 --   -> {put, n x (accepted | again | divergent | not_ready | settled)}
 -- Content decides, not the lease: the first put of an item counts, of any worker, and a repeat writes nothing (I3).
 -- not_ready: what it was made of is not what stands there; settled: its batch is dead or another one, its iteration or job over.
@@ -191,18 +194,22 @@ local function input_names(stage, id, item, batch)
   end
   return names
 end
--- Which items of a run were made of the columns that stand there: a restart may have lost those, and others came.
-local function have_inputs(slot, run, batch)
-  local stage, names, expected, of, have = a.stages[run.stage], {}, {}, {}, {}
+-- Which items of a run were made of the columns that stand there: a restart may have lost those, and others came. told: of each item,
+-- the digests of the columns that it was made of, one behind the other.
+local function have_inputs(slot, run, batch, told)
+  local stage, names, ends, have, first = a.stages[run.stage], {}, {}, {}, 1
   for at, item in ipairs(run.items) do
-    local of_item, told = input_names(stage, run.batch_id, item, batch), run.inputs[at] or {}
-    have[at] = #of_item == #told
-    for number = 1, have[at] and #told or 0 do
-      names[#names + 1], expected[#expected + 1], of[#of + 1] = of_item[number], told[number], at
-    end
+    for _, name in ipairs(input_names(stage, run.batch_id, item, batch)) do names[#names + 1] = name end
+    ends[at] = #names
   end
-  for number, digest in ipairs(each_of('HMGET', slot.items, names)) do
-    if digest ~= expected[number] then have[of[number]] = false end
+  local digests = each_of('HMGET', slot.items, names)
+  for at in ipairs(run.items) do
+    local are_there, of_item = true, {}
+    for number = first, ends[at] do
+      are_there = are_there and digests[number] ~= false
+      of_item[#of_item + 1] = digests[number] or ''
+    end
+    have[at], first = are_there and table.concat(of_item) == told[at], ends[at] + 1
   end
   return have
 end
@@ -282,17 +289,17 @@ local function put(run, out)
   local slot = open_at(fence, run.iteration) and slot_of(run.iteration)
   local batch = slot and batch_of(slot, run.batch_id)
   if not batch or batch.state ~= 'published' or not batch.shape then slot, batch = nil, nil end
-  local members, there, scores, have, made, taken = {}, {}, {}, {}, {}, {}
+  local members, there, scores, have, made, taken, values, told = {}, {}, {}, {}, {}, {}, {}, {}
+  for at in ipairs(run.items) do values[at], told[at] = payload(), run.has_inputs and payload() or '' end
   if slot then
     for at, item in ipairs(run.items) do members[at] = member_of(run.stage, run.batch_id, item) end
     there = each_of('HMGET', slot.items, behind('c/', members))
     scores = each_of('ZMSCORE', slot.work, members)
-    have = have_inputs(slot, run, batch)
+    have = have_inputs(slot, run, batch, told)
   end
   for at, item in ipairs(run.items) do
-    local values = payload()
-    local outcome = outcome_of(run, batch, there[at] or made[item], values, scores[at], have[at])
-    taken[at] = outcome == 'accepted' and values
+    local outcome = outcome_of(run, batch, there[at] or made[item], values[at], scores[at], have[at])
+    taken[at] = outcome == 'accepted' and values[at]
     made[item] = made[item] or taken[at] or nil
     out[#out + 1] = outcome
   end

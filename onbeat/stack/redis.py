@@ -54,6 +54,8 @@ auto-aof-rewrite-percentage 100
 auto-aof-rewrite-min-size 256mb
 save ""
 maxmemory-policy noeviction
+databases 1
+maxmemory-clients 4gb
 daemonize no
 """
 SOCKET_NAME = "redis.sock"
