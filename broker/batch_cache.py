@@ -9,7 +9,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.connection.bounds import READ_AHEAD
 from contracts.rollouts import RolloutBatch
 
 CACHED_BATCHES = 4
@@ -49,6 +48,8 @@ class BatchCache:
 
 NO_ENTRY = "0-0"
 """Before every stream entry."""
+READ_AHEAD = 4
+"""Batches that waits may bring before they are claimed: they are megabytes."""
 
 
 class RolloutEntry(NamedTuple):

@@ -34,7 +34,7 @@ from contracts.spec_submission import fork_of
 
 IDEMPOTENCY_S = 24 * 3600
 MAX_REASON_CHARS = 2**16
-"""Of why a job ended; a longer one is cut."""
+"""The longest reason for which a job ends; a longer one is cut."""
 RECORDS_AT_ONCE = 16
 CREATIONS = 3
 """How often a submission is tried whose job is removed in the middle of it."""

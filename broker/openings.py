@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from broker.connection.bounds import DISPATCHED_AT_ONCE
 from broker.keys import batch_shape
 from contracts.encoding.wire import Record, encode
 from contracts.rollouts import PromptBatch
 
-CHUNK_BATCHES = DISPATCHED_AT_ONCE
-CHUNK_BYTES = 1 << 20
+CHUNK_BATCHES, CHUNK_BYTES = 256, 1 << 20
 """Most prompt batches, and their bytes, that one script dispatches: some milliseconds of the server."""
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.batch_cache import RolloutCursor, RolloutEntry
-from broker.connection.bounds import ASKED_AT_ONCE, READ_AHEAD, RESTORED_AT_ONCE
+from broker.batch_cache import READ_AHEAD, RolloutCursor, RolloutEntry
+from broker.connection.bounds import ASKED_AT_ONCE, RESTORED_AT_ONCE
 from broker.connection.client import Broker
 from broker.fence import FenceState, KnownVersion, read_fence
 from broker.keys import STAGE_BAND, JobKeys, OpenKeys, batch_field, chunk_field, item_fields

@@ -28,7 +28,7 @@ ASKED_AT_ONCE = 2048
 RESTORED_AT_ONCE = 16
 """Audit records that one `restore_chain` takes: one of a large iteration is nearly a megabyte."""
 READ_AHEAD = 4
-"""Batches that a trainer's waits may bring before it claims them: they are megabytes."""
+"""Batches that a trainer's waits may bring before it claims them (broker/batch_cache.py)."""
 MAX_VERSIONS = 64
 """Versions that one opening names: the window has 17, and as many may be announced ahead of it."""
 MAX_KEPT_VERSIONS = 10_000
@@ -55,11 +55,11 @@ class Bounds(NamedTuple):
     """How much one function takes in one call."""
 
     packed_bytes: int
-    """Of its small arguments, packed."""
+    """The bytes of its small arguments, packed."""
     payloads: int = 0
     """How many follow them."""
     payload_bytes: int = 0
-    """Of all payloads together."""
+    """The bytes of all payloads together."""
     lists: Mapping[str, int] = {}
     """List among the small arguments → its most elements. `runs.items` is the list `items` in each element of `runs`,
     which stands before it in the table."""

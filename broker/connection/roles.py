@@ -71,7 +71,7 @@ SCRIPT_ROLES: Mapping[str, tuple[str, ...]] = {
 
 EVERY_ROLE = "-@all +@connection -select -client +client|id +client|setname"
 """PING, HELLO, WAITAOF and the like; of CLIENT nothing that looks at, or ends, another's connection. Everything of ours
-is in database 0: what a role wrote into another one nobody would ever remove."""
+is in database 0: what a role wrote into another one would stay there for ever."""
 LOOK = (
     "+get +exists +hget +hexists +hmget +hgetall +hkeys +hvals +hlen +hstrlen +smembers"
     " +zrevrange +zrange +zcard +zcount +zscore +zmscore"

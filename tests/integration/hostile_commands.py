@@ -1,15 +1,17 @@
 """What the holder of a role's password may send to Redis: commands by hand that its rights allow, and function calls.
 
-Half of it is nearly honest, so that it gets past the first check; the rest is what breaks counters, streams and loops.
+Half of it is nearly honest, so that it gets past the first check; the rest is what breaks counters, streams and loops,
+or is large: `large_calls` has of each function what is at its bounds, and what is far beyond them.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from broker.connection.bounds import BOUNDS, MIB
 from broker.connection.roles import LOOK, RIGHTS, SCRIPT_ROLES, SEAL_MARK
 from broker.connection.script_texts import argument_names, function_name
 from contracts.encoding.wire import encode
@@ -28,6 +30,7 @@ VALUES: Sequence[Any] = (
     encode([1, 2, 3]),
     b"\x91" * 2000,
     "x" * 70_000,
+    b"x" * 3 * MIB,
 )
 FIELDS = (
     *("epoch", "owner", "lease_until", "committed", "num_slots", "window", "versions", "ledger_format"),
@@ -72,6 +75,8 @@ def function_call(draw: Draw, role: str, *, job_id: str, honest: dict[str, Any])
         True,
         [{}],
         [honest],
+        [honest] * 300,
+        [1] * 100_000,
         {"x": honest},
         *honest.values(),
     ]
@@ -80,8 +85,36 @@ def function_call(draw: Draw, role: str, *, job_id: str, honest: dict[str, Any])
         for word in argument_names(name)
     }
     slots = draw(["", "", "1", "2", "64", "0", "-1", "nan", "1e9"])
-    payloads = [draw(VALUES) for _ in range(draw([0, 1, 1, 2, 4]))]
+    num_payloads = draw([min(number, BOUNDS[name].payloads) for number in (0, 1, 2, 4)] + [5])
+    payloads = [draw(VALUES) for _ in range(num_payloads)]
     return ["FCALL", function_name(name), 0, draw([job_id, job_id, job_id, ""]), slots, encode(told), *payloads]
+
+
+FAR_BEYOND = 300_000
+"""Elements of a list, or payloads."""
+FAR_BEYOND_BYTES = 72 * MIB
+
+
+def large_calls(name: str, *, job_id: str, honest: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """(in words, call) of a function: each list of its arguments at its bound, then each thing that a call has far
+    beyond its bound. honest: as of `function_call`."""
+    bounds, told = BOUNDS[name], {word: honest.get(word) for word in argument_names(name)}
+    head = ["FCALL", function_name(name), 0, job_id, ""]
+    for path, most in bounds.lists.items():
+        for number in (most, FAR_BEYOND):
+            yield f"{number} {path}", [*head, encode(told | _grown(path.split("."), number, honest)), b""]
+    yield "arguments", [*head, encode(told | {"x": [1] * FAR_BEYOND_BYTES})]
+    yield "payloads", [*head, encode(told), *[b"x"] * FAR_BEYOND]
+    yield "a payload", [*head, encode(told), b"x" * FAR_BEYOND_BYTES]
+
+
+def _grown(path: Sequence[str], number: int, honest: dict[str, Any]) -> dict[str, Any]:
+    """The list at the path with so many elements; the lists that it lies in have one."""
+    name, *rest = path
+    if rest:
+        return {name: [honest | _grown(rest, number, honest)]}
+    element = {"stage": 1, "iteration": 0, "batch_id": "0/train/0", "item": 0, "claim": 1, "unit": "row", "after": []}
+    return {name: [element | {"items": [0], "of": "", "digests": [], "has_inputs": False}] * number}
 
 
 def drawing(seed: str) -> Draw:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -12,15 +13,15 @@ from redis.exceptions import ResponseError
 from broker.connection.client import connect
 from broker.connection.script_texts import function_name
 from broker.job_store import JobStore
-from broker.keys import MAX_SLOTS
+from broker.keys import MAX_SLOTS, STAGE_WORKERS, sealed_name
 from broker.leases import FailOutcome
-from broker.presence import Presence
+from broker.presence import Presence, StagePresence
 from broker.spans import report_spans
 from contracts.encoding.wire import encode
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError
 from contracts.events import TimelineSpan
 from contracts.jobs import JobState
-from contracts.monitor import GeneratorSeen
+from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
 from tests.integration.fence_parts import lose_prompts
@@ -32,6 +33,90 @@ from tests.integration.test_fence import DIGEST, Job, claimed, job_of
 def job(redis_server: EmbeddedRedis) -> Job:
     operator = connect(StackSettings(redis_url=redis_server.url))
     return job_of(operator, operator, operator)
+
+
+def sent(job: Job, function: str, *arguments: Any, of: str = "job") -> Any:
+    """Sends a function what a client of another make might, behind the job and its slots."""
+    return job.broker.redis.execute_command("FCALL", function_name(function), 0, of, "", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "problem"),
+    [
+        ("renew", [encode({"leases": [1] * 257})], "leases has 257 elements, and at most 256 are taken"),
+        ("renew", [encode({"leases": []}), b"x"], "1 payloads, and at most 0 are taken"),
+        ("renew", [b"x" * 65537], "65537 bytes of arguments, and at most 65536 are taken"),
+        ("report_spans", [encode({"max_reports": 1}), b"x" * 65537], "65537 bytes of payloads, and at most 65536"),
+        ("put_rows", [encode({"stages": [], "runs": [{"items": [1] * 257}]})], "items has 257 elements"),
+        ("put_rows", [encode({"stages": [{"after": [1] * 17}], "runs": []})], "after has 17 elements"),
+        (
+            "open_iteration",
+            [encode({"epoch": 1, "opening": {"batches": [1] * 257}, "versions": []})],
+            "batches has 257 elements",
+        ),
+    ],
+)
+def test_a_function_takes_no_more_than_its_bounds_whoever_calls_it(
+    job: Job, function: str, arguments: list[bytes], problem: str
+) -> None:
+    with pytest.raises(ResponseError, match=problem):
+        sent(job, function, *arguments)
+
+
+def test_a_function_is_called_with_a_job_slots_and_arguments(job: Job) -> None:
+    for words in ((), ("job",), ("job", "")):
+        with pytest.raises(ResponseError, match="is called with a job, a number of slots and its arguments"):
+            job.broker.redis.execute_command("FCALL", function_name("present"), 0, *words)
+    with pytest.raises(ResponseError, match="not a job id, or not a number of slots"):
+        job.broker.redis.execute_command("FCALL", function_name("present"), 0, "job", "1" * 33, encode({}))
+
+
+@pytest.mark.parametrize("leases", [7, "text", None, [1], [[1]], {"a": 1}])
+def test_arguments_of_another_shape_are_an_error_or_nothing(job: Job, leases: Any) -> None:
+    with contextlib.suppress(ResponseError):
+        sent(job, "renew", encode({"leases": leases}))
+    with pytest.raises(ResponseError):
+        sent(job, "renew", encode(leases))
+    assert job.broker.redis.ping()
+
+
+def test_one_claim_buries_no_more_dead_batches_than_hold_the_server_for_milliseconds(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=300), {0: DIGEST})
+    told: dict[str, Any] = {
+        **{"generator": "g1", "heard": 0, "lease_ms": 1000, "max_attempts": 0, "may_hedge": False, "max_rounds": 1},
+        **{"held_version": -1, "held_digest": "", "oldest_only": False, "is_idle": True, "engine": None},
+    }
+    answers = [job.broker.run("claim_prompt", job=job.job_id, **told) for _ in range(2)]
+    assert answers == [[b"none", 1], [b"none", -1]], "of the first more is to be looked at at once"
+    assert len(job.trainer.dead_batches(0)) == 300
+
+
+def test_one_claim_buries_no_more_staged_items_than_hold_the_server_for_a_moment(redis_server: EmbeddedRedis) -> None:
+    staged = open_job(redis_server, [external("judge"), external("other")], count=3)
+    ledger = staged.keys.slots[0].ledger
+    for batch in staged.publish_all(3):
+        packed: Any = staged.operator.redis.hget(ledger, batch.batch_id)
+        entry = msgspec.msgpack.decode(packed)
+        staged.operator.redis.hset(ledger, batch.batch_id, msgspec.msgpack.encode(entry | {"shape": "128x128"}))
+    told: dict[str, Any] = {
+        **{"worker": "s1", "heard": 0, "stage": 1, "name": "judge", "stages": staged.spec.stage_plan.for_scripts()},
+        **{"lease_ms": 1000, "max_attempts": 0, "max_rows": 8, "held": {}, "is_idle": True},
+    }
+    for num_dead in (1, 2, 3):
+        assert staged.operator.run("claim_rows", job=staged.job_id, **told) == [b"none", 0]
+        assert len(staged.trainer.dead_batches(0)) == num_dead
+    assert staged.operator.run("claim_rows", job=staged.job_id, **told) == [b"none", -1]
+
+
+def test_the_more_processes_are_known_the_less_each_may_say(job: Job) -> None:
+    presence = StagePresence(job.broker)
+    for number in range(400):
+        presence.beat(StageWorkerSeen(worker_id=f"w{number}", serves=(), leaves_alone={"job": "x" * 40_000}))
+    with pytest.raises(InvalidInput, match="says too much"):
+        presence.beat(StageWorkerSeen(worker_id="w400", serves=(), leaves_alone={"job": "x" * 50_000}))
+    presence.beat(StageWorkerSeen(worker_id="w400", serves=(), leaves_alone={"job": "x" * 40_000}))
+    presence.beat(StageWorkerSeen(worker_id="w399", serves=(), leaves_alone={"job": "y" * 40_000}))
+    job.broker.redis.delete(sealed_name(STAGE_WORKERS, job.broker.seal))
 
 
 def presented(job: Job, job_id: str, slots: str) -> Any:

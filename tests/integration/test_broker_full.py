@@ -18,7 +18,7 @@ from broker.job_store import JobStore
 from broker.monitor import job_status
 from broker.presence import Presence
 from broker.trainer_side import TrainerSide
-from contracts.errors import BrokerFull, BrokerUnavailable
+from contracts.errors import BrokerFull, BrokerUnavailable, InvalidInput
 from contracts.events import IterationCommitted, TrainerStarted
 from contracts.jobs import EvaluationScore, JobState
 from contracts.monitor import GeneratorSeen
@@ -66,6 +66,30 @@ def test_a_full_server_refuses_rollouts_and_new_jobs_until_there_is_room(broker:
     limit(broker, 0)
     assert generator.publish(claim, batch) is PublishOutcome.ACCEPTED
     assert "room" not in job_status(broker, job.job_id).reason
+
+
+def test_a_full_server_goes_on_hearing_those_that_it_knows_and_takes_few_new_ones(broker: Broker) -> None:
+    """A run may need another generator to go on; thousands of invented ones would fill what is left of the memory."""
+    presence = Presence(broker)
+    for number in range(40):
+        presence.beat(GeneratorSeen(worker_id=f"known {number}", doing="x" * 10_000))
+    limit(broker, 1)
+    presence.beat(GeneratorSeen(worker_id="known 7", doing="y" * 10_000))
+    with pytest.raises(InvalidInput, match="says too much"):
+        presence.beat(GeneratorSeen(worker_id="known 7", doing="y" * 10_100))
+    with pytest.raises(InvalidInput, match="says too much"):
+        presence.beat(GeneratorSeen(worker_id="new", doing="x" * 5000))
+    for number in range(24):
+        presence.beat(GeneratorSeen(worker_id=f"new {number}", doing="x" * 3000))
+    with pytest.raises(BrokerFull, match="maxmemory"):
+        presence.beat(GeneratorSeen(worker_id="one too many"))
+    presence.leave("known 7")
+    presence.beat(GeneratorSeen(worker_id="one too many"))
+    names = [generator.worker_id for generator in presence.live()]
+    assert len(names) == 64
+    assert "one too many" in names
+    limit(broker, 0)
+    presence.beat(GeneratorSeen(worker_id="another", doing="x" * 10_000))
 
 
 def test_a_full_server_answers_what_it_refuses_anyway_and_counts_it(broker: Broker, job: Job) -> None:

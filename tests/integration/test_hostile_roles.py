@@ -2,6 +2,7 @@
 
 Both jobs are driven as trainers, generators and stage workers do, a step at a time with hostile commands in between.
 The job that is attacked goes on, or ends by an error with a name; Redis answers all along, and so do those who look.
+No command keeps it from answering others for longer than a second.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
+from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import ResponseError
 
-from broker.connection.roles import GATEWAY, GENERATOR, ROLES, STAGE, TRAINER
+from broker.connection.bounds import MIB
+from broker.connection.roles import GATEWAY, GENERATOR, ROLES, SCRIPT_ROLES, STAGE, TRAINER
 from broker.job_search import find_jobs
 from broker.job_store import JobStore
 from broker.keys import wake_channel
@@ -32,7 +36,7 @@ from gateway.app import STACK
 from gateway.services import Services
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.stack_metrics.stream_report import stream_report
-from tests.integration.hostile_commands import Draw, by_hand, drawing, function_call
+from tests.integration.hostile_commands import Draw, by_hand, drawing, function_call, large_calls
 from tests.integration.stage_parts import GROUP_SIZE, NUM_GROUPS, NUM_ROWS, StagedJob, external, sampled
 
 SEEDS = range(40 if os.environ.get("CHAOS_LONG") else 3)
@@ -40,6 +44,8 @@ ITERATIONS, BATCHES = 3, 2
 BURST = 25
 """Commands between two steps."""
 ANSWER_S = 20.0
+COMMAND_S = 1.0
+"""Longest that one command may keep the server from others, in seconds of its CPU: a busy machine adds none."""
 ATTACKERS = (GENERATOR, STAGE, TRAINER, GATEWAY)
 
 
@@ -59,6 +65,7 @@ class Attacker:
         # Gateways and trainers are told the seal; the other roles guess.
         self._seal = server.seal if role in (GATEWAY, TRAINER) else "0" * 32
         self._secret = server.seal.encode()
+        self._process = psutil.Process(server.child.pid)
         self.num_done = 0
         """Commands that the server carried out."""
 
@@ -67,22 +74,32 @@ class Attacker:
         for _ in range(BURST):
             command = self._command()
             if command is not None:
-                try:
-                    answer: Any = self._client.execute_command(*command)
-                    self.num_done += 1
-                except ResponseError as error:
-                    answer = str(error)
-                if self._role in (GENERATOR, STAGE):
-                    assert self._secret not in repr(answer).encode()
+                self.send(command)
+
+    def send(self, command: list[Any]) -> None:
+        """Sends one command, and asserts that the server was busy with it for less than COMMAND_S."""
+        began_s = self._server_s()
+        try:
+            answer: Any = self._client.execute_command(*command)
+            self.num_done += 1
+        except ResponseError as error:
+            answer = str(error)
+        assert self._server_s() - began_s < COMMAND_S, repr(command)[:300]
+        if self._role in (GENERATOR, STAGE):
+            assert self._secret not in repr(answer).encode()
+
+    def _server_s(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
 
     def _command(self) -> list[Any] | None:
         job_id = self._job.job_id
         if self._draw([True, False]):
             return by_hand(self._draw, self._role, job_id=job_id, seal=self._seal)
-        return function_call(self._draw, self._role, job_id=job_id, honest=self._honest)
+        return function_call(self._draw, self._role, job_id=job_id, honest=self.honest)
 
     @property
-    def _honest(self) -> dict[str, Any]:
+    def honest(self) -> dict[str, Any]:
         item = {"stage": 1, "iteration": 0, "batch_id": "0/train/0", "item": 0, "attempt": 1}
         return {
             **item,
@@ -111,7 +128,7 @@ class Attacker:
             },
             **{"shape": f"{NUM_GROUPS}x{GROUP_SIZE}", "digest": "a" * 64, "max_waiting": 1000, "reason": "hostile"},
             **{"items": [item], "failed": item, "claims": [{"batch_id": "0/train/0", "iteration": 0, "entry": "1-1"}]},
-            **{"runs": [item | {"of": "a" * 64, "items": [0], "inputs": [], "digests": []}], "entry": "1-1"},
+            **{"runs": [item | {"of": "a" * 64, "items": [0], "has_inputs": False, "digests": []}], "entry": "1-1"},
             **{"kind": "generators", "id": "g1", "epoch": self._job.trainer.trainer_epoch, "command": "HSET"},
         }
 
@@ -207,6 +224,26 @@ def look(attacked: Driven, beside: Driven, run_root: Path) -> None:
     with contextlib.suppress(OnbeatError):
         job_status(operator, attacked.job.job_id)
         stream_report(operator, attacked.job.job_id)
+
+
+@pytest.mark.parametrize("function", sorted(SCRIPT_ROLES))
+def test_no_call_of_a_function_is_large_enough_to_keep_the_server_from_others(
+    function: str, server: EmbeddedRedis
+) -> None:
+    """Neither by what it brings, nor by a list that is as long as it may be; and none of it stays in memory."""
+    job = staged(server)
+    job.open(0, BATCHES)
+    job.publish()
+    memory = redis.Redis.from_url(server.url)
+    for role in SCRIPT_ROLES[function]:
+        attacker = Attacker(server, role, job, drawing(role))
+        for words, call in large_calls(function, job_id=job.job_id, honest=attacker.honest):
+            before: Any = memory.info("memory")
+            with contextlib.suppress(Disconnected):  # it sent more than the server holds of all clients
+                attacker.send(call)
+            after: Any = memory.info("memory")
+            grown = after["used_memory_dataset"] - before["used_memory_dataset"]
+            assert grown < 8 * MIB, f"{words}: {grown} bytes"
 
 
 @pytest.mark.parametrize("role", [GENERATOR, STAGE])

@@ -216,6 +216,7 @@ def attacks(job_id: str, seal: str = SEAL) -> dict[str, tuple[tuple[str, ...], t
             ("FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() end)"),
         ),
         "name a key to a function": (nobody, ("FCALL", "f", 1, keys.spec)),
+        "look into another database": (nobody, ("SELECT", 1)),
         "empty the server": (nobody, ("FLUSHALL",)),
         "empty the database": (nobody, ("FLUSHDB",)),
         "list the keys": (nobody, ("KEYS", "*")),
