@@ -85,7 +85,7 @@ local function require_short(holder, lists)
   end
 end
 
--- A call that is larger than connection/bounds.py allows ends before anything of it is decoded: nobody else is answered meanwhile.
+-- A call that is larger than connection/bounds.py allows ends before anything of it is decoded.
 local function require_size(arguments, bounds)
   local num_payloads, num_bytes = #arguments - 3, 0
   if num_payloads < 0 then return error('a function is called with a job, a number of slots and its arguments') end
