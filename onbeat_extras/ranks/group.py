@@ -25,7 +25,7 @@ from contracts.spec import JobSpec
 from onbeat.process.waiting import Waiting
 from onbeat.weights.publication import Publication, TensorSink
 from onbeat_extras.ranks import orders
-from onbeat_extras.ranks.orders import Exchange, idle_patience_s, join
+from onbeat_extras.ranks.orders import Exchange, Expected, idle_patience_s, join
 from onbeat_extras.ranks.rank import Rank, told
 
 END_GRACE_S = 5.0
@@ -60,6 +60,7 @@ class RankGroup(Ranks):
         self._num_training = 0
         self._trained: list[Trained] = []
         self._arrived: queue.SimpleQueue[orders.AnyAnswer | BaseException] = queue.SimpleQueue()
+        self._expected = Expected()
         self._round: list[RolloutBatch] = []
         """Batches that are not handed out yet."""
         self._rank_0 = Rank(exchange.for_another_thread(), learner, patience_s=patience_s)
@@ -134,7 +135,7 @@ class RankGroup(Ranks):
 
     def _hand_out(self) -> None:
         for batch in self._round:
-            self._exchange.order(orders.TrainBatch(batch=batch))
+            self._expected.handed_out(self._exchange.order(orders.TrainBatch(batch=batch)))
         if self.learner.lockstep is not None:
             self._exchange.order(orders.Idle(), copies=self._world_size - len(self._round))
         self._round.clear()
@@ -144,7 +145,7 @@ class RankGroup(Ranks):
 
         Raises the error that ended the order on any rank, what `check` raises, and Unavailable past answer_s.
         """
-        self._exchange.order(order, copies=self._world_size)
+        self._expected.told_all(self._exchange.order(order, copies=self._world_size))
         missing = set(range(self._world_size))
         waiting = Waiting("the ranks", deadline_s=self._answer_s, cure="raise timeouts.ranks_s")
         value = 0.0
@@ -170,10 +171,12 @@ class RankGroup(Ranks):
             case orders.Failed():
                 raise answer.error()
             case orders.HasTrained():
+                self._expected.check(answer)
                 self._num_training -= 1
                 self._trained.append(answer.trained)
                 return None
             case orders.Done():
+                self._expected.check(answer)
                 return answer
 
     def _listen(self, exchange: Exchange) -> None:

@@ -7,6 +7,12 @@
 MessagePack through the launcher's store. An order for every rank is in the queue once for each of them: they meet
 before they carry it out, so that none of them takes two. The records live as long as one group of one release. Where
 the ranks are those of several hosts, each record is signed with the group's key, and none names a folder.
+
+Each record has a number, so that a signed one can't be sent a second time, or in another order:
+
+    order     numbered by rank 0; a rank takes larger numbers alone, and its answers name the order that they answer
+    answer    numbered by its rank; rank 0 takes the next number of each rank alone, and one answer to an order for one
+              rank (`Expected`): an order that was sent again reached another rank, whose gradient would count twice
 """
 
 from __future__ import annotations
@@ -155,10 +161,20 @@ class End(OrderToAll, tag="end", frozen=True, kw_only=True):
 AnyOrder = TrainBatch | Idle | Begin | TrainAgain | Step | PublishWeights | Rest | Save | End
 
 
+class NumberedOrder(Record, frozen=True, kw_only=True):
+    """An order as it goes through the store."""
+
+    number: int
+    """From 1 on; the copies of an order for every rank have the same."""
+    order: AnyOrder
+
+
 class Answer(Record, tag_field="type", frozen=True, kw_only=True):
     """Base of a rank's answers."""
 
     rank: int
+    order: int
+    """The number of the order that it answers; 0 before the first one."""
 
 
 class HasTrained(Answer, tag="trained", frozen=True, kw_only=True):
@@ -182,8 +198,10 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
     cure: str | None
 
     @classmethod
-    def of(cls, rank: int, error: OnbeatError) -> Failed:
-        return cls(rank=rank, kind=type(error).__name__, problem=error.problem, field=error.field, cure=error.cure)
+    def of(cls, rank: int, order: int, error: OnbeatError) -> Failed:
+        # A class of another module stands there by the name of its base.
+        kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
+        return cls(rank=rank, order=order, kind=kind, problem=error.problem, field=error.field, cure=error.cure)
 
     def error(self) -> OnbeatError:
         """The error as it was raised on its rank."""
@@ -191,6 +209,50 @@ class Failed(Answer, tag="failed", frozen=True, kw_only=True):
 
 
 AnyAnswer = HasTrained | Done | Failed
+
+
+class NumberedAnswer(Record, frozen=True, kw_only=True):
+    """An answer as it goes through the store."""
+
+    number: int
+    """Its place among the answers of its rank, from 1 on."""
+    answer: AnyAnswer
+
+
+class SentAgain(Unavailable):
+    """An order or answer of this group came a second time, late, or after one that never came.
+
+    The trainer ends, and nothing of what its ranks hold is committed; another one starts.
+    """
+
+    def __init__(self, problem: str) -> None:
+        cure = "keep other programs off the network of the trainer's hosts (ONBEAT_NETWORK)"
+        super().__init__(f"{problem}: it was sent again, held back or taken away", field="ranks", cure=cure)
+
+
+class Expected:
+    """Which answers rank 0 waits for."""
+
+    def __init__(self) -> None:
+        self._batches: set[int] = set()
+        """The numbers of the orders for one rank that are not answered."""
+        self._of_all = 0
+        """The number of the newest order for every rank."""
+
+    def handed_out(self, number: int) -> None:
+        """Notes an order for one rank."""
+        self._batches.add(number)
+
+    def told_all(self, number: int) -> None:
+        """Notes an order for every rank."""
+        self._of_all = number
+
+    def check(self, answer: HasTrained | Done) -> None:
+        """Raises SentAgain for an answer to an order that is answered already, or that rank 0 never gave."""
+        if answer.order in self._batches and isinstance(answer, HasTrained):
+            self._batches.remove(answer.order)
+        elif answer.order != self._of_all:
+            raise SentAgain(f"rank {answer.rank} has carried out order {answer.order}, which is not open")
 
 
 def idle_patience_s(spec: JobSpec) -> float:
@@ -205,6 +267,14 @@ class Exchange:
         """seat: of a rank of several hosts."""
         self._store = store
         self._seat = seat
+        self._num_ordered = 0
+        """Orders that this end has given."""
+        self.newest_order = 0
+        """The number of the newest order that this end has taken."""
+        self._num_answered = 0
+        """Answers that this end has given."""
+        self._num_taken: dict[int, int] = {}
+        """Rank → how many of its answers this end has taken."""
         self.num_forged = 0
         """Messages that no rank of this group had signed, and that were dropped."""
 
@@ -212,16 +282,29 @@ class Exchange:
         """The same queues over a connection of their own."""
         return Exchange(self._store.clone(), self._seat)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def order(self, order: AnyOrder, *, copies: int = 1) -> None:
-        """Puts an order into the queue. Raises Unavailable where the launcher is gone, as every method here does."""
-        message = self._signed(ORDERS, encode(order))
+    def order(self, order: AnyOrder, *, copies: int = 1) -> int:
+        """Puts an order into the queue, and returns its number: one end alone gives a group its orders.
+
+        Raises Unavailable where the launcher is gone, as every method here does.
+        """
+        self._num_ordered += 1
+        message = self._signed(ORDERS, encode(NumberedOrder(number=self._num_ordered, order=order)))
         with store_errors():
             for _ in range(copies):
                 self._store.queue_push(ORDERS, message)
+        return self._num_ordered
 
     def next_order(self, timeout_s: float) -> AnyOrder:
-        """Takes the next order; raises Unavailable also after timeout_s."""
-        return decode(self._pop(ORDERS, timeout_s), AnyOrder)  # type: ignore[arg-type]
+        """Takes the next order.
+
+        Raises Unavailable also after timeout_s, and SentAgain for an order that isn't newer than the last one.
+        """
+        numbered = decode(self._pop(ORDERS, timeout_s), NumberedOrder)
+        if numbered.number <= self.newest_order:
+            kind = type(numbered.order).__name__
+            raise SentAgain(f"order {numbered.number} ({kind}) came behind order {self.newest_order}")
+        self.newest_order = numbered.number
+        return numbered.order
 
     def drop_orders(self) -> None:
         """Takes back the orders that no rank has taken up."""
@@ -230,13 +313,24 @@ class Exchange:
                 self._store.queue_pop(ORDERS, False)
 
     def answer(self, answer: AnyAnswer) -> None:
-        message = self._signed(ANSWERS, encode(answer))
+        """Puts an answer into the queue: one end alone gives the answers of a rank."""
+        self._num_answered += 1
+        message = self._signed(ANSWERS, encode(NumberedAnswer(number=self._num_answered, answer=answer)))
         with store_errors():
             self._store.queue_push(ANSWERS, message)
 
     def next_answer(self, timeout_s: float) -> AnyAnswer:
-        """Takes the next answer; raises Unavailable also after timeout_s."""
-        return decode(self._pop(ANSWERS, timeout_s), AnyAnswer)  # type: ignore[arg-type]
+        """Takes the next answer.
+
+        Raises Unavailable also after timeout_s, and SentAgain for one that isn't the next of its rank.
+        """
+        numbered = decode(self._pop(ANSWERS, timeout_s), NumberedAnswer)
+        rank = numbered.answer.rank
+        due = self._num_taken.get(rank, 0) + 1
+        if numbered.number != due:
+            raise SentAgain(f"answer {numbered.number} of rank {rank} came where its answer {due} is due")
+        self._num_taken[rank] = due
+        return numbered.answer
 
     def _pop(self, queue: str, timeout_s: float) -> bytes:
         with store_errors():

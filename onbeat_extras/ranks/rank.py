@@ -47,7 +47,7 @@ def follow(settings: StackSettings) -> int:
     except OnbeatError as error:
         # Rank 0 ends the job with this reason, if not with its own. A rank that died first would only end the group.
         log.error("%s", error)
-        member.exchange.answer(orders.Failed.of(member.place.rank, error))
+        member.exchange.answer(orders.Failed.of(member.place.rank, member.exchange.newest_order, error))
         while not isinstance(member.exchange.next_order(patience_s), orders.End):
             pass
         return TrainerExit.DONE
@@ -81,17 +81,27 @@ class Rank:
         """On rank 0 of several hosts what a Begin has restored, and where a Save writes."""
 
     def run(self) -> None:
-        """Returns at the End. Raises Unavailable past patience_s.
+        """Returns at the End. Raises Unavailable past patience_s, and SentAgain, which it answers before.
 
         An error of ours becomes an answer: rank 0 decides what becomes of the job.
         """
-        while not isinstance(order := self._exchange.next_order(self._patience_s), orders.End):
+        while not isinstance(order := self._next_order(), orders.End):
             try:
                 answer = self._carry_out(order)
             except OnbeatError as error:
-                answer = orders.Failed.of(self._learner.place.rank, error)
+                answer = self._failed(error)
             if answer is not None:
                 self._exchange.answer(answer)
+
+    def _next_order(self) -> orders.AnyOrder:
+        try:
+            return self._exchange.next_order(self._patience_s)
+        except orders.SentAgain as error:
+            self._exchange.answer(self._failed(error))
+            raise
+
+    def _failed(self, error: OnbeatError) -> orders.Failed:
+        return orders.Failed.of(self._learner.place.rank, self._exchange.newest_order, error)
 
     def _carry_out(self, order: orders.AnyOrder) -> orders.AnyAnswer | None:
         if not isinstance(order, (orders.Begin, orders.PublishWeights)):
@@ -100,12 +110,12 @@ class Rank:
             # A rank takes no second copy before all have met, so that each rank gets one.
             with store_errors():
                 dist.all_reduce(torch.zeros(1))
-        rank, value = self._learner.place.rank, 0.0
+        rank, number, value = self._learner.place.rank, self._exchange.newest_order, 0.0
         match order:
             case orders.TrainBatch():
                 trained = self._learner.train(order.batch)
                 self._keep_step()
-                return orders.HasTrained(rank=rank, trained=trained)
+                return orders.HasTrained(rank=rank, order=number, trained=trained)
             case orders.Idle():
                 self._keep_step()
                 return None
@@ -128,7 +138,7 @@ class Rank:
                 self._save(order.folder)
             case orders.End():
                 raise AssertionError("run has ended")
-        return orders.Done(rank=rank, value=value)
+        return orders.Done(rank=rank, order=number, value=value)
 
     def _shared_checkpoint(self, order: orders.Begin, state: CheckpointState) -> Checkpoint:
         """The checkpoint that rank 0 has read: its tensors come when they are asked for, by all ranks in one order."""
@@ -152,7 +162,9 @@ class Rank:
     def _train_again(self, mini_batch: int) -> None:
         # The lease needs no check here: rank 0's main thread looks after it meanwhile.
         for trained in self._learner.train_again(lambda: None, mini_batch):
-            self._exchange.answer(orders.HasTrained(rank=self._learner.place.rank, trained=trained))
+            self._exchange.answer(
+                orders.HasTrained(rank=self._learner.place.rank, order=self._exchange.newest_order, trained=trained)
+            )
         self._keep_step()
 
     def _step(self, order: orders.Step) -> float:

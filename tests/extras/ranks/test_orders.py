@@ -19,7 +19,22 @@ from contracts.errors import Unavailable
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat_extras.ranks import orders
 from onbeat_extras.ranks.group import RankGroup
-from onbeat_extras.ranks.orders import ANSWERS, ORDERS, Begin, Done, Exchange, Rest, Save, Seat
+from onbeat_extras.ranks.orders import (
+    ANSWERS,
+    ORDERS,
+    Begin,
+    Done,
+    Exchange,
+    Expected,
+    Failed,
+    HasTrained,
+    NumberedOrder,
+    Rest,
+    Save,
+    Seat,
+    SentAgain,
+)
+from onbeat_extras.ranks.rank import Rank
 from tests.unit.consumer.ranks.test_base import MEMBERS, public
 
 SEAT = Seat(sealed=7, key="ab" * 32, environment={})
@@ -51,8 +66,8 @@ def test_a_group_has_the_members_of_ranks_and_no_other() -> None:
 
 
 def test_an_answer_is_no_order_and_a_changed_byte_is_no_message(store: TCPStore) -> None:
-    answer = SEAT.signed(ANSWERS, encode(Done(rank=1, value=0.0)))
-    assert SEAT.opened(ANSWERS, answer) == encode(Done(rank=1, value=0.0))
+    answer = SEAT.signed(ANSWERS, encode(Done(rank=1, order=1, value=0.0)))
+    assert SEAT.opened(ANSWERS, answer) == encode(Done(rank=1, order=1, value=0.0))
     assert SEAT.opened(ORDERS, answer) is None
     for at in (0, 31, 32, len(answer) - 1):
         changed = bytearray(answer)
@@ -69,7 +84,89 @@ def test_a_rank_that_waits_at_the_store_has_a_deadline(store: TCPStore) -> None:
 
 def test_ranks_of_one_host_sign_nothing(store: TCPStore) -> None:
     Exchange(store).order(Rest())
-    assert bytes(store.queue_pop(ORDERS)) == encode(Rest())
+    assert bytes(store.queue_pop(ORDERS)) == encode(NumberedOrder(number=1, order=Rest()))
+
+
+def recorded(store: TCPStore, queue: str, count: int) -> list[bytes]:
+    """What lies in a queue, as another program that reaches the store may keep it; it is put back."""
+    messages = [bytes(store.queue_pop(queue)) for _ in range(count)]
+    for message in messages:
+        store.queue_push(queue, message)
+    return messages
+
+
+def test_an_order_that_was_recorded_and_sent_again_is_refused_by_its_number(store: TCPStore) -> None:
+    rank_0, rank = Exchange(store, SEAT), Exchange(store, SEAT)
+    rank_0.order(Save(folder=""))
+    (message,) = recorded(store, ORDERS, 1)
+    assert rank.next_order(DEADLINE_S) == Save(folder="")
+    store.queue_push(ORDERS, message)
+    with pytest.raises(SentAgain, match=r"ranks: order 1 \(Save\) came behind order 1: it was sent again"):
+        rank.next_order(DEADLINE_S)
+
+
+def test_an_order_that_was_held_back_behind_a_later_one_is_refused(store: TCPStore) -> None:
+    rank_0, rank = Exchange(store, SEAT), Exchange(store, SEAT)
+    rank_0.order(Save(folder=""))
+    late = bytes(store.queue_pop(ORDERS))
+    rank_0.order(Rest())
+    store.queue_push(ORDERS, late)
+    assert rank.next_order(DEADLINE_S) == Rest()
+    with pytest.raises(SentAgain, match=r"order 1 \(Save\) came behind order 2"):
+        rank.next_order(DEADLINE_S)
+
+
+def test_an_answer_that_was_recorded_and_sent_again_or_taken_away_is_refused(store: TCPStore) -> None:
+    rank_0, other, rank = Exchange(store, SEAT), Exchange(store, SEAT), Exchange(store, SEAT)
+    rank.answer(Done(rank=1, order=4, value=1.0))
+    (message,) = recorded(store, ANSWERS, 1)
+    other.answer(Done(rank=2, order=4, value=0.0))
+    assert [rank_0.next_answer(DEADLINE_S).rank for _ in range(2)] == [1, 2]
+    store.queue_push(ANSWERS, message)
+    with pytest.raises(SentAgain, match="answer 1 of rank 1 came where its answer 2 is due"):
+        rank_0.next_answer(DEADLINE_S)
+    rank.answer(Done(rank=1, order=5, value=1.0))
+    store.queue_pop(ANSWERS)
+    rank.answer(Done(rank=1, order=6, value=1.0))
+    with pytest.raises(SentAgain, match="answer 3 of rank 1 came where its answer 2 is due"):
+        rank_0.next_answer(DEADLINE_S)
+
+
+def test_a_batch_that_two_ranks_have_trained_is_noticed_by_the_second_answer() -> None:
+    """Its gradient stands in both ranks' sums: the order was sent again, and reached a rank that had not taken it."""
+    expected, trained = Expected(), HasTrained(rank=1, order=2, trained=None)  # type: ignore[arg-type]
+    expected.handed_out(2)
+    expected.told_all(3)
+    expected.check(trained)
+    expected.check(Done(rank=0, order=3, value=0.0))
+    for answer in (msgspec.structs.replace(trained, rank=2), Done(rank=1, order=1, value=0.0)):
+        with pytest.raises(SentAgain, match=f"rank {answer.rank} has carried out order {answer.order}, which is not"):
+            expected.check(answer)
+
+
+def test_rank_0_refuses_the_second_answer_to_an_order_for_one_rank() -> None:
+    group = object.__new__(RankGroup)
+    group._expected, group._num_training, group._trained = Expected(), 1, []
+    group._expected.handed_out(1)
+    group._take(HasTrained(rank=1, order=1, trained=None))  # type: ignore[arg-type]
+    with pytest.raises(SentAgain, match="rank 2 has carried out order 1"):
+        group._take(HasTrained(rank=2, order=1, trained=None))  # type: ignore[arg-type]
+
+
+def test_a_rank_that_is_sent_an_order_again_tells_rank_0_and_ends(store: TCPStore) -> None:
+    rank_0, exchange = Exchange(store, SEAT), Exchange(store, SEAT)
+    learner = SimpleNamespace(place=SimpleNamespace(rank=1))
+    rank = Rank(exchange, learner, patience_s=DEADLINE_S)  # type: ignore[arg-type]
+    rank_0.order(Rest())
+    (message,) = recorded(store, ORDERS, 1)
+    exchange.next_order(DEADLINE_S)
+    store.queue_push(ORDERS, message)
+    with pytest.raises(SentAgain):
+        rank.run()
+    answer = rank_0.next_answer(DEADLINE_S)
+    assert isinstance(answer, Failed)
+    assert type(answer.error()) is Unavailable
+    assert "order 1 (Rest) came behind order 1" in str(answer.error())
 
 
 def test_a_job_that_another_group_told_is_not_taken() -> None:
