@@ -80,6 +80,20 @@ def test_arguments_of_another_shape_are_an_error_or_nothing(job: Job, leases: An
     assert job.broker.redis.ping()
 
 
+def test_what_is_no_record_in_a_list_of_records_is_left_to_the_function(job: Job) -> None:
+    assert sent(job, "put_rows", encode({"stages": [1], "runs": []}), of=job.job_id) == [b"put"]
+
+
+def test_no_more_processes_are_known_than_a_reader_can_read_and_none_by_a_long_name(job: Job) -> None:
+    key = sealed_name(STAGE_WORKERS, job.broker.seal)
+    told = {"kind": STAGE_WORKERS, "id": "w" * 257}
+    assert sent(job, "beat", encode(told), b"alive") == [b"full"]
+    job.broker.redis.hset(key, mapping={f"w{number}": "0 x" for number in range(10_000)})
+    assert sent(job, "beat", encode(told | {"id": "new"}), b"alive") == [b"full"]
+    assert sent(job, "beat", encode(told | {"id": "w7"}), b"alive") == [b"beaten"]
+    job.broker.redis.delete(key)
+
+
 def test_one_claim_buries_no_more_dead_batches_than_hold_the_server_for_milliseconds(job: Job) -> None:
     job.trainer.open_iteration(job.opening(0, count=300), {0: DIGEST})
     told: dict[str, Any] = {

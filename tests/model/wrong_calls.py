@@ -10,11 +10,16 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
+import pytest
 from msgspec.structs import replace
+from redis.exceptions import ResponseError
 
+from broker.connection.bounds import MAX_LEASES
 from broker.connection.client import Broker
+from broker.connection.script_texts import function_name
 from broker.generator_side import Claim, GeneratorSide
 from broker.trainer_side import TrainerSide
+from contracts.encoding.wire import encode
 from tests.builders import manifest
 from tests.integration.fence_parts import set_claim_times, set_typical_time
 from tests.model import fence, table
@@ -342,11 +347,15 @@ class Others:
         )
 
     def _renews_its_leases(self, state: State, sides: list[GeneratorSide], late: Late) -> WrongCall:
-        """Renews all of its generator's claims. A copy that is not known to be lost is held by a mark of its own."""
+        """Renews all of its generator's claims, after a call that names more than one call may.
+
+        A copy that is not known to be lost is held by a mark of its own.
+        """
         mine = [one for one in self.claims if one.who == late.who]
         states = [table.renew(state.server, self._in_model(one), late.who, OFF)[0] for one in mine]
 
         def real() -> str:
+            self._renew_too_many(sides[late.who], late.claim)
             renewal = sides[late.who].renew([one.claim for one in mine])
             found = [
                 "lost" if one.claim in renewal.lost else "settled" if one.claim in renewal.settled else "held"
@@ -358,6 +367,13 @@ class Others:
             return " ".join(found)
 
         return WrongCall("renews its leases", lambda server: (" ".join(states), server), real)
+
+    def _renew_too_many(self, side: GeneratorSide, claim: Claim) -> None:
+        """Sends what no client of ours does: the function refuses it before it looks at any of the leases."""
+        packed = encode({"leases": [side._lease_of(claim)] * (MAX_LEASES + 1)})
+        words = ("FCALL", function_name("renew"), 0, claim.prompt_batch.job_id, "", packed)
+        with pytest.raises(ResponseError, match=f"at most {MAX_LEASES} are taken"):
+            self._broker.redis.execute_command(*words)
 
     def _asks_in_vain(self, state: State, sides: list[GeneratorSide]) -> WrongCall | None:
         """Claims where all that is left is leased, also where it could get a copy of what it holds itself."""

@@ -142,7 +142,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "broker/scripts/generator.lua": (*FENCE, "tests/integration/test_memory_by_age.py"),
     "broker/scripts/hosts.lua": HOSTS,
     "broker/scripts/jobs.lua": (*FENCE, *REMOVAL),
-    "broker/scripts/presence.lua": FENCE,
+    "broker/scripts/presence.lua": ("tests/integration/test_spans.py", *FENCE),
     "broker/scripts/prelude.lua": (
         *HOSTS,
         *FENCE,
