@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
+from broker import generator_side
 from broker.connection.client import connect
 from broker.connection.script_texts import function_name
-from broker.job_store import JobStore
+from broker.generator_side import PublishOutcome
+from broker.job_store import MAX_REASON_CHARS, JobStore
 from broker.keys import MAX_SLOTS, STAGE_WORKERS, sealed_name
 from broker.leases import FailOutcome
 from broker.presence import Presence, StagePresence
@@ -24,9 +26,9 @@ from contracts.jobs import JobState
 from contracts.monitor import GeneratorSeen, StageWorkerSeen
 from contracts.settings import StackSettings
 from onbeat.stack.redis import EmbeddedRedis
-from tests.integration.fence_parts import lose_prompts
+from tests.integration.fence_parts import lose_prompts, set_typical_time
 from tests.integration.stage_parts import external, open_job
-from tests.integration.test_fence import DIGEST, Job, claimed, job_of
+from tests.integration.test_fence import DIGEST, Job, answer_to, claimed, job_of
 
 
 @pytest.fixture
@@ -103,6 +105,35 @@ def test_one_claim_buries_no_more_dead_batches_than_hold_the_server_for_millisec
     answers = [job.broker.run("claim_prompt", job=job.job_id, **told) for _ in range(2)]
     assert answers == [[b"none", 1], [b"none", -1]], "of the first more is to be looked at at once"
     assert len(job.trainer.dead_batches(0)) == 300
+
+
+def test_a_generator_that_holds_a_thousand_batches_is_not_looked_past_for_a_hedge(job: Job) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1030), {0: DIGEST})
+    many, other = job.generator("many"), job.generator("other")
+    for _ in range(1029):
+        claimed(many, 3600.0)
+    late = claimed(other, 3600.0)
+    set_typical_time(job.broker, job.broker.job_keys(job.job_id), 0.0)
+    assert many.claim(3600.0, hedge=True) is None
+    assert late.prompt_batch.batch_id != claimed(job.generator("third"), 3600.0, hedge=True).prompt_batch.batch_id
+
+
+def test_a_batch_that_no_value_of_redis_holds_is_refused_before_it_is_sent(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.trainer.open_iteration(job.opening(0, count=1), {0: DIGEST})
+    generator = job.generator()
+    claim = claimed(generator, 10)
+    batch = answer_to(claim.prompt_batch, "g1", attempt=claim.attempt)
+    monkeypatch.setattr(generator_side, "BATCH_BYTES", 10)
+    assert generator.publish(claim, batch) is PublishOutcome.OVERSIZE
+    monkeypatch.undo()
+    assert generator.publish(claim, batch) is PublishOutcome.ACCEPTED
+
+
+def test_a_reason_of_any_length_ends_a_job(job: Job) -> None:
+    JobStore(job.broker).fail(job.job_id, "x" * 5_000_000)
+    assert len(JobStore(job.broker).fields(job.job_id)["reason"]) == MAX_REASON_CHARS
 
 
 def test_one_claim_buries_no_more_staged_items_than_hold_the_server_for_a_moment(redis_server: EmbeddedRedis) -> None:
