@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -50,6 +48,11 @@ class Component(Record, tag_field="type", frozen=True, kw_only=True):
         return stated_score(self.on_unscorable)
 
     @property
+    def patterns(self) -> dict[str, str]:
+        """Its regular expressions, by their keys. A decode compiles none of them: that may take minutes."""
+        return {}
+
+    @property
     def name(self) -> str:
         """Name in the reward breakdown; two components of one type are told apart by their position."""
         return str(self.__struct_config__.tag)
@@ -76,10 +79,33 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     """1.0 if the pattern is found in the completion, else 0.0. A named group `answer` must equal the reference."""
 
     pattern: Pattern
-    """Python regular expression, searched anywhere in the completion."""
+    """Python regular expression, searched anywhere in the completion. Patterns without look-around and back-references
+    are matched in linear time."""
 
-    def __post_init__(self) -> None:
-        _check_pattern(self.pattern)
+    @property
+    def patterns(self) -> dict[str, str]:
+        return {"pattern": self.pattern}
+
+    @property
+    def compares(self) -> bool:
+        """True if the pattern seems to have a group `answer`, read as text: a decode compiles nothing."""
+        opening = "(?P<answer>"
+        at = 0
+        class_begins = -1  # where a bracket would end the class that is open here; -1 outside classes
+        while at < len(self.pattern):
+            if self.pattern[at] == "\\":
+                at += 2
+                continue
+            if class_begins >= 0:
+                # A bracket that stands first in a class is one of its members.
+                is_end = self.pattern[at] == "]" and at > class_begins
+                class_begins = -1 if is_end else class_begins
+            elif self.pattern[at] == "[":
+                class_begins = at + 2 if self.pattern.startswith("[^", at) else at + 1
+            elif self.pattern.startswith(opening, at):
+                return True
+            at += 1
+        return False
 
 
 class FormatReward(Component, tag="format", frozen=True, kw_only=True):
@@ -88,8 +114,9 @@ class FormatReward(Component, tag="format", frozen=True, kw_only=True):
     pattern: Pattern
     """Python regular expression that the whole completion must match."""
 
-    def __post_init__(self) -> None:
-        _check_pattern(self.pattern)
+    @property
+    def patterns(self) -> dict[str, str]:
+        return {"pattern": self.pattern}
 
 
 class LengthReward(Component, tag="length", frozen=True, kw_only=True):
@@ -135,8 +162,9 @@ class ReasoningGymReward(Component, tag="reasoning_gym", frozen=True, kw_only=Tr
     answer_pattern: Pattern = r"(?s)<answer>\s*(?P<answer>.*?)\s*</answer>"
     """The last match's group `answer` is scored; "" scores the whole completion."""
 
-    def __post_init__(self) -> None:
-        _check_pattern(self.answer_pattern)
+    @property
+    def patterns(self) -> dict[str, str]:
+        return {"answer_pattern": self.answer_pattern}
 
 
 class MathVerifyReward(Component, tag="math_verify", frozen=True, kw_only=True):
@@ -233,8 +261,18 @@ class RewardRequest(Record, frozen=True, kw_only=True):
 
 
 UnscorableReason = Literal[
-    "timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point", "too_complex"
+    "timeout", "crashed", "raised", "not_finite", "bad_reference", "unknown_entry_point", "too_complex", "bad_pattern"
 ]
+"""Why a scorer has no score:
+
+timeout              it took longer than its deadline, and its process was killed
+crashed              its process died
+raised               the scorer raised an exception
+not_finite           its score is NaN, or too large for sums
+bad_reference        the reference can't be compared with anything
+unknown_entry_point  the plug-in isn't there, or can't be imported or called
+too_complex          the comparison would take more time or memory than any item has
+bad_pattern          the pattern is no regular expression"""
 UP_TO_LUCK: frozenset[str] = frozenset({"timeout", "crashed"})
 """Reasons, an environment's too, that another try or machine may not meet. The others are in the item itself."""
 EnvironmentReason = Literal["invalid_reply", "oversize", "rewritten"]
@@ -337,14 +375,6 @@ def breakdown_names(components: tuple[RewardComponent, ...]) -> tuple[str, ...]:
         seen = sum(name == component.name or name.startswith(f"{component.name}_") for name in names)
         names.append(component.name if not seen else f"{component.name}_{seen + 1}")
     return tuple(names)
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # `[[a]`: a client's text is no news
-            re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:  # `a{9999999999}`, and thousands of nested groups
-        raise ValueError(f"`{pattern}` is not a regular expression: {error}") from error
 
 
 class RewardSpec(Record, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import symtable
+import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TypeVar
@@ -28,7 +29,10 @@ from contracts.jobs import ResumeRequest
 from contracts.monitor import GeneratorSeen
 from contracts.rewards import (
     NO_NUMBER,
+    UP_TO_LUCK,
     PluginReward,
+    RegexReward,
+    RewardComponent,
     RewardItem,
     RewardRequest,
     RewardResponse,
@@ -48,6 +52,7 @@ from onbeat.kernels_of_machine import matmul_of_machine
 from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.openings import check_determinism
+from onbeat.scoring.patterns import takes_re2
 from onbeat.weights.model_path import check_files
 
 T = TypeVar("T")
@@ -55,7 +60,17 @@ N = TypeVar("N", PluginReward, EnvironmentSpec)
 ENVIRONMENT_TIMEOUT_S = 15.0
 """The reward service may have to import the environment; a submission waits no longer."""
 PLUGINS_TIMEOUT_S = 4.0
-"""What takes longer to import is not refused at a submission."""
+"""What takes longer to score an empty completion is not refused at a submission."""
+PATTERN_COMPILE_S = 2.0
+"""The most that Python's `re` may take for a pattern."""
+PATTERNS_TIMEOUT_S = 10.0
+"""The same for all patterns of a job."""
+TRIAL_TIMEOUT_S = 15.0
+"""The reward service may have to start a process; a submission waits for it no longer."""
+PATTERN_CURE = (
+    "make it shorter; without look-around, back-references, and (?i) in front of characters beyond ASCII, it needs "
+    "milliseconds"
+)
 TRIAL = RewardItem(prompt="", completion="", reference="")
 MAX_ROWS_BYTES = 4 * 2**20
 MAX_SOURCE_BYTES = 65536
@@ -244,35 +259,69 @@ def _with_source(named: N, name: str, settings: StackSettings, field: str, key: 
     return changed(named, source=source)
 
 
+def check_patterns(spec: JobSpec, settings: StackSettings) -> None:
+    """Raises InvalidInput for a pattern that is no regular expression, or that takes too long to compile.
+
+    RE2 compiles in this thread what it takes, in milliseconds and bounded memory. Any other pattern is compiled by the
+    reward service, in a cage under a deadline. A service that is away is no reason to refuse a job.
+    """
+    ends_s = time.monotonic() + PATTERNS_TIMEOUT_S
+    for index, component in enumerate(spec.reward.components):
+        for key, pattern in component.patterns.items():
+            if not takes_re2(pattern):
+                _check_in_cage(pattern, settings, field=f"reward.components[{index}].{key}", ends_s=ends_s)
+
+
+def _check_in_cage(pattern: str, settings: StackSettings, *, field: str, ends_s: float) -> None:
+    """ends_s: monotonic time by which all patterns of the job are to be compiled."""
+    if time.monotonic() > ends_s:
+        problem = f"its turn to be compiled did not come within {PATTERNS_TIMEOUT_S:g} s, since others took so long"
+        raise InvalidInput(problem, field=field, cure=PATTERN_CURE)
+    trial = (RegexReward(pattern=pattern),)
+    failure = _tried(trial, settings, item_timeout_s=PATTERN_COMPILE_S, timeout_s=TRIAL_TIMEOUT_S)
+    if failure is None:
+        return
+    if failure.reason == "bad_pattern":
+        raise InvalidInput(failure.detail.removeprefix("pattern: "), field=field)
+    if failure.reason in UP_TO_LUCK:
+        problem = f"Python's `re` does not compile it within {PATTERN_COMPILE_S:g} s: {failure.detail}"
+        raise InvalidInput(problem, field=field, cure=PATTERN_CURE)
+
+
 def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
     """Raises InvalidInput for a plug-in that the reward service does not have, can't import or call, or that answers an
     empty completion with what is no number, where that would fail its batch.
 
-    A reward service that is away is no reason to refuse a job, which may wait for it: then its generators find out.
+    A module that the call itself imports, and that isn't there, counts as well. A reward service that is away is no
+    reason to refuse a job, which may wait for it: then its generators find out.
     """
     components = spec.reward.components
     plugins = tuple(component for component in components if isinstance(component, PluginReward))
-    tried = _tried(plugins, settings) if plugins else None
-    if tried is None:
+    if not plugins:
         return
-    found = plugins[breakdown_names(plugins).index(tried.component)]
-    is_no_number = tried.detail.endswith(NO_NUMBER) and found.on_unscorable == "fail"
-    if is_no_number or tried.reason == "unknown_entry_point":
-        place = f"reward.components[{components.index(found)}].entry_point"
-        raise InvalidInput(tried.detail.removeprefix("entry_point: "), field=place)
+    failure = _tried(plugins, settings, item_timeout_s=PLUGINS_TIMEOUT_S, timeout_s=TRIAL_TIMEOUT_S)
+    if failure is None or not failure.component:
+        return
+    plugin = plugins[breakdown_names(plugins).index(failure.component)]
+    is_no_number = failure.detail.endswith(NO_NUMBER) and plugin.on_unscorable == "fail"
+    if is_no_number or failure.reason == "unknown_entry_point":
+        place = f"reward.components[{components.index(plugin)}].entry_point"
+        raise InvalidInput(failure.detail.removeprefix("entry_point: "), field=place)
 
 
-def _tried(plugins: tuple[PluginReward, ...], settings: StackSettings) -> Unscorable | None:
-    """Scores an empty completion by them; None where that went well, or the service does not say."""
+def _tried(
+    components: tuple[RewardComponent, ...], settings: StackSettings, *, item_timeout_s: float, timeout_s: float
+) -> Unscorable | None:
+    """Scores an empty completion by them; None where that went well, or the service does not say within timeout_s."""
     headers = {"Authorization": f"Bearer {settings.reward_key}", "Content-Type": JSON, "Accept": JSON}
-    request = encode_json(RewardRequest(components=plugins, items=(TRIAL,), item_timeout_s=PLUGINS_TIMEOUT_S))
+    request = encode_json(RewardRequest(components=components, items=(TRIAL,), item_timeout_s=item_timeout_s))
     try:
-        with make_client(settings.reward_url, headers=headers, timeout=PLUGINS_TIMEOUT_S) as http:
+        with make_client(settings.reward_url, headers=headers, timeout=timeout_s) as http:
             answer = http.post("/v1/score", content=request)
         if answer.status_code != HTTPStatus.OK:
             raise ContractViolation(f"it answered {answer.status_code}")
         (result,) = decode_json(answer.content, RewardResponse).results
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
-        log.warning("the reward service does not try a job's plug-ins, so they are not checked: %s", error)
+        log.warning("the reward service does not try a job's plug-ins or patterns, so they are not checked: %s", error)
         return None
     return result if isinstance(result, Unscorable) else None

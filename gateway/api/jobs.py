@@ -25,7 +25,7 @@ from contracts.spec_submission import check_submitted
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
-from gateway.submission import check_environment, check_plugins
+from gateway.submission import check_environment, check_patterns, check_plugins
 from onbeat.http_service.access import OPERATOR
 from onbeat.http_service.bodies import json_answer
 from onbeat.prompts.examples import check_job
@@ -159,6 +159,7 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     submission.check_fork(spec, services.settings, services.jobs)
     submission.check_generators(spec, Presence(services.broker).live())
     spec = submission.with_sources(spec, services.settings)
+    check_patterns(spec, services.settings)
     check_plugins(spec, services.settings)
     check_environment(spec, services.settings)
     return spec

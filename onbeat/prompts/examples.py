@@ -142,7 +142,7 @@ def check_reference(component: rewards.RewardComponent, *, reference: str, task_
     """Raises InvalidInput, with the cure, for what the component refuses whatever a model answers."""
     if isinstance(component, rewards.NumericReward) and read_number(reference) is None:
         raise InvalidInput("`numeric` finds no number in the reference", cure="write it as 42, -1,234, 1/2 or 2.5e-3")
-    has_group = isinstance(component, rewards.RegexReward) and "answer" in re.compile(component.pattern).groupindex
+    has_group = isinstance(component, rewards.RegexReward) and component.compares
     if (has_group or isinstance(component, rewards.ExactReward | rewards.MathVerifyReward)) and not reference.strip():
         reader = "the pattern's group `answer`" if has_group else f"`{component.name}`"
         raise InvalidInput(f"{reader} needs a reference, and it is empty", cure="fill it in")

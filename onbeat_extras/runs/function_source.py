@@ -23,6 +23,8 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -104,6 +106,15 @@ class _Module:
                 self._add(used, self._names[used])
         self.definitions.append(f"\n\n{text.rstrip()}")
 
+    def _check_installed(self, name: str, module: str) -> None:
+        """Raises InvalidInput for what the process that runs the text can't import."""
+        if _is_next_to_program(module):
+            raise InvalidInput(
+                f"uses `{name}` of {module}, a module next to the program, which isn't there where the function runs",
+                field=self._field,
+                cure="put the helper into the same file, or install it where the reward service runs",
+            )
+
     def _add(self, name: str, value: Any) -> None:
         home, there = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if isinstance(value, FunctionType | type) and home == self._home:
@@ -111,8 +122,10 @@ class _Module:
             return
         self._done.add(name)
         if isinstance(value, ModuleType):
+            self._check_installed(name, value.__name__)
             self.imports.append(f"import {value.__name__} as {name}")
         elif there and home != "__main__" and getattr(sys.modules.get(home or ""), there, None) is value:
+            self._check_installed(name, home or "")
             self.imports.append(f"from {home} import {there} as {name}")
         elif isinstance(value, re.Pattern):
             self._done.add("re")
@@ -126,6 +139,19 @@ class _Module:
                 field=self._field,
                 cure="make it within the function, or put both into a file of their own below the model root",
             )
+
+
+def _is_next_to_program(module: str) -> bool:
+    """Returns True for a module that is found only since it lies in the folder of the program that runs."""
+    top = module.partition(".")[0]
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if not program or not file:
+        return False
+    # A package's file is the `__init__.py` of its folder.
+    folder = Path(file).resolve().parent
+    home = folder.parent if Path(file).name == "__init__.py" else folder
+    return home == Path(program).resolve().parent and top not in packages_distributions()
 
 
 def _text_of(value: FunctionType | type) -> str:

@@ -121,7 +121,7 @@ export interface CompletionView {
   text: string;
   reward: number;
   reward_breakdown: Record<string, number>;
-  unscorable: Record<string, (("bad_reference" | "crashed" | "not_finite" | "raised" | "timeout" | "too_complex" | "unknown_entry_point") | ("invalid_reply" | "oversize" | "rewritten") | ("no_answer" | "not_finite" | "out_of_range" | "refused" | "too_long"))>;
+  unscorable: Record<string, (("bad_pattern" | "bad_reference" | "crashed" | "not_finite" | "raised" | "timeout" | "too_complex" | "unknown_entry_point") | ("invalid_reply" | "oversize" | "rewritten") | ("no_answer" | "not_finite" | "out_of_range" | "refused" | "too_long"))>;
   advantage: (number | null);
   finish_reason: ("length" | "stop");
   pieces: string[];

@@ -6,6 +6,8 @@ import functools
 import re
 from dataclasses import dataclass
 
+from onbeat.scoring.patterns import matcher
+
 SHAPE = re.compile(
     r"(?P<over_lines>\(\?s\))?<(?P<tag>[A-Za-z][\w-]*)>(?P<strips_left>\\s\*)?"
     r"\(\?P<answer>\.\*\?\)(?P<strips_right>\\s\*)?</(?P=tag)>",
@@ -49,14 +51,14 @@ class Tagged:
 
 
 def last_answer(pattern: str, text: str) -> str | None:
-    """Group `answer` of the pattern's last match; None without a match, or where the group took no part in it."""
+    """Group `answer` of the pattern's last match; None without a match, or where the group took no part in it.
+
+    Raises BadPattern.
+    """
     tagged = _tagged(pattern)
     if tagged is not None:
         return tagged.last_answer(text)
-    answer: str | None = None
-    for match in re.compile(pattern).finditer(text):
-        answer = match["answer"]
-    return answer
+    return matcher(pattern).last_group("answer", text)
 
 
 @functools.lru_cache(maxsize=64)

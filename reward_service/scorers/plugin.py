@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -39,7 +41,10 @@ class Plugin:
 def score(component: PluginReward, item: RewardItem) -> float:
     """Returns what the function does, as a float. Raises UnknownEntryPoint, TypeError, and what the function raises."""
     plugin = load(component)
-    return _number(component, plugin.function(**{name: _argument(item, name) for name in plugin.given}))
+    arguments = {name: _argument(item, name) for name in plugin.given}
+    with _imports_reported(component):
+        value = plugin.function(**arguments)
+    return _number(component, value)
 
 
 def score_groups(component: PluginReward, items: Sequence[RewardItem], group_size: int) -> list[float]:
@@ -47,7 +52,8 @@ def score_groups(component: PluginReward, items: Sequence[RewardItem], group_siz
     plugin = load(component)
     lists = {plural: [_argument(item, name) for item in items] for plural, name in GROUP_ARGUMENTS.items()}
     said: dict[str, object] = {**lists, "group_size": group_size}
-    values = plugin.function(**{name: said[name] for name in plugin.given})
+    with _imports_reported(component):
+        values = plugin.function(**{name: said[name] for name in plugin.given})
     try:
         scores = [_number(component, value) for value in values]
     except TypeError as error:
@@ -72,6 +78,28 @@ def load(component: PluginReward) -> Plugin:
     return _load(component.entry_point, component.file, component.source)
 
 
+@contextmanager
+def _imports_reported(component: PluginReward) -> Iterator[None]:
+    """Raises UnknownEntryPoint for a module that the function imports, and that isn't there: no completion cures it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise _unimportable(component.entry_point, component.file, error) from error
+
+
+def _unimportable(name: str, file: str, error: BaseException) -> UnknownEntryPoint:
+    """Names the line of the file where the import failed, and what may be done about it."""
+    cure = f"fix {file or 'the package'}"
+    if isinstance(error, ModuleNotFoundError):
+        cure = "put the helper into the same file, or install it where the reward service runs"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == f"{name}.py"]
+    if isinstance(error, SyntaxError) and error.lineno:
+        lines.append(error.lineno)
+    place = f"{file or 'its package'}{f', line {lines[-1]}' if lines and file else ''}"
+    problem = f"`{name}` cannot be imported: {place}: {type(error).__name__}: {error}"
+    return UnknownEntryPoint(problem, field="entry_point", cure=cure)
+
+
 def _number(component: PluginReward, value: object) -> float:
     if not isinstance(value, SupportsFloat):
         returned = "None" if value is None else type(value).__name__
@@ -82,7 +110,11 @@ def _number(component: PluginReward, value: object) -> float:
 @functools.cache
 def _load(name: str, file: str, source: str) -> Plugin:
     if file:
-        function = defined_in(source, name)
+        try:
+            function = defined_in(source, name)
+        # A file may raise anything while it is imported, or ask to exit.
+        except (Exception, SystemExit) as error:
+            raise _unimportable(name, file, error) from error
     else:
         function = load_entry_point(GROUP, name, field="entry_point", where="reward service")
     try:

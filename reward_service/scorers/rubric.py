@@ -13,6 +13,7 @@ from contracts import rewards
 from contracts.rewards import Outcome, PluginReward, Result, RewardComponent, RewardItem, Scored, Unscorable
 from onbeat.cage.fault_text import MAX_CHARS, fault_text
 from onbeat.process.entry_points import UnknownEntryPoint, find_entry_point
+from onbeat.scoring.patterns import BadPattern
 from reward_service.scorers import plugin, texts
 from reward_service.scorers.texts import BadReference, TooComplex
 
@@ -50,7 +51,7 @@ MAX_SCORE = 1e12
 """The most that a score or a reward may be, on either side of 0: sums and squares of a batch of them are finite."""
 
 NOTHING: Mapping[str, Outcome] = {}
-NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point"})
+NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point", "bad_pattern"})
 """Not the completion's fault: no score may hide it."""
 
 
@@ -203,6 +204,8 @@ def _unscorable(component: str, error: Exception) -> Unscorable:
         reason, detail = "bad_reference", str(error)
     elif isinstance(error, TooComplex):
         reason, detail = "too_complex", str(error)
+    elif isinstance(error, BadPattern):
+        reason, detail = "bad_pattern", str(error)
     elif isinstance(error, UnknownEntryPoint):
         reason, detail = "unknown_entry_point", str(error)
     elif isinstance(error, MemoryError):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from contracts import rewards
 from contracts.encoding.numbers import last_number, read_number
 from contracts.errors import InvalidInput
+from onbeat.scoring.patterns import matcher
 from reward_service.scorers.last_tag import last_answer
 
 
@@ -39,19 +38,19 @@ def numeric(component: rewards.NumericReward, item: rewards.RewardItem) -> float
 def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
     """1.0 if the pattern is found; with a group `answer`, if the last match's group equals the reference.
 
-    The last match is a model's final answer; any match would reward listing candidates. It may backtrack without end,
-    but for the plainest patterns: it runs in the pool.
+    The last match is a model's final answer; any match would reward listing candidates. What only Python's `re` takes
+    may backtrack without end: it runs in the pool. Raises BadPattern.
     """
-    pattern = re.compile(component.pattern)
-    if "answer" not in pattern.groupindex:
-        return float(pattern.search(item.completion) is not None)
+    pattern = matcher(component.pattern)
+    if not pattern.has_group("answer"):
+        return float(pattern.is_found(item.completion))
     answer = last_answer(component.pattern, item.completion)
     return float(answer is not None and answer.strip() == item.reference.strip())
 
 
 def whole_format(component: rewards.FormatReward, item: rewards.RewardItem) -> float:
-    """1.0 if the whole completion matches; `.` matches line breaks. It may backtrack as `regex`, and runs there."""
-    return float(re.fullmatch(component.pattern, item.completion, re.DOTALL) is not None)
+    """1.0 if the whole completion matches; `.` matches line breaks. It runs in the pool, as `regex`."""
+    return float(matcher(component.pattern, over_lines=True).is_whole(item.completion))
 
 
 def length(component: rewards.LengthReward, item: rewards.RewardItem) -> float:

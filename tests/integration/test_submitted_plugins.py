@@ -66,6 +66,31 @@ def of_file(entry_point: str = "signed", file: str = "rewards.py", **fields: str
     return job_spec(reward__components=(PluginReward(entry_point=entry_point, file=file, **fields),))
 
 
+WITH_HELPER = "from math import sqrt\nfrom not_there import gold\n\n\ndef signed(completion):\n    return gold\n"
+LAZY_HELPER = "def signed(completion):\n    import not_there\n\n    return not_there.gold\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"), [(WITH_HELPER, 2), (LAZY_HELPER, 2), ("def signed(completion):\n    1 / 0", 0)]
+)
+def test_a_file_that_imports_what_is_not_there_is_refused_with_its_line_and_a_cure(
+    rewards: StackSettings, tmp_path: Path, source: str, line: int
+) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "mine.py").write_text(source)
+    spec = with_sources(of_file(file="mine.py"), replace(rewards, model_root=str(tmp_path / "root")))
+    if not line:  # of another error a completion may be the cause
+        check_plugins(spec, rewards)
+        return
+    problem = (
+        rf"`signed` cannot be imported: mine\.py, line {line}: ModuleNotFoundError: No module named 'not_there' "
+        r"\(put the helper into the same file, or install it where the reward service runs\)"
+    )
+    with pytest.raises(InvalidInput, match=problem) as caught:
+        check_plugins(spec, rewards)
+    assert caught.value.field == "reward.components[0].entry_point"
+
+
 @pytest.fixture
 def root(settings: StackSettings, tmp_path: Path) -> StackSettings:
     """Settings over a model root with one file of rewards."""

@@ -7,9 +7,12 @@ import json
 import linecache
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta as span
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +179,29 @@ def test_a_class_within_a_function_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match="environment Within: uses the names of the function around it"):
         source_of(Within, field="environment")
+
+
+PROGRAM = """
+import helpers
+from helpers import gold
+from onbeat_extras.runs.function_source import source_of
+
+def by_name(completion): return gold(completion)
+def by_module(completion): return helpers.gold(completion)
+
+for function in (by_name, by_module):
+    try:
+        print(source_of(function))
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_function_that_uses_a_module_next_to_the_program_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text("def gold(completion):\n    return 1.0\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ended = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120)
+    first, second = ended.stdout.splitlines()
+    assert first.startswith("reward by_name: uses `gold` of helpers, a module next to the program")
+    assert second.startswith("reward by_module: uses `helpers` of helpers, a module next to the program")
+    assert first.endswith("(put the helper into the same file, or install it where the reward service runs)")
