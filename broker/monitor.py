@@ -11,7 +11,7 @@ from broker.hosts_side import hosts_waited_for
 from broker.job_store import health_of, unknown_job
 from broker.keys import JOBS
 from broker.ledger import read_of
-from broker.presence import ConsumerPresence, Presence, StagePresence, awaited_generator, missed_by_all
+from broker.presence import ConsumerPresence, Presence, StagePresence, awaited_generator, missed_by_all, tried_again
 from contracts.answers import StackState
 from contracts.encoding.wire import decode
 from contracts.events import AuditRecord
@@ -97,13 +97,13 @@ def _newest_version(fence: FenceState, last_audit: list[Any]) -> tuple[int, str]
 
 
 def _generators_waited_for(job_id: str, spec: JobSpec, fence: FenceState, live: Sequence[GeneratorSeen]) -> str:
-    """What keeps all generators from the job's batches; "" where one may be at work on them."""
+    """What keeps all generators from the job's batches, or one of them for seconds; "" where all may be at work."""
     if not live:
         return "a generator, and none lives: start one with `onbeat up` or `python -m producer`"
     able = [generator for generator in live if generator.serves(job_id, deterministic=spec.deterministic)]
     if not able:
         return awaited_generator(live, job_id, lambda: fence.engine)
-    return missed_by_all(able, (REWARD_SERVICE,))
+    return missed_by_all(able, (REWARD_SERVICE,)) or tried_again(able, job_id, (REWARD_SERVICE,))
 
 
 def _trainer_waited_for(broker: Broker, job_id: str, spec: TrainerSpec, now_s: float) -> str:

@@ -156,6 +156,15 @@ def missed_by_all(live: Sequence[WorkerSeen], services: Iterable[str]) -> str:
     return ""
 
 
+def tried_again(live: Sequence[WorkerSeen], job_id: str, services: Iterable[str]) -> str:
+    """What one of these processes asks of a service again and again for a job, in words; "" where none does."""
+    for name in services:
+        for worker in live:
+            if why := (worker.service(name).tries_again or {}).get(job_id):
+                return f"the {name}, which is asked again: {why} (as {worker.worker_id} says)"
+    return ""
+
+
 def _awaited(name: str, stage: StageSpec, live: Sequence[StageWorkerSeen]) -> str:
     reasons = [f"; {peer.worker_id} leaves it alone: {why}" for peer in live if (why := peer.leaves_alone.get(name))]
     return f"a live worker of stage {stage.name}{reasons[0] if reasons else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import Record
 from contracts.spec_tables.stages import StageSpec
@@ -23,6 +23,8 @@ class ServiceSeen(Record, frozen=True, kw_only=True):
     """Where it is, and what is wrong with it; "" while nothing is."""
     answered_s: Amount | None = None
     """Since its last answer; None where it never gave one, or is away."""
+    tries_again: dict[str, str] | UnsetType = UNSET
+    """Job → what the process asks of the service again and again, why, and what may be done; left out: nothing."""
 
 
 class WorkerSeen(Record, frozen=True, kw_only=True):

@@ -320,6 +320,20 @@ class RewardResponse(Record, frozen=True, kw_only=True):
     results: tuple[Result, ...]
 
 
+class ScorerLosses(Record, frozen=True, kw_only=True):
+    """What became of a job's scorer processes, so far: the answer to `GET /v1/score/losses`.
+
+    Who waits for a long request learns from it, before the request ends, what takes so long.
+    """
+
+    num_lost: Annotated[int, Meta(ge=0)] = 0
+    """Processes that were killed at a deadline, or died, since the service started."""
+    last_ago_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    """Since the last one."""
+    last: Unscorable | None = None
+    """What its item was answered; None where there was none."""
+
+
 def stated_scores(components: tuple[RewardComponent, ...]) -> dict[str, float]:
     """Breakdown name → `on_unscorable` score, of the components that have one."""
     stated = {name: component.stated_score for name, component in named(components)}

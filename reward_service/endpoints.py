@@ -9,10 +9,10 @@ import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -26,7 +26,7 @@ from onbeat.process.entry_points import names_in
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
-from reward_service.scoring.pool import score
+from reward_service.scoring.pool import ScorerPool, score
 
 LARGE_BYTES = 256 * 1024
 """A body of this size is decoded beside the event loop."""
@@ -132,6 +132,13 @@ async def scores(request: Request) -> Response:
         metrics.request_seconds.observe(seconds)
 
     return await answered(request, RewardRequest, call, cure="send fewer items", count=count)
+
+
+@router.get("/v1/score/losses")
+def losses(request: Request, job_id: Annotated[str, Query(max_length=64)]) -> Response:
+    """ScorerLosses of a job, as MessagePack: what takes a request so long that is still in the air."""
+    scorers: ScorerPool = request.app.state.scorers
+    return Response(encode(scorers.losses(job_id)), media_type=BodyFormat.MSGPACK.value)
 
 
 def _endpoint(path: str, kind: type[T]) -> Callable[[Call[T]], Call[T]]:

@@ -5,6 +5,9 @@
       │  └─ in doubt ─ does a probe reach it? ─ yes ──▶ raised: what was asked may be the cause
       └──────── a probe or another reached it ◀┘ past deadline_s, or not needed here: raised
 
+What is asked again, though the service is there, is remembered by its job (`tried_again`): a heartbeat tells it, once
+it lasts for seconds, and the job's status shows it with the cure.
+
 An attempt belongs to a batch only where the batch can be the cause (I6). A service that no process reaches is waited
 for; one that others reach makes this process the cause, which gives back what it holds.
 """
@@ -19,7 +22,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
-from contracts.errors import Unavailable
+from msgspec import UNSET
+
+from contracts.errors import MOST_CHARACTERS, Unavailable
 from contracts.monitor import ServiceSeen
 from onbeat.process.waiting import backoff, wait_for
 
@@ -32,6 +37,13 @@ PROBE_EVERY_S = 2.0
 SLOW_S = 10.0
 """A request that takes longer is asked after: its service may hang."""
 
+SHOWN_AFTER_S = 5.0
+"""What is tried again for less time is not shown."""
+SHOWN_ANEW_S = 30.0
+"""A reason that changes is shown again no sooner: a line each time would say nothing new."""
+FORGOTTEN_S = 120.0
+"""What was not tried again for so long is over, or another process has it."""
+
 REWARD_SERVICE = "reward service"
 """What every batch needs until it is published: it scores, and it plays."""
 JUDGE = "judge"
@@ -39,6 +51,17 @@ JUDGE = "judge"
 A = TypeVar("A")
 Probe = Callable[[], Awaitable[object]]
 """Makes the cheapest request that shows whether this process is served. Raises Unavailable where it isn't."""
+
+
+@dataclass
+class Retry:
+    """What a process tries again for one job."""
+
+    since_s: float
+    last_s: float
+    why: str
+    """In words, with the cure; those of `why_since_s`."""
+    why_since_s: float
 
 
 @dataclass
@@ -63,6 +86,8 @@ class Dependency:
     _asked_s: dict[int, float] = field(default_factory=dict)
     """When each request in the air was sent."""
     _num_asked: int = 0
+    _retries: dict[str, Retry] = field(default_factory=dict)
+    """By job."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it answers, and when it is known that others reach it; cleared by who waits."""
 
@@ -73,10 +98,31 @@ class Dependency:
     @property
     def seen(self) -> ServiceSeen:
         """What this process says of it."""
+        retries = self._shown_retries() or UNSET
         if self.is_away:
-            return ServiceSeen(name=self.name, away_s=self.clock() - self._away_since_s, why=self.why)
+            away_s = self.clock() - self._away_since_s
+            return ServiceSeen(name=self.name, away_s=away_s, why=self.why, tries_again=retries)
         answered_s = None if self._answered_s is None else self.clock() - self._answered_s
-        return ServiceSeen(name=self.name, answered_s=answered_s)
+        return ServiceSeen(name=self.name, answered_s=answered_s, tries_again=retries)
+
+    def tried_again(self, job_id: str, why: str) -> None:
+        """Takes note of what is asked again for a job, until `went_well`. why: in words, with the cure."""
+        now_s = self.clock()
+        why = " ".join(why.split())[:MOST_CHARACTERS]
+        retry = self._retries.setdefault(job_id, Retry(since_s=now_s, last_s=now_s, why=why, why_since_s=now_s))
+        retry.last_s = now_s
+        if now_s - retry.why_since_s >= SHOWN_ANEW_S:
+            retry.why = why
+            retry.why_since_s = now_s
+
+    def went_well(self, job_id: str) -> None:
+        """Takes note that nothing is asked again for a job any more."""
+        self._retries.pop(job_id, None)
+
+    def _shown_retries(self) -> dict[str, str]:
+        now_s = self.clock()
+        self._retries = {job: retry for job, retry in self._retries.items() if now_s - retry.last_s < FORGOTTEN_S}
+        return {job: retry.why for job, retry in self._retries.items() if now_s - retry.since_s >= SHOWN_AFTER_S}
 
     @property
     def why(self) -> str:

@@ -28,7 +28,7 @@ import re2
 from contracts.errors import InvalidInput
 
 MAX_MEMORY_BYTES = 8 * 2**20
-"""Of a compiled pattern of RE2, and of what it remembers of the texts that it has met."""
+"""Memory of a pattern that RE2 compiled, and of what RE2 remembers of the texts that it has met."""
 MAX_REPEATS = 1000
 """More are refused by RE2."""
 MAX_DEPTH = 100

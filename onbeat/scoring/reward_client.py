@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -43,6 +44,12 @@ MAX_ITEMS = 1024
 """Items of one request, or those of one group where these are more; the contract allows 4096."""
 MAY_BE_STATED = frozenset({"raised", "not_finite"})
 """Reasons of a plug-in that get its stated score in the last request; of our own scorers they get it at once."""
+
+WATCH_EVERY_S = 5.0
+"""Between two looks at what a request that is in the air meets."""
+UNANSWERED_CURE = (
+    "a request has reward.request_timeout_s for all of its completions: raise it, or look at the service's log"
+)
 
 Results = tuple[Result, ...]
 Post = Callable[[RewardRequest], Awaitable[Results]]
@@ -103,7 +110,11 @@ class RewardClient:
 
         async def post(request: RewardRequest) -> Results:
             ask = partial(self._post, request, timeout_s=reward.request_timeout_s)
-            return await self.service.outlast(ask, deadline_s=dependency_s, is_needed=is_needed)
+            watching = asyncio.ensure_future(self._watch(request, reward))
+            try:
+                return await self.service.outlast(ask, deadline_s=dependency_s, is_needed=is_needed)
+            finally:
+                watching.cancel()
 
         if not reward.components:
             return [Scored(reward=0.0, breakdown={}) for _ in items]
@@ -134,23 +145,43 @@ class RewardClient:
             except RewardUnavailable as error:
                 if not error.is_doubtful:
                     raise
-                problem = error
+                problem = RewardUnavailable(error.problem, cure=error.cure or UNANSWERED_CURE)
+                problem.is_doubtful = True
                 num_unanswered += 1
                 is_last = num_unanswered == reward.max_attempts
             else:
                 unscorable = [result for result in results if isinstance(result, Unscorable)]
                 scored |= {p: r for p, r in zip(waiting, results, strict=True) if isinstance(r, Scored)}
                 if not unscorable:
+                    self.service.went_well(first.job_id)
                     return [scored[place] for place in first.places]
-                problem = _failed(unscorable)
+                problem = _failed(unscorable, reward)
                 num_failures += 1
                 is_last = num_failures >= min(_most_tries(result, reward, tries) for result in unscorable)
             if is_last:
+                self.service.tried_again(first.job_id, str(problem))  # the batch is, by this process or another
                 raise problem
             num_requests = num_failures + num_unanswered
             delay_s = next(pauses)
             log.warning("scoring, request %d: %s; again in %.1f s", num_requests, problem, delay_s)
+            self.service.tried_again(first.job_id, str(problem))
             await self._sleep(delay_s)
+
+    async def _watch(self, request: RewardRequest, reward: RewardSpec) -> None:
+        """Asks, while a request is in the air, which scorer processes were lost over it. It only observes."""
+        started_s = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            try:
+                answer = await self._http.get(
+                    "/v1/score/losses", params={"job_id": request.job_id}, headers=self._headers, timeout=WATCH_EVERY_S
+                )
+                losses = decode(answer.content, rewards.ScorerLosses) if answer.is_success else rewards.ScorerLosses()
+            except (httpx.RequestError, ContractViolation):
+                continue
+            if losses.last is not None and losses.last_ago_s < time.monotonic() - started_s:
+                what = f"a scorer process is lost again and again, the last over a completion: {_in_words(losses.last)}"
+                self.service.tried_again(request.job_id, f"{what} ({_cure(losses.last, reward)})")
 
     async def _post(self, request: RewardRequest, *, timeout_s: float) -> Results:
         """Makes one request. Raises RewardUnavailable if it may be repeated, BatchFailed if not."""
@@ -182,11 +213,31 @@ def _most_tries(result: Unscorable, reward: RewardSpec, tries: int) -> int:
     return tries if result.component in stated and result.reason in MAY_BE_STATED else 1
 
 
-def _failed(unscorable: Sequence[Unscorable]) -> BatchFailed:
+def _failed(unscorable: Sequence[Unscorable], reward: RewardSpec) -> BatchFailed:
     """The failure, which names the first item that no retry can cure, else the first item."""
     first = min(unscorable, key=lambda result: result.reason in UP_TO_LUCK)
-    component = f" in component {first.component}" if first.component else ""
     return BatchFailed(
-        f"{len(unscorable)} completions could not be scored, the first: {first.reason}{component}: {first.detail}",
-        cure="mend the scorer, or state a score for it: on_unscorable",
+        f"{len(unscorable)} completions could not be scored, the first: {_in_words(first)}", cure=_cure(first, reward)
     )
+
+
+def _in_words(result: Unscorable) -> str:
+    component = f" in component {result.component}" if result.component else ""
+    return f"{result.reason}{component}: {result.detail}"
+
+
+def _cure(result: Unscorable, reward: RewardSpec) -> str:
+    """What may be done about it, by the key of the spec or the setting."""
+    stated = "or give what can't be scored a score: on_unscorable of the component"
+    if result.reason == "timeout":
+        slow = f"raise reward.item_timeout_s, {reward.item_timeout_s:g} s a completion now"
+        return f"{slow}, load what is slow when the file is imported, {stated}"
+    if result.reason == "crashed":
+        return f"fix the scorer, or raise the reward service's ONBEAT_SCORER_MEMORY_MB, {stated}"
+    if result.reason == "bad_pattern":
+        return "fix the component's pattern"
+    if result.reason == "bad_reference":
+        return "fix the row's reference"
+    if result.reason == "unknown_entry_point":
+        return "fix the component, or install what it imports where the reward service runs"
+    return f"fix the scorer, {stated}"

@@ -926,6 +926,7 @@ export interface ServiceSeen {
   away_s: (number | null);
   why: string;
   answered_s: (number | null);
+  tries_again?: Record<string, string>;
 }
 
 export interface SetScore {

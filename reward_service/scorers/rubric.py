@@ -50,6 +50,9 @@ MAX_DETAIL_CHARS = MAX_CHARS
 MAX_SCORE = 1e12
 """The most that a score or a reward may be, on either side of 0: sums and squares of a batch of them are finite."""
 
+MAX_PATTERNS_S = 10.0
+"""The most that the patterns of a rubric may take for one completion, whatever `item_timeout_s` says."""
+
 NOTHING: Mapping[str, Outcome] = {}
 NEVER_SCORED = frozenset({"bad_reference", "unknown_entry_point", "bad_pattern"})
 """Not the completion's fault: no score may hide it."""
@@ -83,6 +86,13 @@ def is_linear(component: RewardComponent) -> bool:
 def needs_isolation(components: tuple[RewardComponent, ...]) -> bool:
     """True if any component may run away, crash, or run foreign code."""
     return not all(map(is_linear, components))
+
+
+def deadline_s(components: tuple[RewardComponent, ...], item_timeout_s: float) -> float:
+    """The deadline of one item: that of the request, but where nothing but patterns can take long."""
+    isolated = [component for component in components if not is_linear(component)]
+    has_patterns_alone = all(isinstance(one, rewards.RegexReward | rewards.FormatReward) for one in isolated)
+    return min(item_timeout_s, MAX_PATTERNS_S) if has_patterns_alone else item_timeout_s
 
 
 def only_isolated_name(components: tuple[RewardComponent, ...]) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from itertools import repeat
 from typing import Literal, TypeVar
@@ -37,8 +40,26 @@ MAX_ITEMS_OF_PROCESS = 256
 MAX_CAGES = 4
 """A lane has one for each kind of built-in scorers, and for each job with plug-ins; the one unused longest goes."""
 
+MAX_STARTERS = 256
+"""Jobs of which a lane remembers what their first calls were like."""
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class _GivenUp(Exception):
+    """The turn was taken back while it lasted."""
+
+
+class _Starter(Enum):
+    """What the first calls of a job's plug-ins in fresh processes are like."""
+
+    UNKNOWN = "unknown"
+    QUICK = "quick"
+    SLOW = "slow"
+    """It took more than half of an item's deadline: it loads something."""
+    TOO_SLOW = "too slow"
+    """It took longer than a first call may: the next ones have an item's deadline."""
 
 
 @dataclass(kw_only=True)
@@ -60,14 +81,16 @@ class Work(Asked[RewardItem, Result]):
     """What plug-ins that see whole groups made of each of the request's items, by breakdown name."""
     sight: Literal["due", "begun", "done"] = "done"
     """Whether a lane has had them called; no other lane begins items before. Guarded by the pool's condition, too."""
-    num_begun: int = 0
-    """Guarded by the pool's condition, as is the next."""
+    waiting: deque[int] = field(default_factory=deque)
+    """Places, among `asks`, of the items that no lane has begun. Guarded by the pool's condition, as is the rest."""
     num_at_once: int = 1
+    waits_since_s: float = 0.0
     refusal: Unscorable | None = None
     """Why the rubric cannot be warmed up: the remaining items get it too, instead of waiting for it again."""
 
     def __post_init__(self) -> None:
         """Built-in scorers of one kind share a cage, and each request has a scorer process of its own in it."""
+        self.waiting.extend(range(len(self.asks)))
         kinds = " ".join(sorted(rubric.warm_up_keys(self.components)))
         self.cage_key = kinds
         if rewards.imports_plugins(self.components):
@@ -78,26 +101,45 @@ class Work(Asked[RewardItem, Result]):
         return self.request.components
 
     @property
+    def has_plugins(self) -> bool:
+        return rewards.imports_plugins(self.components)
+
+    @property
+    def item_s(self) -> float:
+        """The deadline of an item. Patterns have less than a plug-in may have: none needs minutes for a completion."""
+        return rubric.deadline_s(self.components, self.request.item_timeout_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self.future.done()
+
+    @property
     def is_open(self) -> bool:
         """Whether a lane may have a turn with it."""
-        return self.sight != "begun" or self.future.done()
+        return self.sight != "begun"
 
     @property
     def num_waiting(self) -> int:
-        return len(self.asks) - self.num_begun
+        return len(self.waiting)
 
     def take(self, most: int) -> Sequence[int]:
-        """Takes the next items, and returns their places: few enough for what they took so far, and at least one."""
-        start = self.num_begun
+        """Takes the next items, and returns their places: few enough for what they took so far, and at least one.
+
+        It takes none where plug-ins are to see whole groups first.
+        """
+        if self.sight == "due":
+            self.sight = "begun"
+            return ()
+        taken: list[int] = []
         num_bytes = 0
-        while self.num_begun < len(self.asks) and self.num_begun - start < min(self.num_at_once, max(1, most)):
-            item = self.asks[self.num_begun]
+        while self.waiting and len(taken) < min(self.num_at_once, max(1, most)):
+            item = self.asks[self.waiting[0]]
             texts = (item.prompt, item.completion, item.reference, item.task_entry, item.metadata or "")
             num_bytes += 4 * sum(map(len, texts))
-            if num_bytes > MAX_BYTES_AT_ONCE and self.num_begun > start:
+            if num_bytes > MAX_BYTES_AT_ONCE and taken:
                 break
-            self.num_begun += 1
-        return range(start, self.num_begun)
+            taken.append(self.waiting.popleft())
+        return taken
 
     def given_of(self, place: int) -> dict[str, Outcome]:
         """place: among `asks`."""
@@ -116,27 +158,68 @@ class Lane(CagedLane[Work, ScorerCage]):
         name: str,
         cages: Cages,
         new_cage: Callable[[], ScorerCage],
-        next_turn: Callable[[Work | None], tuple[Work, Sequence[int]] | None],
+        next_turn: Callable[[Lane, Work | None], tuple[Work, Sequence[int]] | None],
+        put_back: Callable[..., None],
+        on_loss: Callable[[str, Unscorable], None],
+        first_call_s: float,
     ) -> None:
-        """next_turn: with the request to stay with, if any."""
+        """next_turn: with the request to stay with, if any. put_back: of items that were begun (`ScorerPool.put_back`).
+
+        on_loss: told of each scorer process that was lost: its job, and what its item is answered. first_call_s: the
+        longest first call of a job's plug-ins in a fresh process.
+        """
         super().__init__(name=name, cages=cages, new_cage=new_cage)
         self._next_turn = next_turn
+        self._put_back = put_back
+        self._on_loss = on_loss
+        self._first_call_s = first_call_s
+        self._starters: OrderedDict[str, _Starter] = OrderedDict()
+        """Job → what its first calls were like; of the jobs that came last."""
+        self._work: Work | None = None
+        """The request of this turn. Guarded by _guards_cages, as is the next."""
+        self._gives_up = False
+        """Whether the turn was taken back, and its cage killed."""
         self._stays_with: Work | None = None
         self._since_s = 0.0
         self._scorers: dict[str, _Scorer] = {}
         """Cage → its scorer process; none where there is none, or it was lost."""
 
     def _next(self) -> tuple[Work, Sequence[int]] | None:
-        return self._next_turn(self._stays_with)
+        return self._next_turn(self, self._stays_with)
+
+    def give_up(self, work: Work) -> None:
+        """Ends this lane's turn with a request, if it still has it: its items wait again. Another thread calls it."""
+        with self._guards_cages:
+            if self._work is not work:
+                return
+            self._gives_up = True
+            cage = self._cages.get(work.cage_key)
+            if cage is not None:
+                cage.kill()
 
     def _answer(self, work: Work, places: Sequence[int]) -> None:
+        with self._guards_cages:
+            self._work = work
         started_s = time.monotonic()
         if work is not self._stays_with:
             self._stays_with, self._since_s = work, started_s
+        left = list(places)
+        try:
+            if places:
+                self._score(work, left)
+            else:
+                self._see_groups(work)
+        except _GivenUp:
+            log.info("%s: a turn of %.0f s ends, since another job waits", work.owner, time.monotonic() - started_s)
+            self._put_back(work, left, sees_groups=not places)
+        finally:
+            with self._guards_cages:
+                is_killed, self._gives_up, self._work = self._gives_up, False, None
+            if is_killed:
+                self._end(work.cage_key)
+                self._stays_with = None
         if not places:
-            self._see_groups(work)
             return
-        self._score(work, list(places))
         now_s = time.monotonic()
         work.pace(now_s - started_s)
         if now_s - self._since_s > TURN_S:
@@ -155,10 +238,45 @@ class Lane(CagedLane[Work, ScorerCage]):
             items = enumerate(work.request.items)
             places = [place for place, item in items if name in names and component.scores(item.source)]
             if places:
-                call = partial(ScorerCage.score_groups, component=component, request=work.request, places=places)
-                said = self._said(work, (component,), call)
+                said = self._said(work, (component,), partial(self._groups_scored, work, component, places))
                 for place, score in zip(places, repeat(said) if isinstance(said, Unscorable) else said, strict=False):
                     work.given[place][name] = rubric.outcome_of(name, score)
+
+    def _groups_scored(
+        self, work: Work, component: RewardComponent, places: Sequence[int], cage: ScorerCage
+    ) -> Sequence[float] | Unscorable:
+        with self._call(work) as (first_s, scorer):
+            started_s = time.monotonic()
+            scores = cage.score_groups(component, work.request, places, first_s=first_s)
+            if not scorer.num_items:
+                self._first_call_ended(work, time.monotonic() - started_s)
+            scorer.num_items += 1
+            return scores
+
+    @contextmanager
+    def _call(self, work: Work) -> Iterator[tuple[float | None, _Scorer]]:
+        """Yields the deadline of the first call of a job's plug-ins in a fresh process, None for any other call.
+
+        A job whose first call was quick has no longer one afterwards: only a completion may hang it then. Neither has
+        one whose first call took longer than that.
+        """
+        self._check_turn()
+        scorer = self._scorers[work.cage_key]
+        starter = self._starters.setdefault(work.owner, _Starter.UNKNOWN)
+        self._starters.move_to_end(work.owner)
+        while len(self._starters) > MAX_STARTERS:
+            self._starters.popitem(last=False)
+        may_be_slow = work.has_plugins and bool(work.request.job_id) and starter in (_Starter.UNKNOWN, _Starter.SLOW)
+        first_s = (
+            self._first_call_s if may_be_slow and not scorer.num_items and work.item_s < self._first_call_s else None
+        )
+        started_s = time.monotonic()
+        try:
+            yield first_s, scorer
+        except ChildLate:
+            if first_s is not None and time.monotonic() - started_s >= first_s:
+                self._starters[work.owner] = _Starter.TOO_SLOW
+            raise
 
     def _said(
         self, work: Work, components: tuple[RewardComponent, ...], ask: Callable[[ScorerCage], T]
@@ -173,7 +291,19 @@ class Lane(CagedLane[Work, ScorerCage]):
             return self._lost(work, components, error)
 
     def _score(self, work: Work, places: list[int]) -> None:
+        """Delivers a result for each place, which it takes out of `places` then. Raises _GivenUp."""
         unsettled: list[tuple[int, Unscorable]] = []
+        try:
+            self._score_all(work, places, unsettled)
+            while unsettled:
+                place, result = unsettled[0]
+                work.deliver(place, self._settled(work, place, result))
+                unsettled.pop(0)
+        except _GivenUp:
+            places.extend(place for place, _ in unsettled)
+            raise
+
+    def _score_all(self, work: Work, places: list[int], unsettled: list[tuple[int, Unscorable]]) -> None:
         while places:
             if work.future.done():
                 return
@@ -189,21 +319,27 @@ class Lane(CagedLane[Work, ScorerCage]):
                     unsettled.append((place, result))
                 else:
                     work.deliver(place, result)
-        for place, result in unsettled:
-            work.deliver(place, self._settled(work, place, result))
 
     def _results(self, work: Work, components: tuple[RewardComponent, ...], places: Sequence[int]) -> Sequence[Result]:
         """Results of the first items, up to one that cost the scorer process its life; a fresh one is due after it."""
         results: list[Result] = []
         cage = self._cages[work.cage_key]
-        self._scorers[work.cage_key].num_items += len(places)
         items, given = [work.asks[place] for place in places], list(map(work.given_of, places))
         try:
-            for result in cage.score(components, items, given=given, item_timeout_s=work.request.item_timeout_s):
-                results.append(result)
+            with self._call(work) as (first_s, scorer):
+                started_s = time.monotonic()
+                for result in cage.score(components, items, given=given, item_s=work.item_s, first_s=first_s):
+                    if not scorer.num_items and work.has_plugins:
+                        self._first_call_ended(work, time.monotonic() - started_s)
+                    scorer.num_items += 1
+                    results.append(result)
         except (ChildLate, ChildDied) as error:
             results.append(self._lost(work, components, error))
         return results
+
+    def _first_call_ended(self, work: Work, seconds: float) -> None:
+        if self._starters[work.owner] is not _Starter.TOO_SLOW:
+            self._starters[work.owner] = _Starter.SLOW if seconds > work.item_s / 2 else _Starter.QUICK
 
     def _settled(self, work: Work, place: int, result: Unscorable) -> Result:
         """Scores each component under the whole deadline, so that it shows which of them can't score it."""
@@ -238,13 +374,14 @@ class Lane(CagedLane[Work, ScorerCage]):
         key = work.cage_key
         try:
             cage = self._cage(key)
+            self._check_turn()
             built_in = rubric.without_plugins(work.components)
             refusal = cage.warm_up(built_in, keys=rubric.warm_up_keys(built_in))
             self._of_pool.say_what_is_missing(cage.missing or ())
             if refusal is not None or self._may_go_on(work):
                 return refusal
             cage.fresh_scorer()
-            warm = cage.warm_up_scorer(work.components) if rewards.imports_plugins(work.components) else None
+            warm = cage.warm_up_scorer(work.components) if work.has_plugins else None
             if isinstance(warm, Unscorable):
                 return warm
             self._scorers[key] = _Scorer(owner=work.owner)
@@ -258,11 +395,21 @@ class Lane(CagedLane[Work, ScorerCage]):
         if scorer is None or scorer.owner != work.owner:
             return False
         # One process scores all of a job: plug-ins, whose imports may take minutes, and what parses nothing.
-        keeps_its_process = rewards.imports_plugins(work.components) or not rubric.warm_up_keys(work.components)
+        keeps_its_process = work.has_plugins or not rubric.warm_up_keys(work.components)
         return scorer.num_items < MAX_ITEMS_OF_PROCESS or keeps_its_process
 
+    def _check_turn(self) -> None:
+        """Raises _GivenUp where the turn was taken back. Where that comes later, it kills the cage that there is."""
+        with self._guards_cages:
+            if self._gives_up and not self._stopped:
+                raise _GivenUp
+
     def _lost(self, work: Work, components: tuple[RewardComponent, ...], error: ChildLate | ChildDied) -> Unscorable:
-        """The result of an item whose scorer process was lost; that process is ended, with whatever it started."""
+        """The result of an item whose scorer process was lost; that process is ended, with whatever it started.
+
+        Raises _GivenUp where it was lost since the turn was taken back: that is no fault of the item.
+        """
+        self._check_turn()
         reason: rewards.UnscorableReason = "timeout" if isinstance(error, ChildLate) else "crashed"
         component = rubric.only_isolated_name(components)
         log.warning("%s%s; another process takes its place", f"{component}: " if component else "", error)
@@ -275,7 +422,9 @@ class Lane(CagedLane[Work, ScorerCage]):
             self._end(key)
         if not self._stopped:
             self._of_pool.on_restart()
-        return Unscorable(reason=reason, detail=str(error), component=component)
+        result = Unscorable(reason=reason, detail=str(error), component=component)
+        self._on_loss(work.owner, result)
+        return result
 
     def _cage(self, key: str) -> ScorerCage:
         while len(self._cages) >= MAX_CAGES and key not in self._cages:

@@ -5,7 +5,9 @@
                                      └────▶ lane N ═ cage ═ scorer process
 
 A lane (lane.py) is a thread with cages (scorer_cage.py) of its own. Requests take turns, half a second at a time, so
-that one of 4096 items does not hold up one of 8. Past its deadline a scorer process is killed with all that it started.
+that one of 4096 items does not hold up one of 8; jobs have lanes by the time that they used (turns.py), so that one
+whose items take minutes does not hold up another. Past its deadline a scorer process is killed, with all that it
+started.
 
 Consumes:     rubrics that need isolation, with their items.
 Waits for:    the scorer process's answer, at most `item_timeout_s`; a start or a warm-up at most `warm_up_timeout_s`.
@@ -18,29 +20,58 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from threading import Condition
+from threading import Condition, Event, Thread
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import Unavailable
-from contracts.rewards import FormatReward, RewardItem, RewardRequest, RewardResponse, Scored
+from contracts.rewards import (
+    FormatReward,
+    RewardItem,
+    RewardRequest,
+    RewardResponse,
+    Scored,
+    ScorerLosses,
+    Unscorable,
+)
 from contracts.settings import StackSettings, usable_cores
 from reward_service.cages import Cages
 from reward_service.scorers import rubric
 from reward_service.scoring.lane import Lane, Results, Work
 from reward_service.scoring.scorer_cage import ScorerCage
+from reward_service.scoring.turns import Turns
 
 DEFAULTS = StackSettings()
 SELF_TEST = RewardRequest(
     components=(FormatReward(pattern="on.*beat"),), items=(RewardItem(prompt="", completion="on\nbeat", reference=""),)
 )
+LEAST_LANES = 2
+"""With a single one, the job that has it would have all of them."""
+LOOK_S = 0.5
+"""Between two looks for a turn that is to be taken back, or may begin by now."""
+FIRST_CALL_S = 60.0
+"""Longest first call of a plug-in in a fresh process, where its items have less: it may load a model then."""
 SELF_TEST_TIMEOUT_S = 5.0
 """For a turn in the pool and the answer: a longer wait means that the pool is too busy for more work."""
 
+MAX_LOSSES = 1024
+"""Jobs of which lost processes are remembered."""
+
 log = logging.getLogger(__name__)
+
+
+class Loss(NamedTuple):
+    """The scorer processes that a job has lost."""
+
+    number: int
+    at_s: float
+    """Monotonic time of the last one."""
+    last: Unscorable
 
 
 class ScorerPool:
@@ -57,18 +88,21 @@ class ScorerPool:
         readable: Sequence[str] = (),
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`num_lanes` None: one per usable core. `on_restart` is called for each scorer process that was lost.
+        """`num_lanes` None: one per usable core, and two at least. `on_restart` is called for each lost scorer process.
 
         memory_mb, network: what a scorer may have. hidden: folders that no scorer may read. readable: files and folders
         of the operator that it may read.
         """
-        self.num_lanes = num_lanes or usable_cores()
+        self.num_lanes = num_lanes or max(LEAST_LANES, usable_cores())
         self._warm_up_timeout_s = warm_up_timeout_s
         self.cages = Cages(
             "rewards", memory_mb=memory_mb, network=network, hidden=hidden, readable=readable, on_restart=on_restart
         )
         self._changed = Condition()
-        self._turns: deque[Work] = deque()
+        self._turns: Turns[Work] = Turns(self.num_lanes)
+        self._stopped = Event()
+        self._losses: OrderedDict[str, Loss] = OrderedDict()
+        """By job, the one that lost its last process longest ago first."""
         self._lanes: list[Lane] = []
         self._closed = False
         self._numbers = itertools.count()
@@ -86,8 +120,8 @@ class ScorerPool:
             owner = request.job_id or f"request {next(self._numbers)}"
             asks = [request.items[place] for place in request.places]
             work = Work(request=request, asks=asks, given=[{} for _ in request.items], owner=owner)
-            self._turns.append(work)
-            self._changed.notify(len(asks))
+            self._turns.add(work)
+            self._changed.notify_all()
         return work.future
 
     @property
@@ -98,53 +132,89 @@ class ScorerPool:
     def num_waiting_items(self) -> int:
         """Items that no scorer process has begun."""
         with self._changed:
-            return sum(work.num_waiting for work in self._turns)
+            return sum(work.num_waiting for work in self._turns.waiting)
 
     def close(self) -> None:
         """Kills the scorer processes, fails what is not finished, and returns when no process is left."""
         with self._changed:
             self._closed = True
-            unfinished = list(self._turns)
+            self._stopped.set()
+            unfinished = self._turns.waiting
             self._turns.clear()
             self._changed.notify_all()
         for work in unfinished:
             work.fail(Unavailable(self.cages.was_closed))
         self.cages.end(self._lanes)
 
-    def next_turn(self, stays_with: Work | None) -> tuple[Work, Sequence[int]] | None:
-        """Items of the request to stay with, else of the one that waits longest; None when closed. Called by lanes."""
+    def next_turn(self, lane: Lane, stays_with: Work | None) -> tuple[Work, Sequence[int]] | None:
+        """Items of a request that this lane scores next, the one to stay with if that may be; None when closed.
+
+        Called by lanes, whose last turn it ends.
+        """
         with self._changed:
+            self._turns.end(lane)
             if stays_with is not None and stays_with.sight == "begun":
                 stays_with.sight = "done"
+            if self._turns.waiting:
                 self._changed.notify_all()
             while not self._closed:
-                if stays_with not in self._turns:
-                    stays_with = None
-                work = stays_with or next((one for one in self._turns if one.is_open), None)
-                if work is None:
-                    self._changed.wait()
-                    continue
-                if work.future.done():
-                    self._turns.remove(work)
-                    continue
-                if work.sight == "due":
-                    work.sight = "begun"
-                    return work, ()
-                places = work.take(work.num_waiting // (2 * self.num_lanes))
-                if work is not stays_with or not work.num_waiting:
-                    self._turns.remove(work)
-                    if work.num_waiting:
-                        self._turns.append(work)
-                return work, places
+                turn = self._turns.take(lane, stays_with)
+                if turn is not None:
+                    return turn
+                # A request that may not begin now may later, without another change.
+                self._changed.wait(LOOK_S if self._turns.waiting else None)
         return None
+
+    def put_back(self, work: Work, places: Sequence[int], *, sees_groups: bool) -> None:
+        """Lets items wait again that a lane has begun and not scored. sees_groups: the call for whole groups, too."""
+        with self._changed:
+            work.waiting.extendleft(reversed(places))
+            if sees_groups:
+                work.sight = "due"
+            if not self._closed:
+                self._turns.put_back(work)
+            self._changed.notify_all()
+
+    def losses(self, job_id: str) -> ScorerLosses:
+        """What became of a job's scorer processes so far."""
+        with self._changed:
+            loss = self._losses.get(job_id)
+        if loss is None:
+            return ScorerLosses()
+        return ScorerLosses(num_lost=loss.number, last_ago_s=time.monotonic() - loss.at_s, last=loss.last)
+
+    def lost(self, owner: str, result: Unscorable) -> None:
+        """Takes note of a scorer process that was lost. Called by lanes."""
+        with self._changed:
+            number = self._losses.pop(owner).number if owner in self._losses else 0
+            self._losses[owner] = Loss(number=number + 1, at_s=time.monotonic(), last=result)
+            while len(self._losses) > MAX_LOSSES:
+                self._losses.popitem(last=False)
+
+    def _take_back_overdue(self) -> None:
+        """Frees a lane, again and again, for a job that others hold up. Runs in a thread until the pool is closed."""
+        while not self._stopped.wait(LOOK_S):
+            with self._changed:
+                overdue = self._turns.overdue()
+            if overdue is not None:
+                lane, turn = overdue
+                assert isinstance(lane, Lane)
+                lane.give_up(turn.request)
 
     def _start_lanes(self) -> None:
         for number in range(self.num_lanes):
             lane = Lane(
-                name=f"scorer-lane-{number + 1}", cages=self.cages, new_cage=self._new_cage, next_turn=self.next_turn
+                name=f"scorer-lane-{number + 1}",
+                cages=self.cages,
+                new_cage=self._new_cage,
+                next_turn=self.next_turn,
+                put_back=self.put_back,
+                on_loss=self.lost,
+                first_call_s=min(FIRST_CALL_S, self._warm_up_timeout_s),
             )
             self._lanes.append(lane)
             lane.start()
+        Thread(target=self._take_back_overdue, name="scorer-turns", daemon=True).start()
         log.info("%d scorer processes", self.num_lanes)
 
     def _new_cage(self) -> ScorerCage:

@@ -50,12 +50,21 @@ class ScorerCage(CagedProcess):
         return answer.result if isinstance(answer.result, Unscorable) else frozenset(answer.see_groups)
 
     def score_groups(
-        self, component: RewardComponent, request: rewards.RewardRequest, places: Sequence[int]
+        self,
+        component: RewardComponent,
+        request: rewards.RewardRequest,
+        places: Sequence[int],
+        *,
+        first_s: float | None,
     ) -> Sequence[float] | Unscorable:
-        """What one call of a plug-in says of the items at these places of a request, which are whole groups."""
-        doing = f"scoring {len(places)} items in one call took more than {request.item_timeout_s:g} s"
+        """What one call of a plug-in says of the items at these places of a request, which are whole groups.
+
+        first_s: the deadline of a first call in a fresh process; None of any other.
+        """
+        call_s = request.item_timeout_s if first_s is None else first_s
+        doing = f"scoring {len(places)} items in one call took more than {_deadline_in_words(call_s, first_s)}"
         items = tuple(request.items[place] for place in places)
-        deadline_s = time.monotonic() + request.item_timeout_s
+        deadline_s = time.monotonic() + call_s
         self._send(
             ScorerTask(components=(component,), items=items, group_size=request.group_size), deadline_s, doing=doing
         )
@@ -72,22 +81,27 @@ class ScorerCage(CagedProcess):
         items: Sequence[RewardItem],
         *,
         given: Sequence[Mapping[str, Outcome]],
-        item_timeout_s: float,
+        item_s: float,
+        first_s: float | None,
     ) -> Iterator[Result]:
-        """Results in order, as they come; each has the whole deadline from the one before it.
+        """Results in order, as they come; each has the whole deadline of item_s from the one before it.
 
-        given: outcomes of each item that are there already, by breakdown name.
+        given: outcomes of each item that are there already, by breakdown name. first_s: the deadline of the first item
+        in a fresh process; None where it has no other.
         """
-        doing = f"scoring the item took more than {item_timeout_s:g} s"
+        limit_s = item_s if first_s is None else first_s
+        doing = f"scoring the item took more than {_deadline_in_words(limit_s, first_s)}"
         task = ScorerTask(components=components, items=tuple(items), given=tuple(map(dict, given)))
-        self._send(task, time.monotonic() + item_timeout_s, doing=doing)
+        self._send(task, time.monotonic() + limit_s, doing=doing)
         for item in items:
-            result = self._receive(time.monotonic() + item_timeout_s, doing=doing).result
+            result = self._receive(time.monotonic() + limit_s, doing=doing).result
             if result is None:
                 raise ChildDied("the scorer's process answered out of turn")
             if not _is_plausible(result, components, item):
                 raise ChildDied("the scorer's process sent what is no answer")
             yield result
+            limit_s = item_s
+            doing = f"scoring the item took more than {item_s:g} s"
 
     def _send(self, task: ScorerTask, deadline_s: float, *, doing: str) -> None:
         assert self.child is not None
@@ -98,6 +112,10 @@ class ScorerCage(CagedProcess):
         assert self.child is not None
         with self.heard(doing):
             return decode(self.child.receive(deadline_s=deadline_s), ScorerAnswer)
+
+
+def _deadline_in_words(limit_s: float, first_s: float | None) -> str:
+    return f"{limit_s:g} s" if first_s is None else f"the {limit_s:g} s of a first call"
 
 
 def _is_plausible(result: Result, components: tuple[RewardComponent, ...], item: RewardItem) -> bool:

@@ -43,6 +43,7 @@ from onbeat.process.waiting import Waiting
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from reward_service.scoring import lane as scorer_lane
+from reward_service.scoring import pool as scorer_pool
 from reward_service.scoring.pool import ScorerPool
 from tests.served import serving
 
@@ -52,6 +53,8 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 MSGPACK = {"Content-Type": "application/msgpack"}
 ITEM_S = 2.0
 """For an item where one hangs; a loaded machine scores another in less."""
+BACKTRACKS = r"(?=a)(a+)+$"
+"""It never ends over many `a` and a `b`: RE2 has no look-ahead, so `re` matches it."""
 PLUGIN_SOURCE = '''
 import os, signal, subprocess, sys
 
@@ -383,7 +386,7 @@ def test_processes_that_a_scorer_started_are_killed_with_it(plugins: Path) -> No
 
 def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored() -> None:
     with serve(create_app(SETTINGS, num_lanes=1)) as client:
-        response = post(client, RegexReward(pattern=r"(a+)+$"), items=items_of("aa", "a" * 50 + "b", "b"))
+        response = post(client, RegexReward(pattern=BACKTRACKS), items=items_of("aa", "a" * 50 + "b", "b"))
         assert reasons(response.results) == ["scored", "timeout", "scored"]
         assert [result.reward for result in response.results if isinstance(result, Scored)] == [1.0, 0.0]
         assert metric(client, "onbeat_reward_worker_restarts_total") == 1.0
@@ -394,9 +397,12 @@ def test_catastrophic_regex_is_stopped_over_http_and_its_neighbours_are_scored()
         assert client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_again(plugins: Path) -> None:
+def test_what_hangs_gets_the_score_that_is_stated_for_it_once_nobody_will_ask_again(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scorer_pool, "FIRST_CALL_S", ITEM_S)
     components = (
-        RegexReward(pattern=r"(a+)+$", on_unscorable=-1.0, weight=2.0),
+        RegexReward(pattern=BACKTRACKS, on_unscorable=-1.0, weight=2.0),
         FormatReward(pattern=".*"),
         PluginReward(entry_point="hostile"),
     )
@@ -469,6 +475,15 @@ def test_each_source_of_a_mixture_is_scored_there_by_its_own_scorers(client: htt
     assert second == Scored(reward=1.0, breakdown={"regex_2": 0.0, "exact": 1.0})
 
 
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(" * 2000 + ")" * 2000])
+def test_a_pattern_that_is_none_costs_its_items_and_no_process(client: httpx.Client, pattern: str) -> None:
+    restarts = metric(client, "onbeat_reward_worker_restarts_total")
+    results = post(client, RegexReward(pattern=pattern, on_unscorable=1.0), items=items_of("a", "b")).results
+    assert reasons(results) == ["bad_pattern", "bad_pattern"], "no score hides it"
+    assert "is not a regular expression" in str(results[0])
+    assert metric(client, "onbeat_reward_worker_restarts_total") == restarts
+
+
 VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}
 
 
@@ -478,8 +493,11 @@ VALID_ITEM = {"prompt": "", "completion": "", "reference": ""}
         ({"components": [{"type": "exact"}], "items": []}, 422, "items"),
         ({"components": [], "items": [VALID_ITEM]}, 422, "components"),
         ({"components": [{"type": "nope"}], "items": [VALID_ITEM]}, 422, "components[0].type"),
-        ({"components": [{"type": "regex", "pattern": "("}], "items": [VALID_ITEM]}, 422, "components[0]"),
-        ({"components": [{"type": "regex", "pattern": "a{99999999999}"}], "items": [VALID_ITEM]}, 422, "components[0]"),
+        (
+            {"components": [{"type": "regex", "pattern": "a" * 4097}], "items": [VALID_ITEM]},
+            422,
+            "components[0].pattern",
+        ),
         ({"components": [{"type": "exact", "weight": 1e9}], "items": [VALID_ITEM]}, 422, "components[0].weight"),
         ({"components": [{"type": "exact"}], "items": [VALID_ITEM | {"reference": 5}]}, 422, "items[0].reference"),
         ({"components": [{"type": "exact"}], "items": [VALID_ITEM], "item_timeout_s": 0}, 422, "item_timeout_s"),
@@ -636,7 +654,7 @@ def test_killed_service_leaves_no_process_even_if_a_scorer_holds_the_interpreter
 ) -> None:
     gate = Gate(plugin_folder)
     request = RewardRequest(
-        components=(PluginReward(entry_point="gated"), RegexReward(pattern="(a+)+$")),
+        components=(PluginReward(entry_point="gated"), RegexReward(pattern=BACKTRACKS)),
         items=(gate.closed_item("a" * 50 + "b"),),
         item_timeout_s=600.0,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker.presence import compare, missed_by_all
+from broker.presence import compare, missed_by_all, tried_again
+from contracts.encoding.wire import encode
 from contracts.errors import RewardUnavailable
 from contracts.monitor import GeneratorSeen, ServiceSeen
-from onbeat.process.dependency import JUDGE, REWARD_SERVICE, Dependency
+from onbeat.process.dependency import FORGOTTEN_S, JUDGE, REWARD_SERVICE, SHOWN_ANEW_S, Dependency
 from tests.until import Clock
 
 AWAY = ServiceSeen(name=REWARD_SERVICE, away_s=60.0, why="at http://r: no answer: ConnectError")
@@ -77,3 +78,28 @@ def test_only_what_all_miss_is_missed() -> None:
     assert missed_by_all([seen("a", AWAY), seen("b", there(1.0))], [REWARD_SERVICE]) == ""
     assert missed_by_all([seen("a", AWAY)], [JUDGE]) == ""
     assert missed_by_all([], [REWARD_SERVICE]) == ""
+
+
+def test_what_is_asked_again_for_seconds_is_said_by_its_job_until_it_went_well_or_is_over() -> None:
+    clock = Clock()
+    service = reward_service(clock)
+    service.answered()
+    service.tried_again("job-1", "timeout in component plugin (raise a key)")
+    assert b"tries_again" not in encode(service.seen), "of a moment nothing is said"
+    clock.now_s += 6.0
+    service.tried_again("job-1", "another text so soon is no news")
+    live = [seen("quiet"), seen("a", service.seen)]
+    words = "the reward service, which is asked again: timeout in component plugin (raise a key) (as a says)"
+    assert tried_again(live, "job-1", [REWARD_SERVICE]) == words
+    assert tried_again(live, "job-2", [REWARD_SERVICE]) == ""
+    clock.now_s += SHOWN_ANEW_S
+    service.tried_again("job-1", "another\ntext")
+    assert service.seen.tries_again == {"job-1": "another text"}
+    service.went_well("job-1")
+    assert b"tries_again" not in encode(service.seen)
+    for _ in range(2):
+        service.tried_again("job-2", "left behind")
+        clock.now_s += 6.0
+    assert service.seen.tries_again == {"job-2": "left behind"}
+    clock.now_s += FORGOTTEN_S
+    assert b"tries_again" not in encode(service.seen), "the job has ended, or another process has the batch"

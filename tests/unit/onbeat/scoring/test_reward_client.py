@@ -21,6 +21,7 @@ from contracts.rewards import (
     Scored,
     Unscorable,
 )
+from onbeat.process.dependency import Dependency
 from onbeat.scoring.reward_client import RewardClient, tries_of
 from tests.builders import job_spec
 
@@ -66,6 +67,9 @@ def status(code: int) -> Step:
 
 class Service:
     """Plays the steps in order, the last one for ever, and remembers the requests and the pauses between them."""
+
+    service: Dependency
+    """As the client met it."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
@@ -264,3 +268,46 @@ def test_where_an_environment_alone_rewards_nothing_is_asked() -> None:
     service = Service(refuse_connection)
     assert service.score("4", "5", spec=RewardSpec(components=())) == [0.0, 0.0]
     assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "key"),
+    [
+        ("timeout", "raise reward.item_timeout_s, 2 s a completion now, load what is slow when the file is imported"),
+        ("crashed", "ONBEAT_SCORER_MEMORY_MB"),
+        ("raised", "fix the scorer, or give what can't be scored a score: on_unscorable of the component"),
+        ("bad_pattern", "fix the component's pattern"),
+        ("unknown_entry_point", "install what it imports where the reward service runs"),
+    ],
+)
+def test_what_could_not_be_scored_names_the_key_that_cures_it_and_is_said_while_it_is_tried_again(
+    reason: str, key: str
+) -> None:
+    service = Service(lambda request: answer([unscorable(reason)]))
+    with pytest.raises(BatchFailed) as caught:
+        service.score("a")
+    assert f"1 completions could not be scored, the first: {reason} in component exact: what happened" in str(
+        caught.value
+    )
+    assert key in str(caught.value)
+    clock_s = service.service.clock() + 6.0
+    service.service.clock = lambda: clock_s
+    assert service.service.seen.tries_again == {"job-1": str(caught.value)}
+
+
+def test_a_service_that_gives_no_answer_in_time_is_said_with_the_key_of_its_deadline() -> None:
+    service = Service(time_out)
+    with pytest.raises(RewardUnavailable, match=r"ReadTimeout.*reward\.request_timeout_s") as caught:
+        service.score("a")
+    assert caught.value.is_doubtful
+    clock_s = service.service.clock() + 6.0
+    service.service.clock = lambda: clock_s
+    assert service.service.seen.tries_again == {"job-1": str(caught.value)}
+
+
+def test_what_went_well_at_last_is_said_no_more() -> None:
+    service = Service(lambda request: answer([unscorable("timeout")]), score_all)
+    assert service.score("aa") == [2.0]
+    clock_s = service.service.clock() + 6.0
+    service.service.clock = lambda: clock_s
+    assert not service.service.seen.tries_again
