@@ -41,9 +41,10 @@ SPREAD = 2_654_435_761
 FIRST_UIDS = {
     "rewards": (1_000_000_000, 60_600),
     "environments": (1_000_000_000 + MAX_PROCESS_IDS * UIDS_EACH, 60_600 + UIDS_EACH),
+    "templates": (1_000_000_000 + 2 * MAX_PROCESS_IDS * UIDS_EACH, 60_600 + 2 * UIDS_EACH),
 }
 """Kind of service → the first uid of its own, and the first where the container maps 65,536 uids only, of those that
-Debian's and systemd's conventions leave unused."""
+Debian's and systemd's conventions leave unused: up to 61,183. Chat templates use 64 of theirs."""
 ONE_THREAD = (*NUMERIC_THREADS, "RAYON_NUM_THREADS")
 
 
@@ -62,7 +63,8 @@ class CageRules(Record, frozen=True, kw_only=True):
     """Files and folders that may be read beside what code is imported from: the operator's."""
     home: str = ""
     """The home folder of the service's user, which nothing but `readable` opens; "" where it has none."""
-    service: Literal["rewards", "environments"]
+    service: Literal["rewards", "environments", "templates"]
+    """What is in it: scorers, environments, or the chat template of a model."""
     service_slot: int
     """Its `own_slot`."""
     number: int

@@ -314,9 +314,14 @@ def job_prompts(settings: StackSettings, spec: JobSpec, job_id: str) -> PromptSo
     from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
 
     folder, deadline_s = model_folder(spec.model, settings.spec_root), spec.timeouts.dependency_s
-    config, needs_ends = model_config(folder), spec.environments or spec.algorithm.learns_given
+    config = model_config(folder)
+    examples = job_examples(spec, settings.spec_root)
+    has_chat = any(table.chat for table in spec.tables.values()) or any(
+        example.messages for example in (*examples.train, *examples.evaluation)
+    )
+    needs_ends = spec.environments or spec.algorithm.learns_given or has_chat
     return PromptSource(
-        job_examples(spec, settings.spec_root),
+        examples,
         spec=spec,
         tokenizer=load_tokenizer(folder),
         context_tokens=context_tokens(config),

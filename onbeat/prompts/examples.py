@@ -14,6 +14,7 @@ from typing import Any
 
 from contracts import rewards
 from contracts.encoding.numbers import read_number
+from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset, sources_of
@@ -49,8 +50,8 @@ class Example:
     """Field of the spec that leads to it."""
     completion: str = ""
     """What loss = "sft" learns as the answer; "" where none is given."""
-    messages: tuple[tuple[str, str], ...] = ()
-    """(role, content) of each message before the answer, where the prompt is a conversation."""
+    messages: tuple[Message, ...] = ()
+    """The messages before the answer, where the prompt is a conversation."""
     metadata: str = ""
     """JSON of further columns, which rewards see; "" of none."""
     source: str = ""

@@ -110,7 +110,7 @@ class OpenedPrompts:
 
     def _task(self, example: Example, *, held_out: bool) -> Task:
         """The task of an example, and its seed: a function of the job's seed and the example's name."""
-        if example.messages and [role for role, _ in example.messages] != ["user"]:
+        if example.messages and [message.role for message in example.messages] != ["user"]:
             raise self._refusal(example, "it opens with one question, and this prompt has other messages")
         what: dict[str, str | int] = {
             "question": example.question,

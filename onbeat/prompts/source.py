@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_int32
+from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
 from contracts.rollouts import Prompt
 from contracts.spec import JobSpec
@@ -22,7 +23,8 @@ from onbeat.process.entry_points import load_entry_point
 from onbeat.prompts.examples import Example, ExampleSets
 from onbeat.prompts.openings import OpenedPrompts, OpeningService
 from onbeat.prompts.places import Pool, Walk
-from onbeat.rendering import chat_template
+from onbeat.rendering.chat_template import TemplateEnded, TemplateRefuses, invalid
+from onbeat.rendering.single_turn import RowMessages
 from onbeat.rendering.text import first_ids
 
 if TYPE_CHECKING:
@@ -64,6 +66,9 @@ class PromptSource:
         learns = spec.algorithm.learns_given
         self._given_ids: Any = learns and load_entry_point("onbeat.completions", "given", field="algorithm.loss")
         self._chats = {source: part.chat for source, part in spec.tables.items()}
+        self._messages = RowMessages(tokenizer, end_ids=end_ids)
+        self._checked: set[str] = set()
+        """Sources whose table `chat` was checked against the template."""
         self._opened = {
             name: OpenedPrompts(
                 spec, name, service=environments, tokenizer=tokenizer, end_ids=end_ids, check_length=self._check_length
@@ -74,6 +79,8 @@ class PromptSource:
         """Package and version of each environment, as its service names them; "" in a job without one."""
         self._train = self._prompts(dataset.train, held_out=False)
         self._evaluation = self._prompts(dataset.evaluation, held_out=True)
+        self._messages.report()
+        del self._messages  # and the process of the chat template with it
         pools = _pools(spec, self._train, {example.example_id: example.difficulty for example in dataset.train})
         self.walk = Walk(pools, num_prompts=spec.rollout.prompts_per_iteration, seed=spec.seed)
         _check_reserves(spec, pools)
@@ -115,8 +122,9 @@ class PromptSource:
         prefix = first_ids(self._tokenizer)
         for start in range(0, len(examples), TOKENIZED_AT_ONCE):
             chunk = examples[start : start + TOKENIZED_AT_ONCE]
-            texts = [self._text(example) for example in chunk]
+            texts = self._texts(chunk)
             token_rows = self._tokenizer(texts, add_special_tokens=False).input_ids
+            self._check_controls(chunk, texts, token_rows)
             for example, text, token_ids in zip(chunk, texts, token_rows, strict=True):
                 whole = token_ids if self._chat_of(example) else [*prefix, *token_ids]
                 try:
@@ -150,21 +158,74 @@ class PromptSource:
         """Messages are a chat in any case."""
         return self._chats[example.source] or (ChatSpec() if example.messages else None)
 
-    def _text(self, example: Example, *, answer: str = "") -> str:
-        """The prompt, as the model reads it, or the conversation that the answer ends."""
-        chat = self._chat_of(example)
-        messages = example.messages or (("user", example.question),)
-        if not chat:
-            return example.question
-        field = f"{dataset_field(self._spec.dataset, self._spec.evaluation, example.source)}.chat"
-        return render_chat(self._tokenizer, messages, chat, answer=answer, field=field)
+    def _texts(self, examples: Sequence[Example]) -> list[str]:
+        """The prompts as the model reads them."""
+        texts: list[str] = []
+        for _, run in itertools.groupby(examples, lambda example: (example.source, self._chat_of(example) is None)):
+            of_chat = list(run)
+            chat = self._chat_of(of_chat[0])
+            texts += self._rendered(of_chat, chat) if chat else [example.question for example in of_chat]
+        return texts
+
+    def _rendered(self, examples: Sequence[Example], chat: ChatSpec) -> list[str]:
+        """The prompts of examples of one source by the chat template, all in one call."""
+        self._check_chat(examples[0].source, chat)
+        conversations = [_conversation(example) for example in examples]
+        try:
+            return self._messages.prompts(
+                conversations, system=chat.system_prompt, variables=chat.chat_template_kwargs or {}
+            )
+        except (TemplateRefuses, TemplateEnded) as error:
+            example = examples[error.place] if isinstance(error, TemplateRefuses) else None
+            raise invalid(error, where=(example.origin or example.example_id) if example else "") from error
+
+    def _check_chat(self, source: str, chat: ChatSpec) -> None:
+        """Checks a source's table `chat` against the model's template, once. Raises InvalidInput."""
+        if source in self._checked:
+            return
+        self._checked.add(source)
+        field = f"{dataset_field(self._spec.dataset, self._spec.evaluation, source)}.chat"
+        if not self._tokenizer.chat_template:
+            raise no_chat_template(field)
+        variables = chat.chat_template_kwargs or {}
+        try:
+            unread = next((name for name in variables if not self._messages.reads(name)), None)
+        except (TemplateRefuses, TemplateEnded) as error:
+            raise invalid(error) from error
+        if unread is not None:
+            raise InvalidInput(
+                f"the model's chat template doesn't read `{unread}`",
+                field=f"{field}.chat_template_kwargs",
+                cure="leave it out, or take its name from the template",
+            )
+        sampling = self._spec.rollout.sampling
+        if self._end_ids and not sampling.stop:
+            own_ends = () if self._spec.algorithm.learns_given else sampling.stop_token_ids or ()
+            self._messages.check_end(end_ids=[*self._end_ids, *own_ends], variables=variables)
+
+    def _check_controls(
+        self, examples: Sequence[Example], texts: Sequence[str], token_rows: Sequence[Sequence[int]]
+    ) -> None:
+        """Counts chats in which a row's text became a token of control."""
+        chats = [place for place, example in enumerate(examples) if self._chat_of(example)]
+        self._messages.check_tokens([texts[place] for place in chats], [token_rows[place] for place in chats])
+
+    def _answered(self, example: Example, *, answer: str) -> str:
+        """The conversation that the answer ends."""
+        chat = self._chat_of(example) or ChatSpec()
+        try:
+            return self._messages.answered(
+                _conversation(example), answer, system=chat.system_prompt, variables=chat.chat_template_kwargs or {}
+            )
+        except (TemplateRefuses, TemplateEnded) as error:
+            raise invalid(error, where=example.origin or example.example_id) from error
 
     def _given(self, example: Example, prompt: str) -> list[int]:
         return self._given_ids(
             self._tokenizer,
             example,
             prompt=prompt,
-            write=partial(self._text, example) if self._chat_of(example) else None,
+            write=partial(self._answered, example) if self._chat_of(example) else None,
             end_ids=self._end_ids,
             most_tokens=self._spec.rollout.sampling.max_new_tokens,
         )
@@ -221,35 +282,18 @@ def _check_reserves(spec: JobSpec, pools: Sequence[Pool]) -> None:
             )
 
 
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[tuple[str, str]],
-    chat: ChatSpec,
-    *,
-    answer: str = "",
-    field: str = "dataset.chat",
-) -> str:
-    """Writes (role, content) of each message, behind the system turn where there is one, and the assistant's opening,
-    or the assistant's turn with its answer. field: that of `chat`, for a refusal."""
-    if not tokenizer.chat_template:
-        raise no_chat_template(field)
-    system = [("system", chat.system_prompt)] if chat.system_prompt and messages[0][0] != "system" else []
-    answered = [("assistant", answer)] if answer else []
-    rows = [{"role": role, "content": content} for role, content in (*system, *messages, *answered)]
-    variables = chat.chat_template_kwargs or {}
-    try:
-        for name in variables:
-            if not chat_template.reads(tokenizer, name):
-                raise InvalidInput(
-                    f"the model's chat template doesn't read `{name}`",
-                    field=f"{field}.chat_template_kwargs",
-                    cure="leave it out, or take its name from the template",
-                )
-        return chat_template.write(tokenizer, rows, opens_turn=not answer, variables=variables)
-    except chat_template.REFUSALS as error:
+def _conversation(example: Example) -> tuple[Message, ...]:
+    """The messages before the answer. Raises InvalidInput where the assistant has said the last one."""
+    messages = example.messages or (Message(role="user", content=example.question),)
+    if messages[-1].role == "assistant":
         raise InvalidInput(
-            f"the model's chat template refuses the messages: {error}", field="model.path", cure="use another template"
-        ) from error
+            f"{example.origin or example.example_id}: the prompt ends with the assistant's words, and the model would "
+            "answer itself: an answer that is begun (prefill) isn't gone on with",
+            field=example.field,
+            cure="leave its last message out, or give the whole conversation as `messages`, whose last answer is the "
+            "completion",
+        )
+    return messages
 
 
 def _numbered(prompts: Sequence[Prompt], *, first: int = 0) -> tuple[Prompt, ...]:

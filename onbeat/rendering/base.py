@@ -9,7 +9,7 @@ What was sampled is never tokenised again: `go_on` answers the tokens that follo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from msgspec.structs import replace
@@ -64,24 +64,30 @@ def plain(tokenizer: PreTrainedTokenizerBase, said: Sequence[T]) -> list[T]:
 
     The descriptions of tools may be those of a server that the job only asks.
     """
-    specials = _specials(tokenizer)
-    return [_broken(one, specials) for one in said]
+    specials = control_texts(tokenizer)
+    return [without_controls(record, specials) for record in said]
 
 
-def _specials(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """All that the tokenizer reads as a token of control: those that it has a name for, and the others."""
-    others = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+def control_texts(tokenizer: PreTrainedTokenizerBase, *, end_ids: Collection[int] = ()) -> list[str]:
+    """Returns the texts that the tokenizer reads as a token of control: those that it has a name for, and the others.
+
+    A text of one character isn't among them: nothing can be put into it. end_ids: tokens that end what the model
+    samples, which are of control even where the tokenizer doesn't say so.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    others = [token.content for token_id, token in added if token.special or token_id in end_ids]
     return sorted({token for token in [*tokenizer.all_special_tokens, *others] if len(token) > 1})
 
 
-def _broken(said: Any, specials: Sequence[str]) -> Any:
-    """Breaks the special tokens in every text of a record, or of what stands in its fields."""
+def without_controls(said: Any, specials: Sequence[str]) -> Any:
+    """Returns a text or record in which each of these texts is broken, in every text of it and of its fields."""
     if isinstance(said, Record):
-        return replace(said, **{name: _broken(getattr(said, name), specials) for name in said.__struct_fields__})
+        fields = {name: without_controls(getattr(said, name), specials) for name in said.__struct_fields__}
+        return replace(said, **fields)
     if isinstance(said, dict):
-        return {_broken(key, specials): _broken(value, specials) for key, value in said.items()}
+        return {without_controls(key, specials): without_controls(value, specials) for key, value in said.items()}
     if isinstance(said, list | tuple):
-        return type(said)(_broken(one, specials) for one in said)
+        return type(said)(without_controls(one, specials) for one in said)
     if isinstance(said, str):
         for token in specials:
             if token in said:

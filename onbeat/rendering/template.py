@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from contracts.environments.messages import Message, Tool
 from contracts.errors import InvalidInput, PrefixBroken
 from contracts.spec_tables.datasets import no_chat_template
-from onbeat.rendering import chat_template, tool_calls
+from onbeat.rendering import tool_calls
 from onbeat.rendering.base import plain
+from onbeat.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses, invalid
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +37,8 @@ class TemplateRenderer:
         if not tokenizer.chat_template:
             raise no_chat_template("model.path", 'choose a chat model, or set environment.renderer = "text"')
         self._tokenizer = tokenizer
-        self.knows_tools = self._shows_tools()
+        self._template = ChatTemplate(tokenizer)
+        self.knows_tools = shows_tools(self._template)
         self.end = self._end_of_turn()
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -65,28 +67,12 @@ class TemplateRenderer:
         tools = plain(self._tokenizer, tools)
         if tools and not self.knows_tools:
             messages = _described(messages, tools)
-        rows = [_as_template(message) for message in messages]
+        rows = rows_of(messages, knows_tools=self.knows_tools)
         shown = [tool_calls.as_function(tool) for tool in tools if self.knows_tools]
-        if not self.knows_tools:
-            rows = _without_tool_role(rows)
         try:
-            return chat_template.write(self._tokenizer, rows, tools=shown or None, opens_turn=opens_turn)
-        except chat_template.REFUSALS as error:
-            raise InvalidInput(
-                f"the model's chat template refuses the messages: {error}", field="model.path", cure=FORMAT_CURE
-            ) from error
-
-    def _shows_tools(self) -> bool:
-        """Whether the template writes tools, and has their calls written as `tool_calls` reads them."""
-        tool, question = Tool(name="look_up", description="Looks a word up."), {"role": "user", "content": "?"}
-        try:
-            functions = [tool_calls.as_function(tool)]
-            written = chat_template.write(self._tokenizer, [question], tools=functions, opens_turn=True)
-        except chat_template.TemplateTakesLong as error:
-            raise InvalidInput(f"the model's chat template is ended: {error}", field="model.path") from error
-        except chat_template.REFUSALS:
-            return False
-        return tool.name in written and tool_calls.OPEN in written
+            return self._template.write(rows, tools=shown or None, opens_turn=opens_turn)
+        except (TemplateRefuses, TemplateEnded) as error:
+            raise invalid(error, cure=FORMAT_CURE) from error
 
     def _end_of_turn(self) -> str:
         """The token that the template ends an answer with, which the model has to end its turn with."""
@@ -103,11 +89,31 @@ class TemplateRenderer:
         )
 
 
+def shows_tools(template: ChatTemplate) -> bool:
+    """Returns whether the template writes tools, and has their calls written as `tool_calls` reads them.
+
+    Raises InvalidInput that names model.path where it goes beyond a bound.
+    """
+    tool = Tool(name="look_up", description="Looks a word up.")
+    question = {"role": "user", "content": "?"}
+    try:
+        written = template.write([question], tools=[tool_calls.as_function(tool)], opens_turn=True)
+    except TemplateEnded as error:
+        raise invalid(error) from error
+    except TemplateRefuses:
+        return False
+    return tool.name in written and tool_calls.OPEN in written
+
+
+def rows_of(messages: Sequence[Message], *, knows_tools: bool) -> list[dict[str, Any]]:
+    """Returns messages as chat templates read them: calls are text of the assistant's message, and tools' answers are
+    messages of a user to a template that knows no tools."""
+    rows = [_as_template(message) for message in messages]
+    return rows if knows_tools else _without_tool_role(rows)
+
+
 def _as_template(message: Message) -> dict[str, Any]:
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        written = "\n".join(map(tool_calls.write, message.tool_calls))
-        row["content"] = f"{message.content}\n{written}" if message.content else written
+    row: dict[str, Any] = {"role": message.role, "content": tool_calls.content_of(message)}
     if message.name:
         row["name"] = message.name
     return row

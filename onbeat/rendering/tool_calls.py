@@ -55,6 +55,14 @@ def write(call: ToolCall) -> str:
     return f'{OPEN}\n{{"name": {name}, "arguments": {call.arguments}}}\n{CLOSE}'
 
 
+def content_of(message: Message) -> str:
+    """Returns what a message says, and its calls behind it as a model writes them."""
+    if not message.tool_calls:
+        return message.content
+    written = "\n".join(map(write, message.tool_calls))
+    return f"{message.content}\n{written}" if message.content else written
+
+
 def read(text: str) -> Message:
     """Reads an assistant's text: its calls, what stands around them, and why a call could not be read."""
     calls: list[ToolCall] = []

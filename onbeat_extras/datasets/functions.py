@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import PluginDataset
 from onbeat.process.entry_points import load_entry_point
@@ -43,6 +44,8 @@ def _checked(examples: Iterable[Any]) -> Iterator[Example]:
             if not isinstance(text, str):
                 raise TypeError(f"{name} is a {type(text).__name__}, not a string")
             text.encode()
+        if not all(isinstance(message, Message) for message in example.messages):
+            raise TypeError("messages has what is no contracts.environments.messages.Message")
         yield example
 
 

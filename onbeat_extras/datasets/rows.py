@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
 from onbeat.prompts.examples import Example, ExampleSets, Request
+from onbeat.rendering.tool_calls import content_of
 from onbeat_extras.datasets.held_out import check_held_out, disjoint
+from onbeat_extras.datasets.row import read_row
 
 Placed = tuple[str, Mapping[str, Any]]
 """A row, and where it stands in its file."""
@@ -25,42 +27,6 @@ Reader = Callable[[Path, str], Iterator[Placed]]
 TRAINED = "dataset.train_path"
 MAX_METADATA_BYTES = 65_536
 """The most of one row: they go with each of its completions to the reward service."""
-
-
-class RowMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a row, as OpenAI's API and Hugging Face write it."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-    tool_calls: Annotated[list[Any], Meta(max_length=0)] | None = None
-
-
-Conversation = Annotated[tuple[RowMessage, ...], Meta(min_length=1)]
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row has under our names; a column that is null is left out."""
-
-    prompt: str | Conversation | UnsetType = UNSET
-    messages: Conversation | UnsetType = UNSET
-    reference: str | int | float | UnsetType = UNSET
-    task_entry: str = ""
-    completion: str | Annotated[tuple[RowMessage, ...], Meta(min_length=1, max_length=1)] = ""
-
-    def __post_init__(self) -> None:
-        if self.prompt is UNSET and self.messages is UNSET:
-            raise ValueError("Object missing required field `prompt`")
-        if self.reference is UNSET and not self.answered[1]:
-            raise ValueError("Object missing required field `reference`")
-
-    @property
-    def answered(self) -> tuple[str | tuple[RowMessage, ...], str]:
-        """The prompt, and the completion: messages that end with the assistant's have both."""
-        if self.prompt is not UNSET or self.messages is UNSET:
-            given = self.completion
-            return self.prompt or "", given if isinstance(given, str) else given[0].content
-        *before, last = self.messages
-        return (tuple(before), last.content) if before and last.role == "assistant" else (self.messages, "")
 
 
 def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
@@ -125,10 +91,11 @@ CURE = 'each row is an object like {"prompt": "...", "reference": "..."}; datase
 def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, origin: str, field: str) -> Example:
     """Makes an example of a row. Raises InvalidInput that names the row by its origin."""
     columns = spec.columns or RowColumns()
-    given = {name: _value(row, getattr(columns, name)) for name in Row.__struct_fields__}
+    given = {name: _value(row, getattr(columns, name)) for name in columns.__struct_fields__}
+    there = {name: value for name, value in given.items() if value is not None and value is not UNSET}
     metadata = {name: _value(row, name) for name in spec.metadata_columns or ()}
     try:
-        found = msgspec.convert({name: value for name, value in given.items() if value not in (None, UNSET)}, Row)
+        read = read_row(there, columns)
         if lacking := [name for name, value in metadata.items() if value is UNSET]:
             raise ValueError(f"it has no column `{lacking[0]}`, which dataset.metadata_columns names")
         written = msgspec.json.encode(metadata).decode() if metadata else ""
@@ -136,18 +103,20 @@ def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, orig
             raise ValueError(f"its metadata have {len(written):,} characters, the most are {MAX_METADATA_BYTES:,}")
         # Held-out rows have no order.
         difficulty = _difficulty(row, spec.curriculum.column) if spec.curriculum and field == TRAINED else 0.0
+    except InvalidInput as error:
+        raise InvalidInput(f"{origin}: {error.problem}", field=field, cure=error.cure) from error
     except (msgspec.MsgspecError, ValueError, TypeError) as error:  # of metadata, too, that no JSON can say
         raise InvalidInput(f"{origin}: {error}", field=field, cure=CURE) from error
-    asked, completion = found.answered
+    prompt = read.prompt
     return Example(
         example_id=example_id,
-        question=asked if isinstance(asked, str) else "\n".join(message.content for message in asked),
-        messages=() if isinstance(asked, str) else tuple((message.role, message.content) for message in asked),
-        reference=_text(found.reference),
-        task_entry=found.task_entry,
+        question=prompt if isinstance(prompt, str) else "\n".join(map(content_of, prompt)),
+        messages=() if isinstance(prompt, str) else prompt,
+        reference=read.reference,
+        task_entry=read.task_entry,
         metadata=written,
         difficulty=difficulty,
-        completion=completion,
+        completion=read.completion,
         origin=origin,
         field=field,
     )
@@ -156,7 +125,7 @@ def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, orig
 def columns_of(spec: RowsTable) -> list[str]:
     """Returns the columns that an example is made of, without the way into a table."""
     columns = spec.columns or RowColumns()
-    names = [*(getattr(columns, name) for name in Row.__struct_fields__), *(spec.metadata_columns or ())]
+    names = [*(getattr(columns, name) for name in columns.__struct_fields__), *(spec.metadata_columns or ())]
     names += [spec.curriculum.column] if spec.curriculum else []
     return sorted({*names, *(name.partition(".")[0] for name in names)})
 
@@ -175,10 +144,3 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     first, _, rest = column.partition(".")
     inner = row.get(first)
     return _value(inner, rest) if rest and isinstance(inner, Mapping) else UNSET
-
-
-def _text(reference: str | float | UnsetType) -> str:
-    """Returns a number as JSON writes it."""
-    if isinstance(reference, str):
-        return reference
-    return "" if reference is UNSET else msgspec.json.encode(reference).decode()

@@ -28,7 +28,7 @@ from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
-from onbeat.rendering import chat_template
+from onbeat.rendering.chat_template import COSTS_CURE, ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, load_tokenizer
 from onbeat_extras.stages.served_stages import ServedStage, field_of, model_folders, renamed
 
@@ -41,6 +41,7 @@ class RewardModel:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
         self._settings = settings
         self._spec = stage.spec
         self._column = stage.plan.outputs[0].name
@@ -113,15 +114,19 @@ class RewardModel:
         return CompletionUnjudged(problem, reason=reason, lasts=True, field=self._field, cure=cure)
 
     def token_ids(self, prompt: str, completion: str) -> list[int]:
-        """What the model reads of a row. Raises CompletionUnjudged where its chat template refuses the texts."""
+        """What the model reads of a row. Raises CompletionUnjudged where its chat template refuses the texts, and
+        InvalidInput that names the model where the template goes beyond a bound."""
         prompt, completion = (self._special.sub(r"\1 ", text) for text in (prompt, completion))
         if not self._tokenizer.chat_template:
             return self._tokenizer(prompt, completion)["input_ids"]
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         try:
-            rendered = chat_template.write(self._tokenizer, messages, opens_turn=False)
-        except chat_template.REFUSALS as error:
+            rendered = self._template.write(messages, opens_turn=False)
+        except TemplateRefuses as error:
             raise self._unjudged("refused", f"its chat template refuses the texts: {error}") from error
+        except TemplateEnded as error:  # the machine has a part in that, and so it is no score of the row
+            problem = f"its chat template is ended: {error}"
+            raise InvalidInput(problem, field=self._field, cure=COSTS_CURE) from error
         # The template writes the special tokens itself.
         return self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
 

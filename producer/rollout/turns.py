@@ -42,6 +42,7 @@ from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.process.crash_points import reach
 from onbeat.rendering.base import Renderer
+from onbeat.rendering.chat_template import TemplateEnded
 from producer.engine.base import Trajectories, Turn, all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
 
@@ -172,7 +173,7 @@ class TurnPlayer:
             failed = await self._step(alive, trajectories.opening.job_id)
             again += failed
             reach("producer.after_step")
-            alive = [session for session in alive if session not in failed and session.played.goes_on()]
+            alive = await asyncio.to_thread(_going_on, [session for session in alive if session not in failed])
             if not alive:
                 return again
             sampled = await self._sample(trajectories, alive)
@@ -256,8 +257,8 @@ class TurnPlayer:
             ]
             results = await self.environments.step(steps)
             failed: list[Session] = []
-            for session, result in zip(waiting, results, strict=True):
-                refused = _recorded(session, result)
+            recorded = await asyncio.to_thread(_all_recorded, waiting, results)
+            for session, refused in zip(waiting, recorded, strict=True):
                 if refused is not None and not self._ends(session, refused):
                     failed.append(session)
             if not self.spec.deterministic:
@@ -356,13 +357,31 @@ def calls_of(prompts: Sequence[Prompt], most_tokens: int = MOST_TOKENS) -> list[
     return calls
 
 
+def _going_on(sessions: Sequence[Session]) -> list[Session]:
+    """Appends the observation to each that has room for another turn, and returns these. Raises PrefixBroken.
+
+    Messages are written by a chat template, whose process may take seconds: it runs beside the event loop, in which the
+    leases of other batches are renewed.
+    """
+    return [session for session in sessions if session.played.goes_on()]
+
+
+def _all_recorded(sessions: Sequence[Session], results: Sequence[service.Result]) -> list[service.Result | None]:
+    """Does `_recorded` for each, beside the event loop, for the same reason."""
+    return [_recorded(session, result) for session, result in zip(sessions, results, strict=True)]
+
+
 def _recorded(session: Session, result: service.Result) -> service.Result | None:
-    """Records a reply. Returns what is no reply, and a failure in place of one that nothing can go on from."""
+    """Records a reply. Returns what is no reply, and a failure in place of one that nothing can go on from.
+
+    Raises BatchFailed where the model's chat template goes beyond a bound."""
     if not isinstance(result, service.Turned) or result.reply is UNSET:
         return result
     try:
         session.played.reply(result.reply)
     except InvalidInput as error:
+        if isinstance(error.__cause__, TemplateEnded):  # the machine has a part in that: no stated score follows
+            raise BatchFailed(str(error)) from error
         return service.Failure(reason="invalid_reply", detail=f"it can't begin anew with its messages: {error}")
     return None
 

@@ -191,9 +191,14 @@ def test_every_http_client_is_made_in_one_place() -> None:
         )
 
 
-def test_a_chat_template_is_run_where_it_ends() -> None:
-    places = {fact.place.partition(":")[0] for fact in facts("template")}
-    assert places == {"onbeat/rendering/chat_template.py"}
+def test_a_chat_template_is_run_in_a_process_of_its_own_alone() -> None:
+    """Jinja is imported by that process's module and by what starts it, and the tokenizer's own door is never used."""
+    assert [fact.place for fact in facts("template")] == []
+    places = {fact.place.partition(":")[0] for fact in facts("import", "from") if "jinja2" in parents(fact.text)}
+    assert places == {"onbeat/rendering/template_process.py"}
+    taken = {fact.text for fact in facts("from") if fact.text.startswith("onbeat.rendering.template_process.")}
+    names = {name.rpartition(".")[2] for name in taken}
+    assert names == {"MAX_TEXT_BYTES", "MEMORY_MB", "OWN_VARIABLES", "TemplateAnswer", "TemplateTask"}
 
 
 def test_packages_write_through_loggers_and_not_by_print() -> None:

@@ -93,7 +93,8 @@ def test_a_system_message_of_a_row_stands_in_place_of_the_jobs(
 def test_a_conversation_without_an_answer_is_asked_whole(tmp_path: Path) -> None:
     (example,) = examples(tmp_path, {"messages": [ASKED, ANSWERED, ASKED], "reference": 2})
     assert (example.completion, example.reference) == ("", "2")
-    assert example.messages == (("user", "1+1="), ("assistant", "2"), ("user", "1+1="))
+    said = [("user", "1+1="), ("assistant", "2"), ("user", "1+1=")]
+    assert [(message.role, message.content) for message in example.messages] == said
 
 
 def test_columns_of_other_names_and_of_tables_are_found_and_rewards_see_further_ones(tmp_path: Path) -> None:
@@ -120,15 +121,6 @@ def test_a_plugins_reward_sees_the_metadata_as_a_dict(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("row", "table", "problem"),
     [
-        (
-            {"messages": [{"role": "tool", "content": "1"}], "reference": "1"},
-            {},
-            r"rows\.jsonl:1: Invalid enum value 'tool'",
-        ),
-        ({"messages": [{**ASKED, "tool_calls": [1]}], "reference": "1"}, {}, "length <= 0"),
-        ({"messages": [], "reference": "1"}, {}, "length >= 1"),
-        ({"reference": "1"}, {}, "missing required field `prompt`"),
-        ({"prompt": "1", "reference": True}, {}, "got `bool`"),
         ({"prompt": "1", "reference": "1"}, {"metadata_columns": ["tests"]}, "no column `tests`"),
         (
             {"prompt": "1", "reference": "1", "long": "x" * MAX_METADATA_BYTES},
@@ -143,3 +135,125 @@ def test_a_row_that_says_too_little_or_too_much_is_refused_by_its_line(
     with pytest.raises(InvalidInput, match=problem) as error:
         examples(tmp_path, row, **table)
     assert error.value.field == "dataset.train_path"
+
+
+WARM = {"role": "user", "content": "How warm is it?"}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TOLD = {"role": "tool", "content": "0 C", "name": "weather", "tool_call_id": "call_0"}
+KNOWS_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}<tool_call>{% endfor %}"
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+WRITTEN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        CALLED,
+        CALLED | {"content": None},
+        {"role": "assistant", "tool_calls": [CALL], "name": None, "function_call": None},
+        CALLED | {"tool_calls": [{"name": "weather", "arguments": {"city": "Oslo"}}]},
+        CALLED | {"tool_calls": [CALL | {"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]},
+    ],
+    ids=["text", "null", "absent", "bare", "object"],
+)
+def test_calls_and_tools_answers_are_written_as_environments_write_them(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, called: dict[str, Any]
+) -> None:
+    row = {"prompt": [WARM, called, TOLD], "completion": "Cold."}
+    asked = f"[user]How warm is it?<eos>[assistant]{WRITTEN}<eos>"
+    answered = "[user]<tool_response>\n0 C\n</tool_response><eos>[assistant]"
+    assert prompt(tokenizer, tmp_path, row).text == asked + answered
+    knowing = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    knowing.chat_template = KNOWS_TOOLS
+    assert prompt(knowing, tmp_path, row).text == f"{asked}[tool]0 C<eos>[assistant]"
+
+
+def test_calls_that_a_row_ends_with_are_learnt_as_a_model_writes_them(tmp_path: Path) -> None:
+    (example,) = examples(tmp_path, {"messages": [WARM, {"role": "assistant", "content": "Hm.", "tool_calls": [CALL]}]})
+    assert example.completion == f"Hm.\n{WRITTEN}"
+    (example,) = examples(tmp_path, {"prompt": [WARM], "completion": [CALLED]})
+    assert example.completion == WRITTEN
+
+
+def test_the_texts_of_parts_are_one_text(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "1+", "image": None}, {"type": "text", "text": "1="}]
+    row = {"prompt": [{"role": "user", "content": parts}], "completion": "2"}
+    assert prompt(tokenizer, tmp_path, row).text == "[user]1+1=<eos>[assistant]"
+
+
+def message(**changes: Any) -> dict[str, Any]:
+    return {"prompt": [WARM | changes], "reference": "1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "problem", "cure"),
+    [
+        (message(role="developer"), "messages of the role developer aren't read: `prompt[0]` is one", "write system"),
+        (message(role="function"), "messages of the role function", "write tool"),
+        (message(role="human"), "messages of the role human", "write user"),
+        (message(role="poet"), "messages of the role poet", "roles are system, user, assistant, tool"),
+        (message(role=None), "`prompt[0]` has no role", '{"role": "user"'),
+        (
+            {"prompt": [{"from": "human", "value": "?"}], "reference": "1"},
+            "has the keys from and value",
+            "user for human",
+        ),
+        (message(content=None), "`prompt[0]` has no content", "leave the message out"),
+        (message(content=None, role="assistant"), "has no content and calls no tool", "leave the message out"),
+        (message(content=7), "`prompt[0].content` is a number", "a message is an object"),
+        (message(content=["1+1="]), "`prompt[0].content[0]` is a part without a text", '"type": "text"'),
+        (
+            message(content=[{"type": "image_url", "image_url": {"url": "data:"}}]),
+            "`prompt[0].content[0]` is a part of the type image_url: only text is read",
+            "leave it out",
+        ),
+        (message(tool_calls=[CALL]), "of the role user with tool_calls", "only the assistant calls tools"),
+        (message(role="assistant", tool_calls="weather()"), "`prompt[0].tool_calls` is a text", "a call is an object"),
+        (message(role="assistant", tool_calls=[1]), "`prompt[0].tool_calls[0]` has no name", "a call is an object"),
+        (
+            message(role="assistant", tool_calls=[{"name": "a", "arguments": [1]}]),
+            "`prompt[0].tool_calls[0]` has arguments that are a list of 1",
+            "a call is an object",
+        ),
+        (message(role="assistant", function_call={"name": "a"}), "has a function_call", "write it under tool_calls"),
+        ({"prompt": ["1+1="], "reference": "1"}, "`prompt[0]` is a text, and no message", "a message is an object"),
+        ({"prompt": {"text": "1"}, "reference": "1"}, "`prompt` is an object", "dataset.columns"),
+        ({"messages": [], "reference": "1"}, "`messages` has no messages", "remove the row"),
+        ({"reference": "1"}, "it has neither a column `prompt` nor `messages`", "dataset.columns"),
+        ({"prompt": "1"}, "it has no column `reference`", "dataset.columns"),
+        ({"prompt": "1", "reference": True}, "`reference` is true or false", "write it as text"),
+        ({"prompt": "1", "reference": ["42", "43"]}, "`reference` is a list of 2", "dataset.metadata_columns"),
+        ({"prompt": "1", "reference": {"answer": 1}}, "`reference` is an object", "dataset.columns.reference"),
+        ({"prompt": "1", "reference": "1", "task_entry": {}}, "`task_entry` is an object", "as a text"),
+        ({"prompt": "1", "completion": [ANSWERED, ANSWERED]}, "`completion` has 2 messages", "into the prompt"),
+        ({"prompt": "1", "completion": [ASKED]}, "`completion` is a message of the role user", "assistant's answer"),
+    ],
+)
+def test_what_a_row_says_wrongly_is_named_with_the_cure_that_fits_it(
+    tmp_path: Path, row: dict[str, Any], problem: str, cure: str
+) -> None:
+    with pytest.raises(InvalidInput) as error:
+        examples(tmp_path, row)
+    assert error.value.field == "dataset.train_path"
+    assert error.value.problem.startswith("rows.jsonl:1: ")
+    assert problem in error.value.problem
+    assert cure in (error.value.cure or "")
+
+
+def test_a_column_of_another_name_is_called_by_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"`chat\[0\]\.content` is a number"):
+        examples(tmp_path, {"chat": [{"role": "user", "content": 1}], "reference": "1"}, columns={"prompt": "chat"})
+
+
+def test_a_prompt_that_ends_with_the_assistant_s_words_is_refused(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    for asked in ([ASKED, ANSWERED], [ANSWERED]):
+        with pytest.raises(InvalidInput, match=r"rows\.jsonl:1: the prompt ends with the assistant's words") as error:
+            prompt(tokenizer, tmp_path, {"prompt": asked, "completion": "2"})
+        assert error.value.field == "dataset.train_path"
+        assert "completion" in (error.value.cure or "")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.encoding.wire import convert
+from contracts.environments.messages import Message
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import HuggingFaceDataset
 from contracts.spec_tables.root import SpecRoot
@@ -73,7 +74,9 @@ def load(root: Path, path: str) -> tuple[Example, ...]:
 @pytest.mark.parametrize("path", ["saved/train", "hub/train", "one", "one/rows.parquet"])
 def test_each_layout_has_the_same_rows_in_order(root: Path, path: str) -> None:
     examples = load(root, path)
-    assert [example.messages for example in examples] == [(("user", f"{number}+1="),) for number in range(5)]
+    assert [example.messages for example in examples] == [
+        (Message(role="user", content=f"{number}+1="),) for number in range(5)
+    ]
     assert [example.reference for example in examples] == ["1", "2", "3", "4", "5"]
     assert [example.example_id for example in examples] == [f"train/{number}" for number in range(5)]
     assert json.loads(examples[4].metadata) == {"extra_info": {"index": 4}}

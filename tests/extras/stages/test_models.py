@@ -18,6 +18,7 @@ from contracts.errors import BatchFailed, CompletionUnjudged, InvalidInput
 from contracts.experience.columns import check_values, row_shapes
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
+from onbeat.rendering import chat_template
 from onbeat.weights.hashing import tensors_digest
 from onbeat_extras.stages.compute_service import StageModel
 from onbeat_extras.stages.log_prob_model import frozen_values, load_frozen
@@ -274,6 +275,19 @@ def test_a_chat_template_that_refuses_the_texts_fails_the_item(tmp_path: Path) -
     (tmp_path / "scorer" / "chat_template.jinja").write_text("{{ raise_exception('no assistant, please') }}")
     with pytest.raises(BatchFailed, match="refuses the texts: no assistant, please"):
         scores(reward_model(tmp_path), ("a", "b"))
+
+
+def test_a_chat_template_that_goes_beyond_a_bound_is_the_model_s_fault_and_no_score_of_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "LONGEST_S", 0.3)
+    scorer_folder(tmp_path)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "scorer" / "chat_template.jinja").write_text(endless)
+    with pytest.raises(InvalidInput, match="its chat template is ended: it takes longer than") as error:
+        scores(reward_model(tmp_path), ("a", "b"))
+    assert error.value.field == "stages.reward_model.model"
+    assert error.value.cure
 
 
 def test_a_model_that_is_no_reward_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,19 +1,26 @@
-"""A chat template is a stranger's program: it ends, in any thread, and what it is given comes back as text."""
+"""A chat template is a stranger's program: what it costs is bounded, and its callers always have an answer."""
 
 from __future__ import annotations
 
-import sys
+import gc
+import os
+import resource
+import signal
 import threading
-from typing import Any
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
-from contracts.errors import InvalidInput
-from contracts.spec_tables.datasets import ChatSpec
-from onbeat.prompts.source import render_chat
-from onbeat.rendering import chat_template
-from onbeat.rendering.chat_template import TemplateTakesLong, write
+from contracts.environments.messages import Message
+from onbeat.rendering import chat_template, template_cage
+from onbeat.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses
+from onbeat.rendering.single_turn import RowMessages
 from onbeat.rendering.template import TemplateRenderer
+from onbeat.rendering.template_cage import TemplateProcess
+from onbeat.rendering.template_process import MEMORY_MB
+from tests.refusals import refusal_of
 from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
 
 ROWS = [{"role": "user", "content": "Hello."}]
@@ -21,49 +28,203 @@ LOOPS = "".join(f"{{% for i{depth} in range(99999) %}}" for depth in range(4)) +
 AGAIN = "{% for i in range(9) %}{{ again(n - 1) if n else '' }}{% endfor %}"
 RECURSION = "{% macro again(n) %}" + AGAIN + "{% endmacro %}{{ again(99) }}"
 FILTERS = "{% for i in range(99999) %}{{ range(99999) | map('string') | join | length }}{% endfor %}"
+SQUARES = (
+    "{% set n = namespace(value=999999999) %}{% for i in range(24) %}{% set n.value = n.value * n.value %}"
+    "{% endfor %}{{ n.value % 7 }}"
+)
+"""Each product is one instruction of Python, and the last ones take minutes."""
+POWER = "{{ (9 ** 9999999 * 9 ** 9999999) % 7 }}"
+"""Jinja computes it while it compiles."""
+COSTLY = {"loops": LOOPS, "recursion": RECURSION, "filters": FILTERS, "squares": SQUARES, "power": POWER}
+LARGE = {
+    "constant": "{{ 'a' * 2000000000 }}",
+    "doubled": "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "list": "{{ (range(99999) | list * 99999) | length }}",
+    "text": "{{ messages[0]['content'] * 12000000 }}",
+}
 
 
 @pytest.fixture(autouse=True)
 def shortly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "LONGEST_S", 0.2)
+    monkeypatch.setattr(chat_template, "LONGEST_S", 0.3)
 
 
-@pytest.mark.parametrize("template", [LOOPS, RECURSION, FILTERS], ids=["loops", "recursion", "filters"])
-def test_a_template_without_an_end_is_ended(template: str) -> None:
-    with pytest.raises(TemplateTakesLong, match=r"longer than 0\.2 s"):
-        write(chat_tokenizer(template), ROWS, opens_turn=True)
+def own_process(template: ChatTemplate) -> TemplateProcess:
+    (process,) = template._used.values()
+    return process
 
 
-def test_it_is_ended_in_a_thread_too_and_nothing_else_is_traced() -> None:
-    ends: list[Any] = []
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_template_without_an_end_is_ended_and_the_next_one_is_written(name: str) -> None:
+    with pytest.raises(TemplateEnded, match=r"longer than 0\.3 s of a processor"):
+        ChatTemplate(chat_tokenizer(COSTLY[name])).write(ROWS, opens_turn=True)
+    assert ChatTemplate(chat_tokenizer(CHATML)).write(ROWS, opens_turn=False).endswith("user\nHello.<|im_end|>\n")
 
-    def run() -> None:
+
+@pytest.mark.parametrize("name", LARGE)
+def test_memory_that_a_template_takes_is_not_this_process_s_and_is_bounded(name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TemplateEnded, match=rf"more memory than {MEMORY_MB} MiB|a text of [0-9]+ MiB|longer than"):
+        ChatTemplate(chat_tokenizer(LARGE[name])).write(ROWS, opens_turn=True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024, "KiB"
+
+
+def test_other_threads_go_on_while_a_template_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is renewed by a thread: a product of large numbers in this process held it for half a minute."""
+    monkeypatch.setattr(chat_template, "LONGEST_S", 2.0)
+    template = ChatTemplate(chat_tokenizer(SQUARES))
+    ends: list[TemplateEnded] = []
+
+    def write() -> None:
         try:
-            write(chat_tokenizer(LOOPS), ROWS, opens_turn=True)
-        except TemplateTakesLong as error:
+            template.write(ROWS, opens_turn=True)
+        except TemplateEnded as error:
             ends.append(error)
-        ends.append(sys.gettrace())
 
-    before = sys.gettrace()
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert isinstance(ends[0], TemplateTakesLong)
-    assert ends[1] is None
-    assert sys.gettrace() is before
-    assert write(chat_tokenizer(CHATML), ROWS, opens_turn=False).endswith("user\nHello.<|im_end|>\n")
+    waiting = threading.Thread(target=write)
+    waiting.start()
+    gaps: list[float] = []
+    seen_s = time.monotonic()
+    while waiting.is_alive():
+        time.sleep(0.01)
+        gaps.append(time.monotonic() - seen_s)
+        seen_s = time.monotonic()
+    assert len(ends) == 1
+    assert len(gaps) > 10
+    assert max(gaps) < 1.5
 
 
-def test_a_power_that_nothing_could_interrupt_is_refused_and_two_stars_of_a_text_are_not() -> None:
-    with pytest.raises(chat_template.REFUSALS, match=r"operator \*\*"):
-        write(chat_tokenizer("{{ 9 ** 9 ** 9 ** 9 }}"), ROWS, opens_turn=True)
-    assert write(chat_tokenizer("**{{ messages[0]['content'] }}**"), ROWS, opens_turn=True) == "**Hello.**"
+def test_a_template_that_always_goes_beyond_a_bound_is_ended_each_time_and_leaves_no_process() -> None:
+    template = ChatTemplate(chat_tokenizer(SQUARES))
+    for _ in range(3):
+        with pytest.raises(TemplateEnded):
+            template.write(ROWS, opens_turn=True)
+    assert own_process(template).pid is None
+
+
+def test_a_killed_process_is_started_again_and_answers_the_same() -> None:
+    template = ChatTemplate(chat_tokenizer(CHATML))
+    before = template.write(ROWS, opens_turn=True)
+    for victim in ("child", "keeper"):
+        keeper = own_process(template).pid
+        assert keeper is not None
+        os.kill(
+            psutil.Process(keeper).children(recursive=True)[-1].pid if victim == "child" else keeper, signal.SIGKILL
+        )
+        assert template.write(ROWS, opens_turn=True) == before
+
+
+def test_a_stopped_process_lets_its_caller_go_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(chat_tokenizer(CHATML))
+    before = template.write(ROWS, opens_turn=True)
+    monkeypatch.setattr(template_cage, "ANSWER_TIMEOUT_S", 0.5)
+    keeper = own_process(template).pid
+    assert keeper is not None
+    for process in psutil.Process(keeper).children(recursive=True):
+        process.suspend()
+    with pytest.raises(TemplateEnded, match="took more than"):
+        template.write(ROWS, opens_turn=True)
+    monkeypatch.undo()
+    assert template.write(ROWS, opens_turn=True) == before
+
+
+def test_many_threads_share_a_template_and_each_gets_its_own_text() -> None:
+    template = ChatTemplate(chat_tokenizer(CHATML))
+    texts: dict[int, list[str]] = {}
+
+    def write(number: int) -> None:
+        rows = [[{"role": "user", "content": f"{number}/{place}"}] for place in range(20)]
+        texts[number] = [
+            *template.write_all(rows[:10], opens_turn=True),
+            *(template.write(r, opens_turn=True) for r in rows[10:]),
+        ]
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(6):
+        assert all(f"user\n{number}/{place}<|im_end|>" in texts[number][place] for place in range(20))
+
+
+def test_the_process_is_shared_and_ends_with_the_last_that_refers_to_it() -> None:
+    first, second = ChatTemplate(chat_tokenizer(CHATML)), ChatTemplate(chat_tokenizer(CHATML))
+    first.write(ROWS, opens_turn=True)
+    second.write(ROWS, opens_turn=True)
+    process = own_process(first)
+    keeper, folder = process.pid, Path(process._living.folder)
+    assert keeper is not None
+    assert own_process(second) is process
+    assert folder.is_dir()
+    del first, second, process
+    gc.collect()
+    ends_s = time.monotonic() + 30.0
+    while (psutil.pid_exists(keeper) or folder.exists()) and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(keeper)
+    assert not folder.exists()
+
+
+def test_conversations_of_one_call_are_answered_in_order_and_the_refused_one_is_named() -> None:
+    refuses = "{% if messages[0]['content'] == 'no' %}{{ raise_exception('not that') }}{% endif %}"
+    picky = refuses + "{{ messages[0]['content'] }}"
+    template = ChatTemplate(chat_tokenizer(picky))
+    rows = [[{"role": "user", "content": f"{place}" * 1000}] for place in range(3000)]
+    assert template.write_all(rows, opens_turn=True) == [row[0]["content"] for row in rows]
+    rows[2500][0]["content"] = "no"
+    with pytest.raises(TemplateRefuses, match=r"^not that$") as error:
+        template.write_all(rows, opens_turn=True)
+    assert error.value.place == 2500
+
+
+def test_conversations_that_are_slow_together_are_ended_though_each_is_fast_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat_template, "MEAN_S", 0.0)
+    slow = "{% for i in range(99999) %}{{ i }}{% endfor %}"
+    with pytest.raises(TemplateEnded, match=r"200 conversations take longer than 0\.3 s"):
+        ChatTemplate(chat_tokenizer(slow)).write_all([ROWS] * 200, opens_turn=True)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ 1 / 0 }}",
+        "{{ (",
+        "{{ x.y }}",
+    ],
+)
+def test_a_template_s_own_errors_are_refusals_and_its_process_lives_on(template: str) -> None:
+    written = ChatTemplate(chat_tokenizer(template))
+    with pytest.raises(TemplateRefuses) as error:
+        written.write(ROWS, opens_turn=True)
+    assert str(error.value)
+    keeper = own_process(written).pid
+    with pytest.raises(TemplateRefuses):
+        written.write(ROWS, opens_turn=True)
+    assert own_process(written).pid == keeper
+
+
+def test_text_that_cannot_be_sent_is_a_refusal() -> None:
+    template = ChatTemplate(chat_tokenizer(CHATML))
+    for content in ("\ud800", 2**80, object()):
+        with pytest.raises(TemplateRefuses, match="can't be written"):
+            template.write([{"role": "user", "content": content}], opens_turn=True)
+    with pytest.raises(TemplateRefuses, match="one message or more"):
+        template.write([], opens_turn=True)
 
 
 @pytest.mark.parametrize("template", [LOOPS, "{{ raise_exception('no') }}"], ids=["loops", "raises"])
 def test_a_job_whose_prompts_it_would_write_fails_by_the_models_name(template: str) -> None:
-    with pytest.raises(InvalidInput) as of_questions:
-        render_chat(chat_tokenizer(template), [("user", "Hello.")], ChatSpec())
-    with pytest.raises(InvalidInput) as of_turns:
+    with pytest.raises((TemplateEnded, TemplateRefuses)) as of_questions:
+        RowMessages(chat_tokenizer(template)).prompts([[Message(role="user", content="?")]], system="", variables={})
+    error = chat_template.invalid(of_questions.value, where="rows.jsonl:7")
+    assert error.field == "model.path"
+    assert error.problem.startswith("rows.jsonl:7: the model's chat template ")
+    assert error.cure
+    with refusal_of("model.path"):
         TemplateRenderer(chat_tokenizer(template))
-    assert (of_questions.value.field, of_turns.value.field) == ("model.path", "model.path")

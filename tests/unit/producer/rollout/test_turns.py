@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +21,8 @@ from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
+from onbeat.rendering import chat_template
+from onbeat.rendering.chat_template import TemplateEnded
 from onbeat.rendering.factory import make_renderer
 from onbeat.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
@@ -260,6 +263,79 @@ def test_each_turn_s_prompt_begins_with_all_that_came_before_and_the_trajectory_
         for (_, end), (start, _) in zip(completion.spans[:-1], completion.spans[1:], strict=True):
             sampled = TOKENIZER.decode(unpack_int32(completion.token_ids)[:end], skip_special_tokens=True)[-1]
             assert unpack_int32(completion.token_ids)[end:start] == ids(f"<{sampled}>")
+
+
+class Slow:
+    """A renderer that writes nothing before the event loop has run beside it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.has_run = threading.Event()
+        self.num_waits = 0
+
+    def parse(self, *seen: Any, **named: Any) -> Any:
+        return self.inner.parse(*seen, **named)
+
+    def open(self, *said: Any, **named: Any) -> Any:
+        self._wait()
+        return self.inner.open(*said, **named)
+
+    def go_on(self, *said: Any, **named: Any) -> Any:
+        self._wait()
+        return self.inner.go_on(*said, **named)
+
+    def _wait(self) -> None:
+        self.has_run.clear()
+        self.num_waits += self.has_run.wait(20.0)
+
+
+def test_messages_are_written_beside_the_event_loop_in_which_leases_are_renewed() -> None:
+    service, slow = Echo(), Slow(make_renderer(TOKENIZER, "text", ""))
+    service.begins_anew_after = 0
+
+    async def tick() -> None:
+        while True:
+            slow.has_run.set()
+            await asyncio.sleep(0.001)
+
+    async def run() -> list[list[Completion]]:
+        ticking = asyncio.ensure_future(tick())
+        player = TurnPlayer(environments=service, renderers={"": slow}, spec=spec(), generate=Engine())
+        try:
+            return await player.play(batch())
+        finally:
+            ticking.cancel()
+            await asyncio.gather(*player.closing)
+
+    completions = asyncio.run(run())
+    plain = Echo()
+    plain.begins_anew_after = 0
+    assert completions == play(plain)
+    assert slow.num_waits == 2 * sum(map(len, completions)), "each trajectory began anew once, and went on once"
+
+
+def test_a_template_that_goes_beyond_a_bound_fails_the_batch_and_is_no_failure_with_a_stated_score() -> None:
+    class Ended(Slow):
+        def _wait(self) -> None:
+            raise chat_template.invalid(TemplateEnded("it is slow")) from TemplateEnded("it is slow")
+
+    service = Echo()
+    service.begins_anew_after = 0
+    player = TurnPlayer(
+        environments=service,
+        renderers={"": Ended(make_renderer(TOKENIZER, "text", ""))},
+        spec=spec(environment=STATED),
+        generate=Engine(),
+    )
+
+    async def run() -> None:
+        try:
+            await player.play(batch())
+        finally:
+            await asyncio.gather(*player.closing)
+
+    with pytest.raises(BatchFailed, match=r"model\.path: the model's chat template is ended"):
+        asyncio.run(run())
 
 
 def test_where_an_environment_begins_anew_the_model_sees_what_stands_from_there_on() -> None:
