@@ -56,7 +56,7 @@ class TemplateCage(CagedProcess):
     module = "onbeat.rendering.template_process"
     noun = "the chat template"
     exit_code: int | None = None
-    """Of a child that died; negative: the signal that ended it."""
+    """That of a child that died; negative: the signal that ended it."""
 
     def _of_what(self, code: int) -> str:
         self.exit_code = code

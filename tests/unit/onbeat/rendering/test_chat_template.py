@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from onbeat.rendering import chat_template, template_cage
 from onbeat.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.rendering.single_turn import RowMessages
 from onbeat.rendering.template import TemplateRenderer
-from onbeat.rendering.template_cage import TemplateProcess
+from onbeat.rendering.template_cage import TemplateCage, TemplateProcess
 from onbeat.rendering.template_process import MEMORY_MB
 from tests.refusals import refusal_of
 from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
@@ -207,6 +208,28 @@ def test_a_template_s_own_errors_are_refusals_and_its_process_lives_on(template:
     with pytest.raises(TemplateRefuses):
         written.write(ROWS, opens_turn=True)
     assert own_process(written).pid == keeper
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the locks are Linux's")
+def test_a_template_that_gets_out_of_its_sandbox_opens_nothing_and_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(TemplateCage, "module", "tests.unit.onbeat.rendering.escaped_process")
+    monkeypatch.setenv("ONBEAT_API_KEY", "secret")
+    (tmp_path / "key").write_text("secret")
+
+    def refusal(template: str) -> str:
+        with pytest.raises(TemplateRefuses) as error:
+            ChatTemplate(chat_tokenizer(template)).write(ROWS, opens_turn=True)
+        return str(error.value)
+
+    for call in (f"read('{tmp_path}/key')", "read('/etc/passwd')", f"write('{tmp_path}/new')", "start()"):
+        assert "denied" in refusal(f"{{{{ {call} }}}}"), call
+    assert "denied" in refusal("{{ connect() }}") or "unreachable" in refusal("{{ connect() }}")
+    assert not (tmp_path / "new").exists()
+    seen = ChatTemplate(chat_tokenizer("{{ variables() }}")).write(ROWS, opens_turn=True)
+    assert "PATH" not in seen
+    assert "ONBEAT" not in seen
 
 
 def test_text_that_cannot_be_sent_is_a_refusal() -> None:
