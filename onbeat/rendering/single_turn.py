@@ -18,6 +18,7 @@ from contracts.errors import InvalidInput
 from onbeat.rendering.base import control_texts, without_controls
 from onbeat.rendering.chat_template import ChatTemplate, TemplateEnded, TemplateRefuses, invalid
 from onbeat.rendering.template import ANSWER, rows_of, shows_tools
+from onbeat.rendering.tool_calls import content_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +43,8 @@ class RowMessages:
         self._num_written = 0
         self._num_spelled = 0
         """Prompts whose text spells a token of control, and has it as text."""
+        self._spelled = ""
+        """A token of control that the first of them spells."""
         self._num_forged = 0
         """Prompts in which the tokenizer reads one nevertheless, as one that folds letters into each other may."""
 
@@ -91,7 +94,7 @@ class RowMessages:
                 "%d of %d prompts spell a control token of the model, as %s: there it is text, and no token",
                 self._num_spelled,
                 self._num_written,
-                self._controls[0],
+                self._spelled,
             )
         if self._num_forged:
             log.warning(
@@ -142,6 +145,8 @@ class RowMessages:
         plain = [without_controls(message, self._controls) for message in messages]
         if counts and plain != list(messages):
             self._num_spelled += 1
+            text = "\n".join(map(content_of, messages))
+            self._spelled = self._spelled or next(iter(self._pattern.findall(text)), "")
         if system and messages[0].role != "system":
             plain = [Message(role="system", content=system), *plain]
         has_tools = any(message.role == "tool" for message in messages)

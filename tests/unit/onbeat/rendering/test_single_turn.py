@@ -60,7 +60,7 @@ def test_rows_that_spell_a_control_token_are_counted_and_others_keep_their_text(
     written.check_tokens(texts, token_rows(tokenizer, texts))
     written.report()
     (line,) = caplog.messages
-    assert line.startswith("1 of 3 prompts spell a control token of the model, as <|endoftext|>")
+    assert line.startswith("1 of 3 prompts spell a control token of the model, as <|im_end|>: there it is text")
 
 
 def test_an_end_of_sampling_that_the_tokenizer_calls_ordinary_is_one_of_control_all_the_same() -> None:
