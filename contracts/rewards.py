@@ -81,6 +81,15 @@ class RegexReward(Component, tag="regex", frozen=True, kw_only=True):
     pattern: Pattern
     """Python regular expression, searched anywhere in the completion. Patterns without look-around and back-references
     are matched in linear time."""
+    compare: Literal["text", "number"] | UnsetType = UNSET
+    """How the group `answer` is compared: "text", or "number", by which 1058 equals 1,058 as under `numeric`; left out:
+    as text."""
+
+    def __post_init__(self) -> None:
+        if self.compare and not self.compares:
+            raise ValueError(
+                "compare has no effect without a group `answer` in pattern; leave it out, or add the group"
+            )
 
     @property
     def patterns(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from contracts import engines
 from contracts.encoding.wire import Record, convert, one_of
 from contracts.engines import ENGINES, Engine, Patience, engine_options
 from contracts.errors import InvalidInput
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.root import DATASET_MB, SpecRoot
 
 PREFIX = "ONBEAT_"
 KEY_FORM = re.compile(r"[\x21-\x7e]+")
@@ -83,6 +83,9 @@ class StackSettings(Record, frozen=True, kw_only=True):
     extra_roots: str = ""
     """More folders below which specs may name models and data by absolute paths, separated as in PATH. Run root, weight
     root and what is hidden stay closed."""
+    dataset_mb: Annotated[int, Meta(ge=1, le=2**24)] = DATASET_MB
+    """MiB that the rows of a job's data files may take in a trainer's memory, counted while they are read: their texts,
+    and 1 KiB a row. A job beyond it is refused by the file's key."""
     host: str = "127.0.0.1"
     """Address that an HTTP service listens on."""
     allowed_hosts: str = ""
@@ -244,7 +247,8 @@ class StackSettings(Record, frozen=True, kw_only=True):
     def spec_root(self) -> SpecRoot:
         """Roots below which a spec's model and data may lie."""
         extra = [Path(folder) for folder in self.extra_roots.split(os.pathsep) if folder]
-        return SpecRoot(Path(self.model_root), extra=extra, closed=tuple(map(Path, self.own_folders)))
+        closed = tuple(map(Path, self.own_folders))
+        return SpecRoot(Path(self.model_root), extra=extra, closed=closed, dataset_mb=self.dataset_mb)
 
     def environment(self) -> dict[str, str]:
         """The variables that make another process read these settings."""

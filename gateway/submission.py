@@ -154,7 +154,9 @@ def check_paths(spec: JobSpec, settings: StackSettings) -> None:
             raise InvalidInput(
                 f"there is no file {path} under the model root, {settings.model_root}",
                 field=field,
-                cure="name a file of JSON lines that the stack can read",
+                cure="name a file or folder that hf download or save_to_disk has left there: nothing is downloaded"
+                if has_folders
+                else "name a file of JSON lines that the stack can read; nothing is downloaded",
             )
         num_bytes += found.stat().st_size if found.is_file() else 0
     if all(isinstance(part, JsonlDataset) for part in (spec.dataset, *parts)) and num_bytes <= MAX_ROWS_BYTES:

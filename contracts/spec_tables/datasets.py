@@ -123,6 +123,9 @@ class RowColumns(Record, frozen=True, kw_only=True):
     """A conversation, where there is no prompt; if its last message is the assistant's, that is the completion."""
     reference: Line = "reference"
     """The reference answer: a text, or a number."""
+    reference_after: Line | UnsetType = UNSET
+    """A marker in the column of the reference, as GSM8K's `####`: what follows the last one is the reference. A row
+    without it is refused."""
     completion: Line = "completion"
     """What loss = "sft" learns: a text, or the assistant's message."""
     task_entry: Line = "task_entry"

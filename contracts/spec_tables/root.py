@@ -7,16 +7,24 @@ from pathlib import Path
 
 from contracts.errors import InvalidInput
 
+DATASET_MB = 4096
+"""Default of ONBEAT_DATASET_MB: four million short rows, or half a million with 8 KiB of text each."""
+
 
 class SpecRoot:
     """The one door from a path in a spec to a path on this machine; links are followed before it is judged."""
 
-    def __init__(self, folder: Path, *, extra: Sequence[Path] = (), closed: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, extra: Sequence[Path] = (), closed: Sequence[Path] = (), dataset_mb: int = DATASET_MB
+    ) -> None:
         """folder: where relative paths start. extra: other folders that absolute paths may lead into.
 
         closed: folders below them, or they themselves, that hold what is no model and no data: the run root with its
         keys, logs and the server's password. One of the roots may lie in a closed folder: that is the operator's word.
+
+        dataset_mb: MiB that the rows of a job's data files may take in memory once they are read.
         """
+        self.dataset_mb = dataset_mb
         self._roots = tuple(root.resolve() for root in (folder, *extra))
         self._closed = tuple(root.resolve() for root in closed)
 

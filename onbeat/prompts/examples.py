@@ -21,6 +21,7 @@ from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset, sou
 from contracts.spec_tables.rollout import EvaluationSet
 from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
+from onbeat.prompts.room import DatasetRoom
 
 TYPES = "onbeat.dataset_types"
 """Group of the functions (the data set's table in the spec, request) → both sets."""
@@ -59,6 +60,15 @@ class Example:
     difficulty: float = 0.0
     """By which a curriculum goes."""
 
+    @property
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of the texts that it holds."""
+        texts = [self.question, self.reference, self.task_entry, self.completion, self.metadata]
+        for message in self.messages:
+            texts += [message.content, *(call.arguments for call in message.tool_calls)]
+        # An ASCII text, which most are, has as many bytes as characters, and isn't copied to be counted.
+        return sum(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts)
+
 
 @dataclass(frozen=True)
 class ExampleSets:
@@ -80,6 +90,8 @@ class Request:
     """Where files are found."""
     trains: bool = True
     """Whether the training pool is asked for, too; else it may be empty, and a file held out whole."""
+    room: DatasetRoom
+    """What rows of files may take; all data sets of one job share it."""
 
 
 def job_examples(spec: JobSpec, root: SpecRoot) -> ExampleSets:
@@ -114,7 +126,8 @@ def load_dataset(
     that the reward's components can't score: a job fails at its start, not at the first batch that holds the example.
     """
     check_job(sources_of(spec) | {one.name: one.dataset for one in sets}, components)
-    request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root)
+    room = DatasetRoom(model_root.dataset_mb)
+    request = Request(num_evaluation=num_evaluation, seed=seed, model_root=model_root, room=room)
     dataset = load_entry_point(TYPES, spec.kind, field="dataset.type")(spec, request)
     if sets:
         dataset = load_entry_point("onbeat.evaluation_sets", "load", field="evaluation.sets")(sets, dataset, request)
@@ -141,8 +154,13 @@ def check_job(tables: Mapping[str, object], components: tuple[rewards.RewardComp
 
 def check_reference(component: rewards.RewardComponent, *, reference: str, task_entry: str) -> None:
     """Raises InvalidInput, with the cure, for what the component refuses whatever a model answers."""
-    if isinstance(component, rewards.NumericReward) and read_number(reference) is None:
-        raise InvalidInput("`numeric` finds no number in the reference", cure="write it as 42, -1,234, 1/2 or 2.5e-3")
+    is_number = isinstance(component, rewards.RegexReward) and component.compare == "number"
+    if (is_number or isinstance(component, rewards.NumericReward)) and read_number(reference) is None:
+        raise InvalidInput(
+            f"`{component.name}` finds no number in the reference",
+            cure="write it as 42, -1,234, 1/2 or 2.5e-3; where the number follows a marker, as #### in GSM8K, name the "
+            "marker by dataset.columns.reference_after",
+        )
     has_group = isinstance(component, rewards.RegexReward) and component.compares
     if (has_group or isinstance(component, rewards.ExactReward | rewards.MathVerifyReward)) and not reference.strip():
         reader = "the pattern's group `answer`" if has_group else f"`{component.name}`"

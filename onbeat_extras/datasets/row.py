@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
+from msgspec import UNSET
 
 from contracts.environments.messages import Message, Role, ToolCall
-from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import RowColumns
+from onbeat.prompts.placed_row import PlacedRow
 from onbeat.rendering.tool_calls import content_of
+from onbeat_extras.datasets.row_refusals import RowFault, missing
 
+READ_COLUMNS = ("prompt", "messages", "reference", "completion", "task_entry")
+"""Keys of `dataset.columns` whose columns an example is made of."""
 ROLES: tuple[Role, ...] = get_args(Role)
 ROLE_CURES = {
     "developer": "write system, which is what chat templates call it",
@@ -31,7 +35,6 @@ ROLE_CURES = {
 }
 """Roles of other formats → what to do."""
 MESSAGE_CURE = 'a message is an object like {"role": "user", "content": "..."}'
-COLUMN_CURE = "add it, or say under dataset.columns what the column is called"
 CALL_CURE = 'a call is an object like {"type": "function", "function": {"name": "...", "arguments": {...}}}'
 
 
@@ -47,37 +50,52 @@ class Row:
     task_entry: str
 
 
-def read_row(values: Mapping[str, Any], columns: RowColumns) -> Row:
-    """Reads the columns of a row.
+def read_row(row: PlacedRow, columns: RowColumns) -> Row:
+    """Reads the columns that an example is made of; a column that is null counts as absent.
 
     Args:
-        values: by our names; null values are left out.
-        columns: what the columns are called in the file.
+        row: A row of a file.
+        columns: What the columns are called in the file.
 
     Raises:
-        InvalidInput: without a field, with the problem and its cure.
+        RowFault: The row lacks a column, or has something else in it than the column is for.
     """
-    names = {name: getattr(columns, name) for name in columns.__struct_fields__}
-    prompt, completion = _asked(values, names)
+    values: dict[str, Any] = {}
+    for name in READ_COLUMNS:
+        value = value_at(row.row, getattr(columns, name))
+        if value is not None and value is not UNSET:
+            values[name] = value
+    prompt, completion = _asked(values, columns, row)
     if "reference" not in values and not completion:
-        raise InvalidInput(f"it has no column `{names['reference']}`", cure=COLUMN_CURE)
+        raise missing(
+            "reference", columns, row, instead='; rows that loss = "sft" learns have a completion in its place'
+        )
     return Row(
         prompt=prompt,
         completion=completion,
-        reference=_reference(values["reference"], names["reference"]) if "reference" in values else "",
-        task_entry=_text_of(values.get("task_entry", ""), names["task_entry"]),
+        reference=_reference(values["reference"], columns) if "reference" in values else "",
+        task_entry=_text_of(values.get("task_entry", ""), columns.task_entry),
     )
 
 
-def _asked(values: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str | tuple[Message, ...], str]:
+def value_at(row: Mapping[str, Any], column: str) -> Any:
+    """Returns what stands in a column, UNSET where it isn't there; `a.b` leads into the table in `a`."""
+    if column in row:
+        return row[column]
+    first, _, rest = column.partition(".")
+    inner = row.get(first)
+    return value_at(inner, rest) if rest and isinstance(inner, Mapping) else UNSET
+
+
+def _asked(values: Mapping[str, Any], columns: RowColumns, row: PlacedRow) -> tuple[str | tuple[Message, ...], str]:
     """Returns the prompt, and the completion: messages that end with the assistant's have both."""
-    given = _completion(values.get("completion", ""), names["completion"])
+    given = _completion(values.get("completion", ""), columns.completion)
     if "prompt" in values:
         prompt = values["prompt"]
-        return prompt if isinstance(prompt, str) else _messages(prompt, names["prompt"]), given
+        return prompt if isinstance(prompt, str) else _messages(prompt, columns.prompt), given
     if "messages" not in values:
-        raise InvalidInput(f"it has neither a column `{names['prompt']}` nor `{names['messages']}`", cure=COLUMN_CURE)
-    messages = _messages(values["messages"], names["messages"])
+        raise missing("prompt", columns, row, instead=", or the column of conversations by dataset.columns.messages")
+    messages = _messages(values["messages"], columns.messages)
     if len(messages) > 1 and messages[-1].role == "assistant":
         return messages[:-1], content_of(messages[-1])
     return messages, ""
@@ -88,62 +106,78 @@ def _completion(value: Any, name: str) -> str:
         return value
     *before, answer = _messages(value, name)
     if before:
-        raise InvalidInput(
+        raise RowFault(
             f"`{name}` has {len(before) + 1} messages, and one is learnt",
             cure="put those before the last into the prompt",
         )
     if answer.role != "assistant":
-        raise InvalidInput(f"`{name}` is a message of the role {answer.role}", cure="give the assistant's answer")
+        raise RowFault(f"`{name}` is a message of the role {answer.role}", cure="give the assistant's answer")
     return content_of(answer)
 
 
-def _reference(value: Any, name: str) -> str:
-    """Returns a number as JSON writes it."""
+def _reference(value: Any, columns: RowColumns) -> str:
+    """Returns what stands behind the last `reference_after`, without white space; all of it where that isn't set."""
+    text = _answer(value, columns.reference)
+    marker = columns.reference_after
+    if marker is UNSET:
+        return text
+    _, is_there, answer = text.rpartition(marker)
+    if not is_there:
+        raise RowFault(
+            f"column `{columns.reference}` has no `{marker}`, which dataset.columns.reference_after names",
+            "add it before the answer, leave the row out, or leave reference_after out",
+        )
+    return answer.strip()
+
+
+def _answer(value: Any, name: str) -> str:
+    """Returns a text as it is, and a number as JSON writes it."""
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return msgspec.json.encode(value).decode()
     cures = {
-        list: "give one of them; rewards of your own see the others where dataset.metadata_columns names the column",
+        list: "name one answer; where several are right, name the column in dataset.metadata_columns and compare it in "
+        'a reward of type "plugin", which sees it as `metadata`',
         dict: f'name what is in it: dataset.columns.reference = "{name}.KEY"',
         bool: 'write it as text: "true"',
     }
     cure = next((cure for kind, cure in cures.items() if isinstance(value, kind)), "write it as text")
-    raise InvalidInput(f"`{name}` is {_kind(value)}, and a reference is one text or number", cure=cure)
+    raise RowFault(f"`{name}` is {_kind(value)}, and a reference is one text or number", cure=cure)
 
 
 def _text_of(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(f"`{name}` is {_kind(value)}, and not text", cure="write the JSON of the entry as a text")
+        raise RowFault(f"`{name}` is {_kind(value)}, and not text", cure="write the JSON of the entry as a text")
     return value
 
 
 def _messages(value: Any, name: str) -> tuple[Message, ...]:
     if not isinstance(value, list | tuple):
-        raise InvalidInput(
+        raise RowFault(
             f"`{name}` is {_kind(value)}, and neither a text nor a list of messages",
             cure="dataset.columns says which column is which; " + MESSAGE_CURE,
         )
     if not value:
-        raise InvalidInput(f"`{name}` has no messages", cure="remove the row, or give it one message or more")
+        raise RowFault(f"`{name}` has no messages", cure="remove the row, or give it one message or more")
     return tuple(_message(message, f"{name}[{place}]") for place, message in enumerate(value))
 
 
 def _message(value: Any, name: str) -> Message:
     """name: where it stands, as `prompt[1]`."""
     if not isinstance(value, Mapping):
-        raise InvalidInput(f"`{name}` is {_kind(value)}, and no message", cure=MESSAGE_CURE)
+        raise RowFault(f"`{name}` is {_kind(value)}, and no message", cure=MESSAGE_CURE)
     message: Mapping[str, Any] = {key: item for key, item in value.items() if item is not None}
     role = _role(message, name)
     if "function_call" in message:
-        raise InvalidInput(f"`{name}` has a function_call, the older form of a call", cure="write it under tool_calls")
+        raise RowFault(f"`{name}` has a function_call, the older form of a call", cure="write it under tool_calls")
     calls = _calls(message.get("tool_calls", ()), f"{name}.tool_calls")
     if calls and role != "assistant":
-        raise InvalidInput(
+        raise RowFault(
             f"`{name}` is a message of the role {role} with tool_calls", cure="only the assistant calls tools"
         )
     if "content" not in message and not calls:
-        raise InvalidInput(
+        raise RowFault(
             f"`{name}` has no content and calls no tool" if role == "assistant" else f"`{name}` has no content",
             cure='leave the message out, or write "" for an empty one',
         )
@@ -159,16 +193,16 @@ def _message(value: Any, name: str) -> Message:
 
 def _role(message: Mapping[str, Any], name: str) -> Role:
     if "role" not in message and "from" in message:
-        raise InvalidInput(
+        raise RowFault(
             f"`{name}` has the keys from and value",
             cure="call them role and content, with the roles user for human and assistant for gpt",
         )
     if "role" not in message:
-        raise InvalidInput(f"`{name}` has no role", cure=MESSAGE_CURE)
+        raise RowFault(f"`{name}` has no role", cure=MESSAGE_CURE)
     role = message["role"]
     if role not in ROLES:
         shown = role[:40] if isinstance(role, str) else _kind(role)
-        raise InvalidInput(
+        raise RowFault(
             f"messages of the role {shown} aren't read: `{name}` is one",
             cure=ROLE_CURES.get(shown, f"roles are {', '.join(ROLES)}"),
         )
@@ -180,13 +214,13 @@ def _content(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple):
-        raise InvalidInput(f"`{name}` is {_kind(value)}, and neither text nor parts of text", cure=MESSAGE_CURE)
+        raise RowFault(f"`{name}` is {_kind(value)}, and neither text nor parts of text", cure=MESSAGE_CURE)
     texts: list[str] = []
     for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
             shown = f"of the type {kind[:40]}" if isinstance(kind, str) and kind != "text" else "without a text"
-            raise InvalidInput(
+            raise RowFault(
                 f"`{name}[{place}]` is a part {shown}: only text is read",
                 cure='leave it out, or write it as {"type": "text", "text": "..."}',
             )
@@ -196,7 +230,7 @@ def _content(value: Any, name: str) -> str:
 
 def _calls(value: Any, name: str) -> tuple[ToolCall, ...]:
     if not isinstance(value, list | tuple):
-        raise InvalidInput(f"`{name}` is {_kind(value)}, and no list of calls", cure=CALL_CURE)
+        raise RowFault(f"`{name}` is {_kind(value)}, and no list of calls", cure=CALL_CURE)
     return tuple(_call(call, f"{name}[{place}]", number=place) for place, call in enumerate(value))
 
 
@@ -204,14 +238,14 @@ def _call(value: Any, name: str, *, number: int) -> ToolCall:
     """Reads a call in OpenAI's form, or what stands in its `function` alone, as some sets have it."""
     call = value.get("function") or value if isinstance(value, Mapping) else value
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-        raise InvalidInput(f"`{name}` has no name of a function", cure=CALL_CURE)
+        raise RowFault(f"`{name}` has no name of a function", cure=CALL_CURE)
     arguments = call.get("arguments")
     if isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif arguments is None:
         arguments = "{}"
     elif not isinstance(arguments, str):
-        raise InvalidInput(f"`{name}` has arguments that are {_kind(arguments)}", cure=CALL_CURE)
+        raise RowFault(f"`{name}` has arguments that are {_kind(arguments)}", cure=CALL_CURE)
     call_id = value.get("id")
     return ToolCall(
         name=call["name"], arguments=arguments, call_id=call_id if isinstance(call_id, str) else f"call_{number}"

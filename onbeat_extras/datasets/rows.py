@@ -6,9 +6,9 @@ a file's rows ─▶ the columns that the spec names ─▶ Row ─▶ Example {
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -16,13 +16,14 @@ from msgspec import UNSET
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
 from onbeat.prompts.examples import Example, ExampleSets, Request
+from onbeat.prompts.placed_row import PlacedRow
 from onbeat.rendering.tool_calls import content_of
 from onbeat_extras.datasets.held_out import check_held_out, disjoint
-from onbeat_extras.datasets.row import read_row
+from onbeat_extras.datasets.line_files import read_lines
+from onbeat_extras.datasets.row import READ_COLUMNS, read_row, value_at
+from onbeat_extras.datasets.row_refusals import RowFault, missing_further, refused
 
-Placed = tuple[str, Mapping[str, Any]]
-"""A row, and where it stands in its file."""
-Reader = Callable[[Path, str], Iterator[Placed]]
+Reader = Callable[[Path, str], Iterator[PlacedRow]]
 """(file or folder, field of the spec) → its rows in order. Raises InvalidInput, OSError."""
 TRAINED = "dataset.train_path"
 MAX_METADATA_BYTES = 65_536
@@ -31,7 +32,7 @@ MAX_METADATA_BYTES = 65_536
 
 def load_jsonl(spec: JsonlDataset, request: Request) -> ExampleSets:
     """Reads files with a JSON object a line."""
-    return load_rows(spec, request, read_lines)
+    return load_rows(spec, request, partial(read_lines, columns=columns_of(spec)))
 
 
 def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
@@ -58,55 +59,33 @@ def load_rows(spec: RowsTable, request: Request, read: Reader) -> ExampleSets:
 
 
 def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: str, pool: str) -> tuple[Example, ...]:
-    """An example is named by its row's place in the file."""
+    """An example is named by its row's place in the file. Raises InvalidInput where the job has no room for all."""
     path = request.model_root.find(name, field=field)
+    examples: list[Example] = []
     try:
-        return tuple(
-            example_of(row, spec, example_id=f"{pool}/{place}", origin=f"{name}:{place}", field=field)
-            for place, row in read(path, field)
-        )
+        for row in read(path, field):
+            origin = f"{name}:{row.place}"
+            example = example_of(row, spec, example_id=f"{pool}/{row.place}", origin=origin, field=field)
+            request.room.take(example.text_bytes, origin=origin, field=field)
+            examples.append(example)
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be read: {error.strerror or error}",
             field=field,
             cure="relative paths start at the stack's model root",
         ) from error
+    return tuple(examples)
 
 
-def read_lines(path: Path, field: str) -> Iterator[Placed]:
-    """Reads a file without its blank lines, which are counted from 1."""
-    decoder = msgspec.json.Decoder(dict[str, Any])
-    for line_number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield str(line_number), decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"{path}:{line_number}: {error}", field=field, cure=CURE) from error
-
-
-CURE = 'each row is an object like {"prompt": "...", "reference": "..."}; dataset.columns says what its keys are called'
-
-
-def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, origin: str, field: str) -> Example:
-    """Makes an example of a row. Raises InvalidInput that names the row by its origin."""
-    columns = spec.columns or RowColumns()
-    given = {name: _value(row, getattr(columns, name)) for name in columns.__struct_fields__}
-    there = {name: value for name, value in given.items() if value is not None and value is not UNSET}
-    metadata = {name: _value(row, name) for name in spec.metadata_columns or ()}
+def example_of(row: PlacedRow, spec: RowsTable, *, example_id: str, origin: str, field: str) -> Example:
+    """Makes an example of a row. Raises InvalidInput that names the row by its origin, the column and a cure."""
     try:
-        read = read_row(there, columns)
-        if lacking := [name for name, value in metadata.items() if value is UNSET]:
-            raise ValueError(f"it has no column `{lacking[0]}`, which dataset.metadata_columns names")
-        written = msgspec.json.encode(metadata).decode() if metadata else ""
-        if len(written) > MAX_METADATA_BYTES:
-            raise ValueError(f"its metadata have {len(written):,} characters, the most are {MAX_METADATA_BYTES:,}")
+        read = read_row(row, spec.columns or RowColumns())
+        metadata = _metadata(row, spec)
         # Held-out rows have no order.
         difficulty = _difficulty(row, spec.curriculum.column) if spec.curriculum and field == TRAINED else 0.0
-    except InvalidInput as error:
-        raise InvalidInput(f"{origin}: {error.problem}", field=field, cure=error.cure) from error
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:  # of metadata, too, that no JSON can say
-        raise InvalidInput(f"{origin}: {error}", field=field, cure=CURE) from error
+    except RowFault as fault:
+        raise refused(fault, origin=origin, field=field) from fault
     prompt = read.prompt
     return Example(
         example_id=example_id,
@@ -114,7 +93,7 @@ def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, orig
         messages=() if isinstance(prompt, str) else prompt,
         reference=read.reference,
         task_entry=read.task_entry,
-        metadata=written,
+        metadata=metadata,
         difficulty=difficulty,
         completion=read.completion,
         origin=origin,
@@ -122,25 +101,42 @@ def example_of(row: Mapping[str, Any], spec: RowsTable, *, example_id: str, orig
     )
 
 
+def _metadata(row: PlacedRow, spec: RowsTable) -> str:
+    """Returns the JSON of the further columns, "" where the spec names none. Raises RowFault."""
+    key = "dataset.metadata_columns"
+    metadata = {name: value_at(row.row, name) for name in spec.metadata_columns or ()}
+    for name, value in metadata.items():
+        if value is UNSET:
+            raise missing_further(name, key, row)
+    try:
+        written = msgspec.json.encode(metadata).decode() if metadata else ""
+    except (TypeError, ValueError) as error:
+        raise RowFault(
+            f"the columns of {key} can't be written as JSON: {error}", f"leave such a column out of {key}"
+        ) from error
+    if len(written) > MAX_METADATA_BYTES:
+        raise RowFault(
+            f"its metadata have {len(written):,} characters, the most are {MAX_METADATA_BYTES:,}",
+            f"name fewer columns in {key}, or shorten them",
+        )
+    return written
+
+
 def columns_of(spec: RowsTable) -> list[str]:
     """Returns the columns that an example is made of, without the way into a table."""
     columns = spec.columns or RowColumns()
-    names = [*(getattr(columns, name) for name in columns.__struct_fields__), *(spec.metadata_columns or ())]
+    names = [*(getattr(columns, name) for name in READ_COLUMNS), *(spec.metadata_columns or ())]
     names += [spec.curriculum.column] if spec.curriculum else []
     return sorted({*names, *(name.partition(".")[0] for name in names)})
 
 
-def _difficulty(row: Mapping[str, Any], column: str) -> float:
-    value = _value(row, column)
+def _difficulty(row: PlacedRow, column: str) -> float:
+    value = value_at(row.row, column)
+    if value is UNSET:
+        raise missing_further(column, "dataset.curriculum.column", row)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"it has no number in column `{column}`, by which dataset.curriculum goes")
+        raise RowFault(
+            f"column `{column}`, by which dataset.curriculum orders the rows, has no number",
+            "write a finite number into each training row, or name another column",
+        )
     return float(value)
-
-
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    """Returns what stands in a column, UNSET where it isn't there; `a.b` leads into the table in `a`."""
-    if column in row:
-        return row[column]
-    first, _, rest = column.partition(".")
-    inner = row.get(first)
-    return _value(inner, rest) if rest and isinstance(inner, Mapping) else UNSET

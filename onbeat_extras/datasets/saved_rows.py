@@ -10,22 +10,40 @@ Only the columns that an example is made of are read.
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from contracts.encoding.json_lines import open_plain
+from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import HuggingFaceDataset
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.examples import ExampleSets, Request
-from onbeat_extras.datasets.rows import Placed, columns_of, load_rows
+from onbeat.prompts.placed_row import PlacedRow
+from onbeat.prompts.table_files import read_table
+from onbeat_extras.datasets.rows import columns_of, load_rows
 
 SUFFIXES = (".parquet", ".arrow")
 SHARD = re.compile(r"(?P<split>.+)-\d+-of-\d+\.(?:parquet|arrow)")
-ROWS_AT_ONCE = 1024
+MAX_STATE_BYTES = 16 * 2**20
+"""Longest `state.json`: the names of more than a hundred thousand files."""
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `state.json`, as `datasets` writes it."""
+
+    filename: str
+
+
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of `state.json` that says where the rows are."""
+
+    data_files: list[DataFile] = msgspec.field(name="_data_files")
 
 
 def load_saved(spec: HuggingFaceDataset, request: Request) -> ExampleSets:
@@ -33,18 +51,13 @@ def load_saved(spec: HuggingFaceDataset, request: Request) -> ExampleSets:
     return load_rows(spec, request, partial(_rows, root=request.model_root, columns=columns_of(spec)))
 
 
-def _rows(path: Path, field: str, *, root: SpecRoot, columns: list[str]) -> Iterator[Placed]:
+def _rows(path: Path, field: str, *, root: SpecRoot, columns: list[str]) -> Iterator[PlacedRow]:
     """Yields each row with its number, which goes on from file to file."""
-    number = 0
+    numbers = itertools.count()
     for shard in _shards(path, field):
-        try:
-            # A shard may be a link, as in the hub's cache: where it leads is the root's to say.
-            for batch in _batches(root.find(str(shard), field=field), columns):
-                for row in batch.to_pylist():
-                    yield str(number), row
-                    number += 1
-        except ValueError as error:  # pyarrow's own are among them
-            raise InvalidInput(f"{shard} is no such file: {error}", field=field) from error
+        # A shard may be a link, as in the hub's cache: where it leads is the root's to say.
+        for row in read_table(root.find(str(shard), field=field), field, columns=columns):
+            yield row._replace(place=str(next(numbers)))
 
 
 def _shards(path: Path, field: str) -> list[Path]:
@@ -56,7 +69,7 @@ def _shards(path: Path, field: str) -> list[Path]:
             raise InvalidInput(f"there is no file or folder {path}, nor files {path}-*", field=field)
         return found
     if (state := path / "state.json").is_file():
-        return [path / Path(one["filename"]).name for one in json.loads(state.read_bytes())["_data_files"]]
+        return [path / Path(entry.filename).name for entry in _saved_state(state, field).data_files]
     found = _tables(path)
     # Of `DatasetDict.save_to_disk` each split has a folder; in the hub's folders all have their files together.
     splits = sorted({one.parent.name for one in path.glob("*/state.json")} | {_split(one) for one in found})
@@ -64,6 +77,16 @@ def _shards(path: Path, field: str) -> list[Path]:
         has = f"has the splits {', '.join(splits)}" if splits else f"has no file of {' or '.join(SUFFIXES)}"
         raise InvalidInput(f"{path} {has}", field=field, cure=f"name one: {path.name}/{splits[0]}" if splits else None)
     return found
+
+
+def _saved_state(path: Path, field: str) -> SavedState:
+    """Raises InvalidInput for a file that `Dataset.save_to_disk` has not written."""
+    try:
+        with open_plain(path, max_bytes=MAX_STATE_BYTES) as file:
+            return decode_json(file.read(MAX_STATE_BYTES), SavedState)
+    except (OSError, InvalidInput) as error:
+        cure = "save the folder again by Dataset.save_to_disk, or name its files"
+        raise InvalidInput(f"{path} is damaged: {error}", field=field, cure=cure) from error
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -74,23 +97,3 @@ def _split(shard: Path) -> str:
     """Returns `train` of `train-00000-of-00002.parquet`, and of another name all but its suffix."""
     numbered = SHARD.fullmatch(shard.name)
     return numbered["split"] if numbered else shard.stem
-
-
-def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        from pyarrow import ipc, parquet  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise InvalidInput(
-            "pyarrow is not installed", field="dataset.type", cure='pip install "onbeat[huggingface]"'
-        ) from error
-    with pyarrow.memory_map(str(path)) as file:
-        if path.suffix == ".parquet":
-            table = parquet.ParquetFile(file)
-            there = [name for name in columns if name in table.schema_arrow.names]
-            yield from table.iter_batches(ROWS_AT_ONCE, columns=there)
-            return
-        for batch in ipc.open_stream(file):
-            there = [name for name in columns if name in batch.schema.names]
-            for start in range(0, len(batch), ROWS_AT_ONCE):
-                yield batch.select(there).slice(start, ROWS_AT_ONCE)

@@ -21,9 +21,11 @@ from contracts.encoding.digests import content_digest
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset
-from contracts.spec_tables.root import SpecRoot
+from contracts.spec_tables.root import DATASET_MB, SpecRoot
 from onbeat.process.folders import make_private, written_whole
 from onbeat.prompts.examples import load_dataset
+from onbeat.prompts.room import DatasetRoom
+from onbeat.prompts.table_files import read_table
 from onbeat_extras.runs.function_source import name_of, source_of
 
 FILES = ("train_path", "evaluation_path")
@@ -139,7 +141,7 @@ def _file(rows: str | Path | Rows, key: str, put: Put, named: Mapping[str, Any])
         return rows
     if isinstance(rows, Path) and rows.suffix != ".parquet":
         return put(f"{key}.jsonl", _bytes_of(rows))
-    lines = list(_lines(_parquet(rows) if isinstance(rows, Path) else rows))
+    lines = _table_lines(rows, f"dataset.{key}") if isinstance(rows, Path) else list(_lines(rows))
     if not lines:
         raise InvalidInput("has no rows", field=f"dataset.{key}")
     path = put(f"{key}.jsonl", b"\n".join(lines) + b"\n")
@@ -167,9 +169,12 @@ def _bytes_of(path: Path) -> bytes:
         raise InvalidInput(f"{path}: {error.strerror}", field="dataset", cure="name a file of JSON lines") from error
 
 
-def _parquet(path: Path) -> Rows:
-    try:
-        from pyarrow import parquet  # pyright: ignore[reportMissingImports]  # no package of ours needs it
-    except ImportError as error:
-        raise InvalidInput(f"{path} is read by pyarrow", field="dataset", cure="pip install pyarrow") from error
-    return parquet.read_table(path).to_pylist()
+def _table_lines(path: Path, field: str) -> list[bytes]:
+    """Reads all columns of the caller's parquet file. Raises InvalidInput where its rows take too much memory."""
+    room = DatasetRoom(DATASET_MB)
+    lines: list[bytes] = []
+    for row in read_table(path, field):
+        (line,) = _lines([row.row])
+        room.take(len(line), origin=f"{path}:{row.place}", field=field)
+        lines.append(line)
+    return lines

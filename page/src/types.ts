@@ -841,6 +841,7 @@ export interface RegexReward {
   on_unscorable: (("fail") | number);
   sources?: string[];
   pattern: string;
+  compare?: ("number" | "text");
 }
 
 export interface ResumeRequest {
@@ -898,6 +899,7 @@ export interface RowColumns {
   prompt: string;
   messages: string;
   reference: string;
+  reference_after?: string;
   completion: string;
   task_entry: string;
 }

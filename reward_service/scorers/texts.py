@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts import rewards
-from contracts.encoding.numbers import last_number, read_number
+from contracts.encoding.numbers import Number, last_number, read_number
 from contracts.errors import InvalidInput
 from onbeat.scoring.patterns import matcher
 from reward_service.scorers.last_tag import last_answer
@@ -28,15 +28,22 @@ def exact(component: rewards.ExactReward, item: rewards.RewardItem) -> float:
 def numeric(component: rewards.NumericReward, item: rewards.RewardItem) -> float:
     """1.0 if |last number - reference| ≤ tolerance, by the grammar of contracts/encoding/numbers.py; 0.0 too if there
     is no number. Raises BadReference."""
-    reference = read_number(item.reference)
-    if reference is None:
-        raise BadReference("the reference is not a number", field="reference", cure="write it as 42, -1,234 or 2.5e-3")
+    reference = _reference(item)
     number = last_number(item.completion)
     return float(number is not None and number.is_near(reference, tolerance=component.tolerance))
 
 
+def _reference(item: rewards.RewardItem) -> Number:
+    """Raises BadReference for one that is no number."""
+    reference = read_number(item.reference)
+    if reference is None:
+        raise BadReference("the reference is not a number", field="reference", cure="write it as 42, -1,234 or 2.5e-3")
+    return reference
+
+
 def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
-    """1.0 if the pattern is found; with a group `answer`, if the last match's group equals the reference.
+    """1.0 if the pattern is found; with a group `answer`, if the last match's group equals the reference, as text or
+    as the number that all of it is.
 
     The last match is a model's final answer; any match would reward listing candidates. What only Python's `re` takes
     may backtrack without end: it runs in the pool. Raises BadPattern.
@@ -45,6 +52,10 @@ def regex(component: rewards.RegexReward, item: rewards.RewardItem) -> float:
     if not pattern.has_group("answer"):
         return float(pattern.is_found(item.completion))
     answer = last_answer(component.pattern, item.completion)
+    if component.compare == "number":
+        reference = _reference(item)
+        number = read_number(answer) if answer is not None else None
+        return float(number is not None and number.is_near(reference, tolerance=rewards.NumericReward().tolerance))
     return float(answer is not None and answer.strip() == item.reference.strip())
 
 

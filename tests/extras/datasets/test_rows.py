@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from contracts.encoding.arrays import unpack_int32
-from contracts.encoding.wire import convert
+from contracts.encoding.wire import convert, encode_json
 from contracts.errors import InvalidInput
 from contracts.rewards import PluginReward, RewardItem
 from contracts.rollouts import Prompt
@@ -29,6 +31,7 @@ TEMPLATE = (
 )
 ASKED = {"role": "user", "content": "1+1="}
 ANSWERED = {"role": "assistant", "content": "2"}
+ROW = json.dumps({"prompt": "1+1=", "reference": "2"})
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +122,55 @@ def test_a_plugins_reward_sees_the_metadata_as_a_dict(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("row", "table", "problem"),
+    ("row", "table", "problem", "cure"),
     [
-        ({"prompt": "1", "reference": "1"}, {"metadata_columns": ["tests"]}, "no column `tests`"),
+        (
+            {"reference": "1", "b": 2},
+            {},
+            r"no column `prompt` \(there are `reference`, `b`\)",
+            "by dataset.columns.prompt",
+        ),
+        (
+            {"question": "1+1=", "answer": "2"},
+            {"columns": {"prompt": "Question", "reference": "answer"}},
+            r"no column `Question` \(there are `question`, `answer`\)",
+            "dataset.columns.prompt",
+        ),
+        ({"prompt": "1", "answer": "2"}, {}, "no column `reference`", "by dataset.columns.reference"),
+        ({"prompt": "1", "reference": None}, {}, "column `reference` is null", "dataset.columns.reference"),
+        (
+            {"prompt": "1", "reference": "1"},
+            {"metadata_columns": ["tests"]},
+            "no column `tests`, which dataset.metadata_columns names",
+            "or add the column",
+        ),
         (
             {"prompt": "1", "reference": "1", "long": "x" * MAX_METADATA_BYTES},
             {"metadata_columns": ["long"]},
             "its metadata have 65,547 characters, the most are 65,536",
+            "name fewer columns in dataset.metadata_columns",
+        ),
+        (
+            {"prompt": "1", "reference": "1", "level": "hard"},
+            {"curriculum": {"column": "level", "iterations": 3}},
+            "column `level`, by which dataset.curriculum orders the rows, has no number",
+            "a finite number",
+        ),
+        (
+            {"prompt": "1", "reference": "the answer is 2"},
+            {"columns": {"reference_after": "####"}},
+            "column `reference` has no `####`, which dataset.columns.reference_after names",
+            "leave reference_after out",
         ),
     ],
 )
-def test_a_row_that_says_too_little_or_too_much_is_refused_by_its_line(
-    tmp_path: Path, row: dict[str, Any], table: dict[str, Any], problem: str
+def test_a_row_is_refused_by_its_line_its_column_and_a_cure_for_this_fault(
+    tmp_path: Path, row: dict[str, Any], table: dict[str, Any], problem: str, cure: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=problem) as error:
+    with pytest.raises(InvalidInput, match=r"rows\.jsonl:1: .*" + problem) as error:
         examples(tmp_path, row, **table)
     assert error.value.field == "dataset.train_path"
+    assert cure in (error.value.cure or "")
 
 
 WARM = {"role": "user", "content": "How warm is it?"}
@@ -223,8 +259,6 @@ def message(**changes: Any) -> dict[str, Any]:
         ({"prompt": ["1+1="], "reference": "1"}, "`prompt[0]` is a text, and no message", "a message is an object"),
         ({"prompt": {"text": "1"}, "reference": "1"}, "`prompt` is an object", "dataset.columns"),
         ({"messages": [], "reference": "1"}, "`messages` has no messages", "remove the row"),
-        ({"reference": "1"}, "it has neither a column `prompt` nor `messages`", "dataset.columns"),
-        ({"prompt": "1"}, "it has no column `reference`", "dataset.columns"),
         ({"prompt": "1", "reference": True}, "`reference` is true or false", "write it as text"),
         ({"prompt": "1", "reference": ["42", "43"]}, "`reference` is a list of 2", "dataset.metadata_columns"),
         ({"prompt": "1", "reference": {"answer": 1}}, "`reference` is an object", "dataset.columns.reference"),
@@ -257,3 +291,90 @@ def test_a_prompt_that_ends_with_the_assistant_s_words_is_refused(
             prompt(tokenizer, tmp_path, {"prompt": asked, "completion": "2"})
         assert error.value.field == "dataset.train_path"
         assert "completion" in (error.value.cure or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "cure"),
+    [
+        (ROW.encode("utf-16"), r"rows\.jsonl is encoded in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+        (ROW.encode("utf-16-le"), r"rows\.jsonl is encoded in UTF-16", "save it as UTF-8"),
+        (ROW.encode("utf-32"), r"rows\.jsonl is encoded in UTF-32", "iconv -f UTF-32 -t UTF-8"),
+        (
+            ROW.replace("2", "zwölf").encode("latin-1"),
+            r"rows\.jsonl:1: byte \d+ of the line is no UTF-8",
+            "save the file as",
+        ),
+        (b"PAR1....PAR1", "is a parquet file, not a file of JSON lines", 'dataset.type = "huggingface"'),
+        (gzip.compress(ROW.encode()), "is compressed by gzip", "gzip -d"),
+        (b"\n[" + ROW.encode() + b"]", r"rows\.jsonl:2: the line is a list, not an object", "jq -c"),
+        (b"42", r"rows\.jsonl:1: the line is a JSON value, but no object", "one JSON object a line"),
+        (ROW.encode() + b"\n{", r"rows\.jsonl:2: the line is no JSON: ", "one JSON object a line"),
+    ],
+)
+def test_a_file_that_is_none_of_json_lines_is_refused_by_what_it_is(
+    tmp_path: Path, content: bytes, problem: str, cure: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(InvalidInput, match=problem) as error:
+        load_dataset(JsonlDataset(train_path="rows.jsonl"), num_evaluation=0, seed=0, model_root=SpecRoot(tmp_path))
+    assert error.value.field == "dataset.train_path"
+    assert cure in (error.value.cure or "")
+
+
+def test_a_utf_8_mark_at_the_start_of_a_file_is_no_part_of_its_first_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes((ROW + "\n" + ROW.replace("2", "3")).encode("utf-8-sig"))
+    loaded = load_dataset(
+        JsonlDataset(train_path="rows.jsonl"), num_evaluation=0, seed=0, model_root=SpecRoot(tmp_path)
+    )
+    assert [(one.example_id, one.question, one.reference) for one in loaded.train] == [
+        ("train/1", "1+1=", "2"),
+        ("train/2", "1+1=", "3"),
+    ]
+
+
+def test_what_follows_the_last_marker_is_the_reference(tmp_path: Path) -> None:
+    answers = ["It has 490+568=1,058.\n#### 1,058", "#### no\n####\t-3 \n"]
+    rows = [{"question": "How many?", "answer": answer} for answer in answers]
+    columns = {"prompt": "question", "reference": "answer", "reference_after": "####"}
+    assert [example.reference for example in examples(tmp_path, *rows, columns=columns)] == ["1,058", "-3"]
+
+
+def test_rows_without_a_marker_keep_the_digest_of_their_job() -> None:
+    encoded = encode_json(job_spec(dataset={"type": "jsonl", "train_path": "rows.jsonl", "columns": {}}))
+    assert b"reference_after" not in encoded
+
+
+def test_rows_are_counted_while_they_are_read_and_refused_by_the_first_that_has_no_room(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=" + "x" * 2000, "reference": "2"}] * 1000
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "and no JSON")
+    root = SpecRoot(tmp_path, dataset_mb=1)
+    with pytest.raises(InvalidInput, match=r"more than 1 MiB at rows.jsonl:347: 347 rows with 695,735 bytes") as error:
+        load_dataset(JsonlDataset(train_path="rows.jsonl"), num_evaluation=0, seed=0, model_root=root)
+    assert error.value.field == "dataset.train_path"
+    assert "ONBEAT_DATASET_MB" in (error.value.cure or "")
+
+
+def test_all_files_of_a_job_share_its_room(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}" + "x" * 2000, "reference": "2"} for number in range(200)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec, root = JsonlDataset(train_path="rows.jsonl"), SpecRoot(tmp_path, dataset_mb=1)
+    assert len(load_dataset(spec, num_evaluation=0, seed=0, model_root=root).train) == 200
+    both = JsonlDataset(train_path="rows.jsonl", evaluation_path="more.jsonl")
+    with pytest.raises(InvalidInput, match=r"more than 1 MiB at more\.jsonl:") as error:
+        load_dataset(both, num_evaluation=2, seed=0, model_root=root)
+    assert error.value.field == "dataset.evaluation_path"
+
+
+def test_a_line_longer_than_any_row_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
+    with (tmp_path / "rows.jsonl").open("wb") as file:
+        file.write(b'{"prompt": "1", "reference": "1", "unread": "')
+        file.truncate(8 * 2**30)  # sparse: it takes no room on the disk
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"rows.jsonl:1 is longer than 16,777,216 bytes") as error:
+            load_dataset(JsonlDataset(train_path="rows.jsonl"), num_evaluation=0, seed=0, model_root=SpecRoot(tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert error.value.field == "dataset.train_path"

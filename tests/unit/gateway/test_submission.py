@@ -65,7 +65,9 @@ def test_small_files_are_read_and_a_template_of_a_file_of_its_own_is_found(tmp_p
     with pytest.raises(InvalidInput, match=r"dataset\.chat: .* no chat template"):
         check_paths(spec, settings)
     (tmp_path / "chat_template.jinja").write_text("")
-    with pytest.raises(InvalidInput, match=r"dataset\.train_path: .*rows:1: Input data was truncated"):
+    with pytest.raises(
+        InvalidInput, match=r"dataset\.train_path: .*rows:1: the line is no JSON: Input data was truncated"
+    ):
         check_paths(spec, settings)
     (tmp_path / "rows").write_text("{" + " " * MAX_ROWS_BYTES)
     check_paths(spec, settings)

@@ -41,6 +41,7 @@ CHOSEN: dict[str, tuple[object, dict[str, object]]] = {
     "cache_key": ("key-of-caches", {}),
     "model_root": (str(ROOT), {}),
     "extra_roots": ("/tmp/chosen", {}),
+    "dataset_mb": (100, {}),
     "allowed_hosts": ("chosen.example", {}),
     "threads": (3, {}),
     "colocated_threads": (4, {}),

@@ -202,6 +202,33 @@ def test_regex_answer_group_of_the_last_match_must_equal_the_reference(completio
     assert score(RegexReward(pattern=r"answer: (?:(?P<answer>\d)|none)"), item(completion, "5")) == expected
 
 
+@pytest.mark.parametrize(
+    ("completion", "reference", "expected"),
+    [
+        ("#### 1058", "1,058", 1.0),
+        ("#### 1,058", "1058", 1.0),
+        ("#### 1058.0", "1,058", 1.0),
+        ("#### 1059", "1,058", 0.0),
+        ("#### 1,058\n#### 7", "1,058", 0.0),
+        ("1,058", "1,058", 0.0),
+        ("#### ,", "1,058", 0.0),
+    ],
+)
+def test_regex_compares_numbers_where_it_is_told_to(completion: str, reference: str, expected: float) -> None:
+    pattern = r"####\s*(?P<answer>-?[\d,.]+)"
+    assert score(RegexReward(pattern=pattern, compare="number"), item(completion, reference)) == expected
+    same_text = float(completion == "#### " + reference)
+    assert score(RegexReward(pattern=pattern), item(completion, reference)) == same_text
+
+
+def test_regex_that_compares_numbers_needs_a_group_and_a_number() -> None:
+    with pytest.raises(ValueError, match="compare has no effect without a group `answer`"):
+        RegexReward(pattern="5", compare="number")
+    result = rubric.score_item((RegexReward(pattern="(?P<answer>5)", compare="number"),), item("5", "five"))
+    assert isinstance(result, Unscorable)
+    assert result.reason == "bad_reference"
+
+
 def test_format_must_match_the_whole_completion_across_lines() -> None:
     component = FormatReward(pattern=r"<think>.*</think>\d+")
     assert score(component, item("<think>one\ntwo</think>5")) == 1.0
