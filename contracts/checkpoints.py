@@ -16,6 +16,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from contracts.encoding.digests import Digest
+from contracts.encoding.json_lines import read_plain
 from contracts.encoding.names import FileName
 from contracts.encoding.wire import Record, decode_json
 from contracts.errors import ContractViolation, InvalidInput, NotFound
@@ -64,6 +65,10 @@ class CheckpointState(Record, frozen=True, kw_only=True):
     """Versions before, oldest first; left out of a job whose batches don't lag."""
 
 
+MAX_STATE_BYTES = 64 * 1024 * 1024
+"""The longest state.json: the names and digests of a checkpoint of some hundred thousand files."""
+
+
 def read_state(folder: Path) -> CheckpointState:
     """Reads what the checkpoint in `folder` says of itself.
 
@@ -72,7 +77,7 @@ def read_state(folder: Path) -> CheckpointState:
     """
     path = folder / STATE_FILE
     try:
-        state = decode_json(path.read_bytes(), CheckpointState)
+        state = decode_json(read_plain(path, max_bytes=MAX_STATE_BYTES), CheckpointState)
     except OSError as error:
         raise NotFound(f"cannot read: {error.strerror}", field=str(path)) from error
     except InvalidInput as error:

@@ -5,52 +5,172 @@ from __future__ import annotations
 import codecs
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
+from fastapi import Response
+from fastapi.responses import StreamingResponse
 from msgspec import UNSET
 from msgspec.structs import astuple, replace
 
 from contracts.answers import LogPart
-from contracts.encoding.json_lines import last_json_lines, open_plain, read_json_lines
+from contracts.encoding.json_lines import (
+    PlacedLine,
+    json_line,
+    json_lines,
+    last_json_lines,
+    line_after,
+    open_plain,
+)
+from contracts.encoding.wire import MAX_ITERATIONS, encode_json
 from contracts.errors import Unavailable
 from contracts.events import NOT_DRAWN, IterationMetrics
 from contracts.jobs import EvaluationScore, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
+from onbeat.http_service.bodies import JSON, json_answer
 
 T = TypeVar("T")
 OfIteration = TypeVar("OfIteration", IterationMetrics, EvaluationScore)
 FIRST_TAIL_BYTES = 256 * 1024
+HELD_BYTES = 8 * 1024 * 1024
+"""Lines that become records, and an answer, at the same time; together they take some five times as much memory."""
+PIECE_BYTES = 256 * 1024
+"""A longer answer is made in pieces of so many bytes."""
+MAX_READ_BYTES = 4 * 1024**3
+"""How much of a file one request goes through: of a larger one, which no job writes, its end."""
 ENDED_AGAIN_S = 3600.0
 """An ended job's folder is smaller one day: retention takes files away."""
 
 
-def iteration_metrics(folder: RunFolder, *, first: int = 0) -> list[IterationMetrics]:
-    """Returns those from the first on, in order.
+class IterationLines(Generic[OfIteration]):
+    """The lines of a file that count, found by one pass over it, and read again one by one.
 
-    A line that a dying trainer tore is left out: its iteration is not committed, and is written again when it is.
+        file ─ pass ─▶ places of the lines that stand ─ chosen ─▶ read again ─▶ records
+
+    The last line of each iteration counts; a line takes back those of later iterations, which stood before a rewind.
+    A line that a dying trainer tore is left out: its iteration is not committed, and is written again when it is. What
+    is kept of a line is its place, so that memory doesn't grow with the size of the file.
     """
-    if first:
-        lines = end_of(folder.metrics, IterationMetrics, lambda found, _: bool(found) and found[0].iteration < first)
-    else:
-        with readable():
-            lines = read_json_lines(folder.metrics, IterationMetrics)
-    return [metrics for metrics in _as_they_stand(lines) if metrics.iteration >= first]
+
+    def __init__(self, path: Path, kind: type[OfIteration], *, first: int = 0) -> None:
+        """first: the first iteration that is asked for. Raises Unavailable."""
+        self._path = path
+        self._kind = kind
+        self.iterations = array("q")
+        """Numbers of the iterations, ascending."""
+        self._starts = array("q")
+        self._num_bytes = array("q")
+        with readable(path.name):
+            for place, record in json_lines(path, kind, start=self._start(first)):
+                self._add(place, record.iteration, first)
+
+    def __len__(self) -> int:
+        return len(self.iterations)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._num_bytes)
+
+    def records(self, chosen: Sequence[int] | None = None) -> Iterator[OfIteration]:
+        """Yields the records at these places of `iterations`, None for all. Raises Unavailable.
+
+        One that is gone, since the file was replaced meanwhile, is left out.
+        """
+        if not self.iterations:
+            return
+        with readable(self._path.name), open_plain(self._path) as file:
+            for place in range(len(self)) if chosen is None else chosen:
+                line = PlacedLine(self._starts[place], self._num_bytes[place])
+                record = json_line(file, self._kind, line)
+                if record is not None:
+                    yield record
+
+    def fitting(self, places: Sequence[int]) -> Sequence[int]:
+        """Returns the first of these places whose lines take HELD_BYTES together, at least one."""
+        left = HELD_BYTES
+        for number, place in enumerate(places):
+            left -= self._num_bytes[place]
+            if left < 0 and number:
+                return places[:number]
+        return places
+
+    def thinned(self, places: Sequence[int], most: int) -> Sequence[int]:
+        """Returns all of these places, or of more than `most`, or than HELD_BYTES, each k-th and the last one."""
+        chosen = thinned(places, most)
+        while len(chosen) > 2 and sum(self._num_bytes[place] for place in chosen) > HELD_BYTES:
+            most = max(2, len(chosen) // 2)
+            chosen = thinned(places, most)
+        return chosen
+
+    def _add(self, place: PlacedLine, iteration: int, first: int) -> None:
+        if not 0 <= iteration <= MAX_ITERATIONS:  # of no job: their number would have no bound
+            return
+        while self.iterations and self.iterations[-1] >= iteration:
+            for column in (self.iterations, self._starts, self._num_bytes):
+                column.pop()
+        if iteration >= first:
+            self.iterations.append(iteration)
+            self._starts.append(place.start)
+            self._num_bytes.append(place.num_bytes)
+
+    def _start(self, first: int) -> int:
+        """Returns a place before all lines of iterations from the first on, near the end where they are few."""
+        try:
+            with open_plain(self._path) as file:
+                size = file.seek(0, os.SEEK_END)
+        except FileNotFoundError:
+            return 0
+        oldest = line_after(self._path, size - MAX_READ_BYTES)
+        tail = FIRST_TAIL_BYTES
+        while first and tail < size - oldest:
+            start = line_after(self._path, size - tail)
+            _, record = next(json_lines(self._path, self._kind, start=start), (None, None))
+            if record is not None and record.iteration < first:
+                return start
+            tail *= 4
+        return oldest
+
+
+def iteration_metrics(folder: RunFolder, *, first: int = 0) -> IterationLines[IterationMetrics]:
+    """Finds those from the first on. Raises Unavailable."""
+    return IterationLines(folder.metrics, IterationMetrics, first=first)
+
+
+def evaluations(folder: RunFolder) -> IterationLines[EvaluationScore]:
+    """Finds the held-out scores. Raises Unavailable."""
+    return IterationLines(folder.evaluations, EvaluationScore)
+
+
+def streamed(key: str, lines: IterationLines[OfIteration], chosen: Sequence[int] | None = None) -> Response:
+    """Answers `{key: [records]}`: at once where they are few, else piece by piece as its client reads.
+
+    chosen: places in the lines; None for all.
+    """
+    if lines.num_bytes <= HELD_BYTES:
+        return json_answer({key: list(lines.records(chosen))})
+    return StreamingResponse(_pieces(key, lines.records(chosen)), media_type=JSON)
+
+
+def _pieces(key: str, records: Iterator[OfIteration]) -> Iterator[bytes]:
+    piece = encode_json({key: []}).removesuffix(b"]}")
+    separator = b""
+    for record in records:
+        piece += separator + encode_json(record)
+        separator = b","
+        if len(piece) >= PIECE_BYTES:
+            yield piece
+            piece = b""
+    yield piece + b"]}"
 
 
 def thinned(rows: Sequence[T], most: int) -> Sequence[T]:
     """All of them, or of more than `most` each k-th and the last one."""
     step = 1 if len(rows) <= most else -(-len(rows) // (most - 1))
     return [row for place, row in enumerate(rows) if place % step == 0 or place == len(rows) - 1]
-
-
-def evaluations(folder: RunFolder) -> list[EvaluationScore]:
-    """Returns them in order."""
-    with readable("evaluations.jsonl"):
-        return _as_they_stand(read_json_lines(folder.evaluations, EvaluationScore))
 
 
 def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None, ...]]:
@@ -81,16 +201,6 @@ def columns_of(rows: Sequence[IterationMetrics]) -> dict[str, tuple[float | None
 def _short(column: Sequence[object]) -> tuple[float | None, ...]:
     numbers = tuple(one if isinstance(one, int | float) else math.nan for one in column)
     return tuple(map(float, ("%.6g " * len(numbers) % numbers).split()))
-
-
-def _as_they_stand(lines: Iterable[OfIteration]) -> list[OfIteration]:
-    """The last line of each iteration; a line takes back those of later iterations, which stood before a rewind."""
-    kept: list[OfIteration] = []
-    for line in lines:
-        while kept and kept[-1].iteration >= line.iteration:
-            kept.pop()
-        kept.append(line)
-    return kept
 
 
 def end_of(path: Path, kind: type[T], is_enough: Callable[[list[T], int], bool]) -> list[T]:

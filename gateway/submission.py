@@ -45,6 +45,7 @@ from contracts.spec import JobSpec
 from contracts.spec_submission import check_engines, fork_problem, unusable_fork
 from contracts.spec_tables.datasets import JsonlDataset, dataset_field, environment_field, with_environments
 from contracts.spec_tables.environment import EnvironmentSpec, environment_at
+from onbeat.audit.folder import read_spec as read_spec_of
 from onbeat.http_service.bodies import JSON, media_type_of, read_body
 from onbeat.http_service.outgoing import make_client
 from onbeat.http_service.problems import Problem
@@ -177,7 +178,7 @@ def check_fork(spec: JobSpec, settings: StackSettings, jobs: JobStore) -> None:
     except NotFound as error:
         if not source.spec.is_file():
             raise unusable_fork(fork, source, "there is no such job") from error
-        theirs = decode_json(source.spec.read_bytes(), JobSpec)
+        theirs = read_spec_of(source)
     problem = fork_problem(theirs, spec)
     if not problem and source.path.is_dir() and not source.checkpoint_after(fork.version - 1).is_dir():
         problem = "it has no checkpoint of it" if not settings.objects else ""

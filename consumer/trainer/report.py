@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ import torch
 
 from consumer.gradient.statistics import BatchStats, joined
 from consumer.model.policy import Policy
-from contracts.encoding.json_lines import read_json_lines
+from contracts.encoding.json_lines import json_lines
 from contracts.encoding.wire import Record
 from contracts.events import IterationMetrics, MismatchAlarm, TimelineSpan
 from contracts.jobs import EvaluationScore, passes_in_words
@@ -193,6 +193,6 @@ def _last_iteration(path: Path, kind: type[IterationMetrics] | type[EvaluationSc
     return max((record.iteration for record in _read(path, kind)), default=-1)
 
 
-def _read(path: Path, kind: type[T]) -> list[T]:
+def _read(path: Path, kind: type[T]) -> Iterator[T]:
     with usable(path, to_be="read"):
-        return read_json_lines(path, kind)
+        yield from (record for _, record in json_lines(path, kind))

@@ -23,13 +23,15 @@ from msgspec import UNSET, UnsetType
 
 from consumer.model.checkpoint import Checkpoint, latest_checkpoint, read_checkpoint, set_aside_after
 from consumer.trainer.held_job import HeldJob
+from contracts.checkpoints import MAX_STATE_BYTES, STATE_FILE
 from contracts.encoding.digests import content_digest
-from contracts.encoding.wire import decode_json
+from contracts.encoding.json_lines import read_plain
 from contracts.errors import InvalidInput, OnbeatError
 from contracts.events import AuditRecord, ForkedFrom, record_digest
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from contracts.spec_submission import fork_problem, unusable_fork
+from onbeat.audit.folder import read_spec
 from onbeat.loop.chain_file import ChainFile
 from onbeat.loop.trained_job import Succession
 
@@ -83,13 +85,13 @@ def read_fork(
         checkpoint = read_checkpoint(folder)
         state = checkpoint.state
         link = _made_by(ChainFile(source), state.policy_version, state.weights_digest)
-        if problem := fork_problem(decode_json(source.spec.read_bytes(), JobSpec), spec):
+        if problem := fork_problem(read_spec(source), spec):
             raise InvalidInput(problem)
         found = ForkedFrom(
             job_id=fork.job,
             policy_version=state.policy_version,
             weights_digest=state.weights_digest,
-            state_digest=content_digest((folder / "state.json").read_bytes()),
+            state_digest=content_digest(read_plain(folder / STATE_FILE, max_bytes=MAX_STATE_BYTES)),
             link=link,
         )
     except (OnbeatError, OSError) as error:

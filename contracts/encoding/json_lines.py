@@ -15,23 +15,27 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from contracts.encoding.wire import UNREADABLE, Record, decoder_of, encode_json
 
-MAX_BYTES = 512 * 1024 * 1024
-"""The largest file that is read as a whole: far more than a million iterations write."""
+MAX_PLAIN_BYTES = 512 * 1024 * 1024
+"""The largest file that is one record and is read as a whole: an audit chain of a million iterations."""
+MAX_LINE_BYTES = 1024 * 1024
+"""The longest line of metrics, timeline or scores; more than any trainer writes."""
+MAX_LIST_BYTES = 64 * 1024 * 1024
+"""How much of a file becomes one list of records. As records it takes about three times as much memory."""
 
 
-def read_plain(path: Path) -> bytes:
+def read_plain(path: Path, *, max_bytes: int = MAX_PLAIN_BYTES) -> bytes:
     """Returns what a file holds. Raises OSError as `open_plain` does."""
-    with open_plain(path, max_bytes=MAX_BYTES) as file:
-        return file.read(MAX_BYTES)
+    with open_plain(path, max_bytes=max_bytes) as file:
+        return file.read(max_bytes)
 
 
 def open_plain(path: Path, *, max_bytes: int | None = None) -> BufferedReader:
@@ -51,13 +55,98 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+TOO_LONG = b"{"
+"""Stands in place of a line that is longer than any of ours; it does not decode."""
 
-def read_json_lines(path: Path, kind: type[T]) -> list[T]:
-    """Returns all records, in the file's order; [] where the file is missing. Raises OSError, as `open_plain` does."""
+
+class PlacedLine(NamedTuple):
+    """Where a line stands in its file."""
+
+    start: int
+    """Bytes before it."""
+    num_bytes: int
+    """Its length, with its line break."""
+
+
+def json_lines(
+    path: Path, kind: type[T], *, start: int = 0, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[PlacedLine, T]]:
+    """Yields each record with its place, in the file's order; none where the file is missing.
+
+    Memory holds one line, whatever size the file has: a longer one is passed over like one that does not decode.
+    start: bytes before the first line that is read. Raises OSError, as `open_plain` does.
+    """
+    decoder_of(kind)
+    decoder = msgspec.json.Decoder(kind)
     try:
-        return _decoded(read_plain(path), kind, source=str(path))
+        opened = open_plain(path)
+    except FileNotFoundError:
+        return
+    with opened as file:
+        file.seek(start)
+        torn = ""
+        for number, (place, line) in enumerate(_lines(file, start, max_line_bytes), start=1):
+            if torn:
+                # The last line isn't named: its writer may not have finished it.
+                log.warning("%s", torn)
+                torn = ""
+            if not line.strip():
+                continue
+            try:
+                yield place, decoder.decode(line)
+            except UNREADABLE as error:
+                torn = f"line {number} of {path} is left out, it does not decode: {error}"
+
+
+def _lines(file: BufferedReader, start: int, max_line_bytes: int) -> Iterator[tuple[PlacedLine, bytes]]:
+    """Yields each line; of one that is too long its first part, which decodes to nothing."""
+    while line := file.readline(max_line_bytes):
+        num_bytes = len(line)
+        rest = line
+        while not rest.endswith(b"\n") and len(rest) == max_line_bytes:
+            rest = file.readline(max_line_bytes)
+            num_bytes += len(rest)
+        yield PlacedLine(start, num_bytes), line if num_bytes <= max_line_bytes else TOO_LONG
+        start += num_bytes
+
+
+def json_line(file: BufferedReader, kind: type[T], place: PlacedLine) -> T | None:
+    """Returns the record at a place that `json_lines` has named; None where it isn't there any more. Raises OSError."""
+    decoder_of(kind)
+    file.seek(place.start)
+    try:
+        return msgspec.json.decode(file.read(place.num_bytes), type=kind)
+    except UNREADABLE:
+        return None
+
+
+def read_json_lines(
+    path: Path, kind: type[T], *, max_bytes: int = MAX_LIST_BYTES, max_line_bytes: int = MAX_LINE_BYTES
+) -> list[T]:
+    """Returns all records, in the file's order; [] where the file is missing. Raises OSError, as `open_plain` does.
+
+    max_bytes: of a longer file the last so many bytes are read, and the log says so.
+    """
+    try:
+        with open_plain(path) as file:
+            size = file.seek(0, os.SEEK_END)
     except FileNotFoundError:
         return []
+    start = line_after(path, size - max_bytes) if size > max_bytes else 0
+    if start:
+        log.warning("%s has %d bytes, of which the last %d are read", path, size, size - start)
+    return [record for _, record in json_lines(path, kind, start=start, max_line_bytes=max_line_bytes)]
+
+
+def line_after(path: Path, place: int) -> int:
+    """Returns where the first line begins that starts at or behind a place. Raises OSError."""
+    if place <= 0:
+        return 0
+    with open_plain(path) as file:
+        file.seek(place - 1)
+        while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+            pass
+        return file.tell()
 
 
 def last_json_lines(path: Path, kind: type[T], *, max_bytes: int) -> tuple[list[T], bool]:

@@ -21,7 +21,7 @@ from contracts.monitor import GeneratorSeen
 from contracts.spec import JobSpec
 from gateway import openapi
 from gateway.event_stream import CountedStream, EventStream, resume_point
-from gateway.run_files import columns_of, evaluations, iteration_metrics, thinned, trainer_log
+from gateway.run_files import columns_of, evaluations, iteration_metrics, streamed, trainer_log
 from gateway.services import HasCaller, HasServices, KnownJob
 from onbeat.http_service.bodies import json_answer
 
@@ -70,7 +70,7 @@ def spec(job_id: KnownJob, services: HasServices) -> Response:
 @router.get("/jobs/{job_id}/evaluations", **SCORES)
 def held_out(job_id: KnownJob, services: HasServices) -> Response:
     """Show the mean rewards over the held-out prompts, oldest first."""
-    return json_answer({"evaluations": evaluations(services.run_folder(job_id, below="evaluations.jsonl"))})
+    return streamed("evaluations", evaluations(services.run_folder(job_id, below="evaluations.jsonl")))
 
 
 @router.get("/jobs/{job_id}/log", **openapi.answers(openapi.record(LogPart)))
@@ -106,7 +106,7 @@ def job_metrics(
 ) -> Response:
     """Show every trained iteration in numbers, oldest first; or the last ones."""
     found = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"))
-    return json_answer({"iterations": found[-last:] if last else found})
+    return streamed("iterations", found, range(max(0, len(found) - last), len(found)) if last else None)
 
 
 @router.get("/jobs/{job_id}/story", **openapi.answers(openapi.record(JobStory)))
@@ -119,7 +119,8 @@ def story(
 ) -> Response:
     """Show what is new: the events after one, and the numbers of the committed iterations from one on, by column.
 
-    Where that is more than `most` iterations: each k-th alone, and the newest, at once.
+    Where that is more than `most` iterations: each k-th alone, and the newest, at once. An answer has a bound in bytes:
+    where there is more, it has the first iterations, and the next question goes on behind them.
     """
     keys, newest = services.broker.job_keys(job_id), resume_point(after, field="after")
     is_thinned = most is not None and read_fence(services.broker, keys).committed - iteration >= most
@@ -131,9 +132,9 @@ def story(
     found: Sequence[IterationMetrics] = []
     if iteration <= committed:  # else nothing is read, nor brought from another host
         lines = iteration_metrics(services.run_folder(job_id, below="metrics.jsonl"), first=iteration)
-        found = [metrics for metrics in lines if metrics.iteration <= committed]
-    if most is not None and is_thinned:
-        found = thinned(found, most)
+        places = [place for place, number in enumerate(lines.iterations) if number <= committed]
+        chosen = lines.thinned(places, most) if most is not None and is_thinned else lines.fitting(places)
+        found = list(lines.records(chosen))
     numbers, columns = tuple(metrics.iteration for metrics in found), columns_of(found)
     answer = JobStory(after=newest, events=tuple(told), iterations=numbers, columns=columns, thinned=is_thinned)
     return json_answer(answer)

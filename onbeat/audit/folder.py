@@ -12,6 +12,9 @@ from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry
 
+MAX_SPEC_BYTES = 16 * 1024 * 1024
+"""The longest spec.json: a submission has 1 MiB at most, and 64 KiB for each file that it names."""
+
 
 class AuditFile(Record, frozen=True, kw_only=True):
     status: JobStatus
@@ -29,7 +32,7 @@ def read_audit_file(path: Path) -> AuditFile:
 def read_spec(folder: RunFolder) -> JobSpec:
     """The spec as submitted: it says which batches an iteration must have."""
     try:
-        return decode_json(read_plain(folder.spec), JobSpec)
+        return decode_json(read_plain(folder.spec, max_bytes=MAX_SPEC_BYTES), JobSpec)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and folder.path.is_dir():
             raise NotFound(

@@ -107,6 +107,8 @@ def _stack_file(plan: StackPlan) -> Path:
 DETACH = ("--detach", "-d")
 UP_WITHIN_S, STOPS_WITHIN_S = 180.0, 60.0
 POLL_S = 0.1
+MAX_SAID_BYTES = 64 * 1024
+"""The end of a log that is looked at for the reason why a stack ended."""
 
 
 def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
@@ -128,7 +130,9 @@ def start_detached(arguments: Sequence[str], run_root: Path) -> StackFile:
     try:
         while (stack := read_stack_file(run_root)) is None or stack.pid != process.pid:
             if process.poll() is not None:
-                said = path.read_bytes()[at:].decode(errors="replace").strip()
+                with path.open("rb") as written:
+                    written.seek(max(at, written.seek(0, os.SEEK_END) - MAX_SAID_BYTES))
+                    said = written.read(MAX_SAID_BYTES).decode(errors="replace").strip()
                 raise Unavailable(said.rpartition("\n")[2].removeprefix("onbeat: ") or "the stack ended")
             waiting.poke()
             time.sleep(POLL_S)

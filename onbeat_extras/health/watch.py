@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from broker.job_store import JobStore, health_of
-from contracts.encoding.json_lines import read_json_lines
+from contracts.encoding.json_lines import json_line, json_lines, open_plain
 from contracts.errors import Unhealthy
 from contracts.events import HealthChanged, IterationMetrics
 from contracts.jobs import EvaluationScore, HealthProblem
@@ -39,10 +40,10 @@ class JudgedHealth(HealthWatch):
 
     def begin(self, first: int) -> None:
         problems: tuple[HealthProblem, ...] = ()
-        scores = _before(self._folder.evaluations, first, EvaluationScore)
-        for iteration, metrics in sorted(_before(self._folder.metrics, first, IterationMetrics).items()):
-            if iteration in scores:
-                self.scored(scores[iteration])
+        scores = {score.iteration: score for score in _standing(self._folder.evaluations, first, EvaluationScore)}
+        for metrics in _standing(self._folder.metrics, first, IterationMetrics):
+            if metrics.iteration in scores:
+                self.scored(scores[metrics.iteration])
             problems = self._health.iteration(metrics)
         fields = self._jobs.fields(self._folder.job_id)
         self._accepted = frozenset(problem.rule for problem in health_of(fields, "health_at_resume"))
@@ -72,6 +73,16 @@ class JudgedHealth(HealthWatch):
         self._jobs.tell(self._folder.job_id, event)
 
 
-def _before(path: Path, first: int, kind: type[OfIteration]) -> dict[int, OfIteration]:
-    """Iteration → its last line."""
-    return {line.iteration: line for line in read_json_lines(path, kind) if line.iteration < first}
+def _standing(path: Path, first: int, kind: type[OfIteration]) -> Iterator[OfIteration]:
+    """Yields the last line of each iteration before the first one, by the iterations' numbers.
+
+    Two passes, so that memory holds a line's place and not its record.
+    """
+    places = {record.iteration: place for place, record in json_lines(path, kind) if 0 <= record.iteration < first}
+    if not places:
+        return
+    with open_plain(path) as file:
+        for iteration in sorted(places):
+            record = json_line(file, kind, places[iteration])
+            if record is not None:
+                yield record

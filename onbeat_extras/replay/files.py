@@ -91,6 +91,13 @@ class RecordedFiles:
             raise ContractViolation(f"is the index of iteration {found.iteration}", field=shown(path))
         return found
 
+    def index_bytes(self, iteration: int) -> int:
+        """Returns the size of an iteration's index, 0 where there is none."""
+        try:
+            return (self.folder_of(iteration) / INDEX).stat(follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
     def _numbered(self) -> list[tuple[int, Path]]:
         return numbered(self.path, ITERATION)
 

@@ -23,6 +23,8 @@ MAX_INDEX = 10**9
 NEWEST = MAX_INDEX
 MAX_SHOWN_BYTES = 32 * 1024**2
 """Largest record that is shown, or searched: as JSON it is many times as large, here and in a browser."""
+MAX_LISTED_BYTES = 4 * 1024**2
+"""Indexes that one answer reads, together; the iterations before them are asked for by `before`."""
 MAX_SEARCHES = 2
 SEARCHES = threading.BoundedSemaphore(MAX_SEARCHES)
 """Each takes a core, and the memory of a record."""
@@ -46,8 +48,10 @@ def rollouts(
         num_bytes = sum(map(files.num_bytes, numbers))
     found: list[IterationView] = []
     damaged: list[str] = []
+    left_bytes = MAX_LISTED_BYTES
     for number in reversed([one for one in numbers if one < before]):
-        if len(found) == limit:
+        left_bytes -= files.index_bytes(number)
+        if len(found) == limit or len(damaged) == MAX_LISTED or (left_bytes < 0 and (found or damaged)):
             break
         try:
             index = files.index(number)
@@ -59,9 +63,7 @@ def rollouts(
         found.append(IterationView(iteration=index.iteration, batches=index.batches, num_left_out=index.num_left_out))
     spec = services.jobs.spec(job_id)
     return json_answer(
-        RecordedList(
-            recording=recording_of(spec), bytes=num_bytes, iterations=tuple(found), damaged=tuple(damaged[:MAX_LISTED])
-        )
+        RecordedList(recording=recording_of(spec), bytes=num_bytes, iterations=tuple(found), damaged=tuple(damaged))
     )
 
 

@@ -10,7 +10,7 @@ import contextlib
 from broker.connection.client import Broker
 from broker.job_store import NO_LIMITS, JobStore
 from broker.trainer_side import TrainerSide
-from contracts.encoding.json_lines import read_json_lines
+from contracts.encoding.json_lines import MAX_PLAIN_BYTES, json_lines, read_json_lines
 from contracts.encoding.wire import encode
 from contracts.errors import Conflict, InvalidInput, NotFound
 from contracts.events import AuditRecord, EvaluationFinished, StateChanged, TrainerStarted
@@ -18,6 +18,7 @@ from contracts.jobs import EvaluationScore, JobState, JobStatus
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.folder import read_audit_file, read_spec
+from onbeat.loop import chain_file
 from onbeat.loop.trained_job import health_watch
 
 UNKNOWN_END = "as its run folder has it: how it ended is not written there"
@@ -27,7 +28,9 @@ LEASE_S = 3600.0
 def tell(broker: Broker, folder: RunFolder) -> None:
     """Raises NotFound and InvalidInput for a folder that is none of a run, or is damaged."""
     spec, status = read_spec(folder), _status(folder)
-    records = read_json_lines(folder.chain, AuditRecord)
+    records = read_json_lines(
+        folder.chain, AuditRecord, max_bytes=MAX_PLAIN_BYTES, max_line_bytes=chain_file.MAX_LINE_BYTES
+    )
     created_s = status.created_s if status else folder.spec.stat().st_mtime
     job_id, jobs = folder.job_id, JobStore(broker)
     event = encode(StateChanged(at_s=created_s, state=JobState.QUEUED))
@@ -48,7 +51,7 @@ def tell(broker: Broker, folder: RunFolder) -> None:
     if records:
         jobs.tell(job_id, TrainerStarted(at_s=created_s, trainer_epoch=epoch, next_iteration=0, resumed=False))
         side.restore(records)
-    for score in read_json_lines(folder.evaluations, EvaluationScore):
+    for _, score in json_lines(folder.evaluations, EvaluationScore):
         jobs.record_evaluation(job_id, score)
         jobs.tell(job_id, EvaluationFinished(at_s=created_s, score=score))
     with contextlib.suppress(InvalidInput):  # rules that end a job end nothing here

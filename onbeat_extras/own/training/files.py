@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from contracts.checkpoints import MAX_STATE_BYTES
 from contracts.encoding.digests import Digest
+from contracts.encoding.json_lines import read_plain
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import InvalidInput
 from contracts.run_folder import VERSION, RunFolder, numbered
@@ -79,7 +81,7 @@ class TrainerFiles:
 def _stamp_of(state: Path) -> tuple[str, int, str] | None:
     """None for a state that can't be read."""
     try:
-        stamp = decode_json((state / STAMP).read_bytes(), StateStamp)
+        stamp = decode_json(read_plain(state / STAMP, max_bytes=MAX_STATE_BYTES), StateStamp)
     except (OSError, InvalidInput):
         return None
     return stamp.job_id, stamp.policy_version, stamp.weights_digest

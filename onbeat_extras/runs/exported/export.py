@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts.encoding.json_lines import read_json_lines
+from contracts.encoding.json_lines import json_lines
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
@@ -126,8 +126,10 @@ def _check_target(target: Path) -> None:
 
 def _best_of(kept: list[KeptVersion], folder: RunFolder) -> int:
     """Returns which version a trainer would call the best of those that are kept: of equal scores the oldest."""
-    scores = {score.policy_version: score.sampled for score in read_json_lines(folder.evaluations, EvaluationScore)}
-    scored = sorted({one.policy_version for one in kept} & scores.keys())
+    versions = {one.policy_version for one in kept}
+    lines = (score for _, score in json_lines(folder.evaluations, EvaluationScore))
+    scores = {score.policy_version: score.sampled for score in lines if score.policy_version in versions}
+    scored = sorted(scores)
     if not scored:
         problem = f"no version of {folder.job_id} that is kept has a held-out score"
         raise NotFound(problem, field="--best", cure="leave it out for the newest, or name one by --version")
