@@ -13,6 +13,8 @@ from contracts.errors import ContractViolation, NotFound
 JOB_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 MADE_HERE = re.compile(r"job-[0-9a-f]{12}")
 """The ids that the job store gives: nothing else in a run root is ever removed, as the folder of a Redis."""
+JobFolder = Annotated[str, Meta(pattern=rf"^{MADE_HERE.pattern}$(?![\s\S])")]
+"""Such an id where a record names a folder by it."""
 SEGMENT = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]{1,128}"
 """Part of a path: neither this folder nor the one above it, and nothing that a shell or a terminal reads otherwise."""
 FileName = Annotated[str, Meta(min_length=1, max_length=128, pattern=rf"^{SEGMENT}$(?![\s\S])")]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from contracts.encoding.names import FileName
+from contracts.encoding.wire import decode_json
 from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
 from contracts.spec_tables.datasets import no_chat_template
@@ -12,7 +16,17 @@ from contracts.spec_tables.root import SpecRoot
 FIELD = "model.path"
 MOST_CONFIG_BYTES = 16 * 2**20
 """A larger one isn't looked into: the trainer finds what it lacks."""
+MOST_INDEX_BYTES = 64 * 2**20
+"""The longest index of a model's files: the names of some four hundred thousand tensors."""
+WEIGHTS_INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+class WeightsIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What an index of safetensors says; a name of a file in it becomes a path below the model's folder."""
+
+    weight_map: dict[str, FileName]
+    """Tensor → file."""
 
 
 def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
@@ -52,8 +66,27 @@ def folder_of_model(root: SpecRoot, path: str, *, field: str, cure: str) -> Path
     folder = root.find(path, field=field)
     try:
         if (folder / "config.json").is_file():
+            weights_index(folder, field=field)
             return folder
     except OSError as error:
         raise InvalidInput(f"`{folder}` can't be read: {error.strerror}", field=field) from error
     problem = f"`{folder}` has no config.json" if folder.is_dir() else f"no folder `{folder}`"
     raise InvalidInput(problem, field=field, cure=cure)
+
+
+def weights_index(folder: Path, *, field: str) -> dict[str, str] | None:
+    """Returns which file holds each tensor; None for a folder without an index, whose weights are one file.
+
+    Every library that loads the folder joins these names to its path, so that a name with `..` would be another file of
+    this machine. Raises InvalidInput for such a name and for a damaged index, OSError.
+    """
+    path = folder / WEIGHTS_INDEX
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MOST_INDEX_BYTES:
+        raise InvalidInput(f"`{path}` is longer than {MOST_INDEX_BYTES:,} bytes", field=field)
+    try:
+        return decode_json(path.read_bytes(), WeightsIndex).weight_map
+    except InvalidInput as error:
+        cure = "save the model again by save_pretrained: weight_map names files of the folder itself"
+        raise InvalidInput(f"`{path}` is damaged: {error}", field=field, cure=cure) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from typing import Annotated
 import typer
 
 from contracts.encoding.digests import file_digest
-from contracts.encoding.names import MADE_HERE
+from contracts.encoding.json_lines import read_plain
+from contracts.encoding.names import MADE_HERE, JobFolder
 from contracts.encoding.wire import Record, decode_json, encode_json
 from contracts.errors import Conflict, InvalidInput, OnbeatError
 from contracts.run_folder import RunFolder
@@ -22,7 +24,7 @@ from onbeat.stack.access import run_root_from
 from onbeat.stack.folder_lock import FolderLock
 from onbeat.terminal.output import tell
 from onbeat.terminal.words import plural, size
-from onbeat_extras.backup.copies import copy_redis, copy_run, copy_tree, files_below
+from onbeat_extras.backup.copies import check_redis_names, copy_redis, copy_run, copy_tree, entries_below, files_below
 
 MARK = "backup.json"
 REDIS, INPUTS = "redis", "inputs"
@@ -35,7 +37,8 @@ class Backup(Record, frozen=True, kw_only=True):
     at_s: float
     """Unix time of its Redis; the run folders are a little newer."""
     has_redis: bool
-    jobs: tuple[str, ...]
+    jobs: tuple[JobFolder, ...]
+    """Each is a folder of the backup, and will be one of the run root."""
     num_bytes: int
     files: dict[str, str]
     """Path → BLAKE3."""
@@ -110,19 +113,30 @@ def make_backup(root: Path, directory: Path, *, with_redis: bool = True) -> Back
 
 
 def read_backup(directory: Path) -> Backup:
-    """Raises InvalidInput for what is no backup, and for one with a file that is missing, changed or strange."""
+    """Raises InvalidInput for what is no backup, and for one with a file that is missing, changed or strange.
+
+    A backup may be of another hand: names in it that lead out of it, links and pipes are refused before one is opened.
+    """
     try:
-        found = decode_json((directory / MARK).read_bytes(), Backup)
+        found = decode_json(read_plain(directory / MARK), Backup)
     except OSError as error:
         raise InvalidInput(
-            f"{directory} is no backup, or one that was not finished: it has no {MARK}", field="DIR"
+            f"{directory} is no backup, or one that was not finished: {MARK} {error.strerror or error}", field="DIR"
         ) from error
-    there = {path.relative_to(directory).as_posix() for path in files_below(directory)} - {MARK}
+    except InvalidInput as error:
+        raise InvalidInput(f"{MARK} is damaged: {error}", field="DIR", cure="take another backup") from error
+    paths = list(entries_below(directory))
+    if odd_paths := [path for path in paths if not stat.S_ISREG(path.lstat().st_mode)]:
+        name = odd_paths[0].relative_to(directory).as_posix()
+        raise InvalidInput(f"{name} is no plain file", field="DIR", cure="take another backup")
+    there = {path.relative_to(directory).as_posix() for path in paths} - {MARK}
     if odd := sorted(there ^ found.files.keys()):
         raise InvalidInput(f"{odd[0]} is missing, or was added", field="DIR", cure="take another backup")
     for name, digest in found.files.items():
         if file_digest(directory / name) != digest:
             raise InvalidInput(f"{name} is damaged", field="DIR", cure="take another backup")
+    if found.has_redis:
+        check_redis_names(directory / REDIS)
     return found
 
 

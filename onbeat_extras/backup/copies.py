@@ -10,13 +10,16 @@ So Redis is never newer than the run folders, and a trainer gives it back what i
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from contracts.errors import Unavailable
+from contracts.encoding.json_lines import read_plain
+from contracts.encoding.names import SEGMENT
+from contracts.errors import InvalidInput, Unavailable
 from contracts.run_folder import RunFolder
 from onbeat.process.folders import make_private
 from onbeat.process.waiting import Waiting
@@ -28,6 +31,8 @@ TRIES_S = 60.0
 """How long files are looked at again that vanished while they were copied."""
 POLL_S = 0.05
 CHUNK = 2**20
+MAX_MANIFEST_BYTES = 2**20
+"""Redis writes a line of some sixty bytes for each of a few files."""
 
 
 def copy_redis(source: Path, target: Path) -> None:
@@ -46,7 +51,7 @@ def _copied_redis(source: Path, target: Path) -> bool:
     if (target / APPEND_ONLY).exists():
         shutil.rmtree(target / APPEND_ONLY)
     make_private(target / APPEND_ONLY)
-    names = [line.split()[1] for line in named.decode().splitlines() if line.startswith("file ")]
+    names = names_of(named)
     try:
         for name in names:  # in the manifest's order: the newest one, which alone is written, comes last
             _copy_file(source / APPEND_ONLY / name, target / APPEND_ONLY / name)
@@ -55,6 +60,25 @@ def _copied_redis(source: Path, target: Path) -> bool:
     (target / APPEND_ONLY / MANIFEST).write_bytes(named)
     _copy_file(source / "seal", target / "seal")
     return (source / APPEND_ONLY / MANIFEST).read_bytes() == named
+
+
+def names_of(manifest: bytes) -> list[str]:
+    """Returns the files that a manifest of Redis names, oldest first. Raises InvalidInput for a name that is a path."""
+    lines = [line.split() for line in manifest.decode(errors="replace").splitlines() if line.startswith("file ")]
+    names = [words[1] if len(words) > 1 else "" for words in lines]
+    for name in names:
+        if not re.fullmatch(SEGMENT, name):
+            raise InvalidInput(f"{MANIFEST} names `{name[:200]!a}`, which is no name of a file", field=MANIFEST)
+    return names
+
+
+def check_redis_names(folder: Path) -> None:
+    """Checks the manifest of a server's data in a backup, whose server will open what it names. Raises InvalidInput."""
+    try:
+        names_of(read_plain(folder / APPEND_ONLY / MANIFEST, max_bytes=MAX_MANIFEST_BYTES))
+    except OSError as error:
+        problem = f"{MANIFEST} can't be read: {error.strerror}"
+        raise InvalidInput(problem, field="DIR", cure="take another backup") from error
 
 
 def copy_run(source: RunFolder, target: Path) -> None:
@@ -111,3 +135,10 @@ def files_below(folder: Path) -> Iterator[Path]:
     """Every file, by its name."""
     for parent, _, names in sorted(os.walk(folder)):
         yield from (Path(parent, name) for name in sorted(names))
+
+
+def entries_below(folder: Path) -> Iterator[Path]:
+    """Every file, and every link to a folder, which `files_below` passes over."""
+    for parent, folders, names in os.walk(folder):
+        yield from (Path(parent, name) for name in names)
+        yield from (Path(parent, name) for name in folders if Path(parent, name).is_symlink())

@@ -10,7 +10,6 @@ policy's are, over what was kept. So a token that can't be drawn is no outcome o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from consumer.model.language_head import Drawn, Teacher, base_causal_lm, output_head, project, vocabulary_size
 from consumer.model.policy import Policy
@@ -33,7 +32,7 @@ from onbeat.kernels import PLAIN_LINEAR
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import Float32Head, compute_as_asked, empty_model
-from onbeat.weights.model_path import folder_of_model
+from onbeat.weights.model_path import folder_of_model, weights_index
 
 SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 """What a config may say of logits, which `project` keeps to."""
@@ -196,8 +195,7 @@ def load_head(settings: StackSettings, spec: JobSpec, path: str, *, field: str) 
 
 def _stored(folder: Path, model: PreTrainedModel, parameter: nn.Parameter) -> Tensor:
     """Reads a parameter from the files, under whichever of its names they have it: a tied head is its embedding."""
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    file_of = json.loads(index.read_bytes())["weight_map"] if index.is_file() else None
+    file_of = weights_index(folder, field="")
     names = [name for name, one in model.named_parameters(remove_duplicate=False) if one is parameter]
     # A checkpoint of the body alone leaves the body's own name out.
     names += [name.removeprefix(f"{model.base_model_prefix}.") for name in names]

@@ -10,7 +10,6 @@ transformers; tests/extras/ranks/sharding/test_sharded_loading.py holds the resu
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,10 +27,11 @@ from transformers.core_model_loading import (
     convert_and_load_state_dict_in_model,
 )
 from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 from transformers.utils.loading_report import LoadStateDictInfo, log_state_dict_report
 
 from contracts.errors import InvalidInput
+from onbeat.weights.model_path import FIELD, weights_index
 
 
 def load_sharded(
@@ -110,8 +110,6 @@ def _keeps_rows(operation: Any) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    index = folder / SAFE_WEIGHTS_INDEX_NAME
-    if not index.is_file():
-        return [str(folder / SAFE_WEIGHTS_NAME)]
-    names = set(json.loads(index.read_text())["weight_map"].values())
-    return [str(folder / name) for name in sorted(names)]
+    file_of = weights_index(folder, field=FIELD)
+    names = [SAFE_WEIGHTS_NAME] if file_of is None else sorted(set(file_of.values()))
+    return [str(folder / name) for name in names]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from contracts.encoding.digests import file_digest
 from contracts.errors import Conflict, InvalidInput, Unavailable
 from contracts.jobs import JobState, JobStatus
 from contracts.run_folder import RunFolder
@@ -175,6 +178,65 @@ def test_what_is_no_whole_backup_is_refused(stopped: Path, tmp_path: Path, harm:
     assert callable(harm)
     harm(tmp_path / "copy")
     with pytest.raises(InvalidInput, match=said):
+        read_backup(tmp_path / "copy")
+
+
+def names_another_job(copy: Path, name: str) -> None:
+    """Has the record of a backup name a job whose folder lies there, as a hostile hand would write it."""
+    record = json.loads((copy / MARK).read_bytes())
+    (copy / MARK).write_text(json.dumps(record | {"jobs": [name]}))
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "job-0123456789ab/../../outside", "/tmp/outside", "..", "", "redis", "job-0123456789AB"]
+)
+def test_a_foreign_backup_writes_nothing_outside_the_run_folder(
+    stopped: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, root = tmp_path / "here" / "copy", tmp_path / "there" / "runs"
+    copy.parent.mkdir()
+    make_backup(stopped, copy)
+    (tmp_path / "here" / "outside").mkdir()
+    (tmp_path / "here" / "outside" / "file").write_text("written by a stranger")
+    names_another_job(copy, name)
+    assert run(["restore", str(copy), "--run-dir", str(root)]) == 2
+    assert f"{MARK} is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "there" / "outside").exists()
+    assert not (root / "redis").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("inputs", lambda path: path.symlink_to("/etc")),
+        ("redis/pipe", os.mkfifo),
+        ("redis/seal", lambda path: path.symlink_to("/dev/zero")),
+    ],
+)
+def test_a_link_or_a_pipe_of_a_foreign_backup_is_refused_before_it_is_opened(
+    stopped: Path, tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    make_backup(stopped, tmp_path / "copy")
+    path = tmp_path / "copy" / name
+    path.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises(InvalidInput, match=f"{name} is no plain file"):
+        read_backup(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "..", "a/b", "a\x1b[31m"])
+def test_a_manifest_of_redis_names_files_and_no_paths(stopped: Path, tmp_path: Path, name: str) -> None:
+    make_backup(stopped, tmp_path / "copy")
+    manifest = stopped / "redis" / copies.APPEND_ONLY / copies.MANIFEST
+    manifest.write_text(f"file {name} seq 1 type i\n")
+    with pytest.raises(InvalidInput, match="is no name of a file"):
+        make_backup(stopped, tmp_path / "other")
+    foreign = tmp_path / "copy" / "redis" / copies.APPEND_ONLY / copies.MANIFEST
+    foreign.write_bytes(manifest.read_bytes())
+    record = json.loads((tmp_path / "copy" / MARK).read_bytes())
+    record["files"][foreign.relative_to(tmp_path / "copy").as_posix()] = file_digest(foreign)
+    (tmp_path / "copy" / MARK).write_text(json.dumps(record))
+    with pytest.raises(InvalidInput, match="is no name of a file"):
         read_backup(tmp_path / "copy")
 
 
