@@ -26,7 +26,8 @@ PODS = ("Deployment", "StatefulSet")
 SERVICES = ("gateway", "reward_service")
 """Modules that say whether they are ready; each process says whether it lives."""
 OBJECTS = "onbeat-objects"
-"""The Secret of an object store's account: an operator's, with the provider's own variables."""
+READ_OBJECTS = "onbeat-objects-read"
+"""The Secrets of an object store's accounts: an operator's, with the provider's own variables."""
 Document = dict[str, Any]
 
 
@@ -159,7 +160,7 @@ def environment(found: list[Document], known: dict[str, dict[str, str]], app: st
     maps = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
     made: dict[str, str] = {}
     for source in container.get("envFrom", ()):
-        if source.get("secretRef", {}).get("name") != OBJECTS:
+        if source.get("secretRef", {}).get("name") not in (OBJECTS, READ_OBJECTS):
             made |= maps[source["configMapRef"]["name"]]
     for variable in container.get("env", ()):
         source = variable.get("valueFrom", {})
@@ -272,6 +273,13 @@ def _reference(
             for name in (port["port"] for port in rule["ports"] if "endPort" not in port):
                 if not any(name in ports(pods(found)[app]) for app in apps):
                     yield f"no port {name}"
+        for rule in spec.get("egress", ()):
+            for peer in (one for one in rule["to"] if "podSelector" in one):
+                targets = selected(found, peer["podSelector"])
+                # A number: a name would be one of the target's pods, which differ.
+                for number in (port["port"] for port in rule["ports"] if "endPort" not in port):
+                    if not any(number in ports(pods(found)[app]) for app in targets):
+                        yield f"no port {number}"
     if kind == "ScaledObject" and (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]) not in names:
         yield f"no {spec['scaleTargetRef']}"
     if kind == "ScaledObject":

@@ -15,7 +15,19 @@ from contracts.spec_limits import TimeoutSpec
 from contracts.weights import ObjectWeights
 from onbeat.client.spec_file import load_spec
 from producer.generator import STOP_GRACE_S as GENERATOR_GRACE_S
-from tests.kubernetes import ROOT, Document, documents, environment, pods, ports, problems, secrets, selected
+from tests.kubernetes import (
+    OBJECTS,
+    READ_OBJECTS,
+    ROOT,
+    Document,
+    documents,
+    environment,
+    pods,
+    ports,
+    problems,
+    secrets,
+    selected,
+)
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 FOUND = documents(FOLDER / "scaling")
@@ -30,6 +42,8 @@ HOLDS = {
     "stages": {"redis-stage", "metrics-key"},
 }
 """App → the keys of Secrets that its pods are told."""
+WRITERS = {"consumer"}
+"""Apps whose pods write to the object store; the others have an account that reads."""
 TYPOS = [
     ("base/consumers.yaml", "podManagementPolicy", "podManagmentPolicy", "podManagmentPolicy"),
     ("base/consumers.yaml", "ONBEAT_NETWORK", "ONBEAT_NETWORKS", "ONBEAT_NETWORKS"),
@@ -49,6 +63,8 @@ TYPOS = [
     ("base/settings.yaml", "http://reward:8100", "http://reward:8000", "no Service reward has port 8000"),
     ("base/network.yaml", "values: [gateway, consumer, producer]", "values: [gateway, consumers]", "no pods"),
     ("base/network.yaml", "port: http}", "port: web}", "no port web"),
+    ("base/network.yaml", "{matchLabels: {app: reward}}}]", "{matchLabels: {app: rewards}}}]", "no pods"),
+    ("base/network.yaml", "port: 8100}", "port: 8101}", "no port 8101"),
     ("base/kustomization.yaml", "  - network.yaml\n", "", "network.yaml is in no kustomization"),
     ("scaling/producers-by-backlog.yaml", "maxReplicaCount", "maxReplicas", "maxReplicas"),
     ("scaling/producers-by-backlog.yaml", "stream_waiting", "streams_waiting", "no metric"),
@@ -90,9 +106,10 @@ def test_the_page_leads_from_an_empty_cluster_to_a_job_over_what_is_there() -> N
     assert namespaces == {*re.findall(r" -n (\w+)", commands)}
     (kind, name) = re.findall(r"exec -n \w+ (\w+)/(\w+)", commands)[0]
     assert (kind, name) in {(one["kind"].lower(), one["metadata"]["name"]) for one in FOUND}
-    (secret,) = re.findall(r"secret generic (\S+)", commands)
+    assert re.findall(r"secret generic (\S+)", commands) == [OBJECTS, READ_OBJECTS]
     optional = [one["secretRef"] for app in ROLES for one in pods(FOUND)[app]["spec"]["containers"][0]["envFrom"][1:]]
-    assert optional == [{"name": secret, "optional": True}] * len(ROLES)
+    assert [one["optional"] for one in optional] == [True] * len(ROLES)
+    assert {one["name"] for one in optional} == {OBJECTS, READ_OBJECTS}
     (file, changes) = re.findall(r"onbeat submit /app/(\S+) (.*) --wait", commands)[0]
     assert "COPY configs /app/configs" in (ROOT / "Dockerfile").read_text()
     spec = load_spec(ROOT / file, changes.split()[1::2])
@@ -111,7 +128,9 @@ def test_a_pod_is_told_its_own_secrets_and_no_links_of_services(app: str) -> Non
     assert set(told) == HOLDS[app]
     assert pod["enableServiceLinks"] is False
     assert pod["automountServiceAccountToken"] is False
-    assert ("envFrom" in container) is (app in ROLES), "neither Redis nor the reward service has the store's account"
+    accounts = [one["secretRef"]["name"] for one in container.get("envFrom", ()) if "secretRef" in one]
+    expected = [OBJECTS if app in WRITERS else READ_OBJECTS] if app in ROLES else []
+    assert accounts == expected, "neither Redis nor the reward service has the store's account"
 
 
 @pytest.mark.parametrize("app", ROLES)
@@ -164,24 +183,62 @@ def test_a_pod_that_is_ended_has_the_time_to_give_back_what_it_holds() -> None:
     assert grace["producer"] > GENERATOR_GRACE_S + leases.generator_lease_s
 
 
-def reaches(found: list[Document], source: str, target: str, port: int) -> bool:
-    """Whether the policies let one app's pods connect to another's."""
+def policies_of(found: list[Document], app: str, direction: str) -> list[Document]:
+    """The policies that bound what comes into an app's pods ("Ingress"), or goes out ("Egress")."""
     policies = [one["spec"] for one in found if one["kind"] == "NetworkPolicy"]
-    ends = [one for one in policies if "Egress" in one["policyTypes"] and source in selected(found, one["podSelector"])]
-    assert not any("egress" in one for one in ends)
-    if ends:
-        return False
-    numbers = ports(pods(found)[target])
-    for policy in policies:
-        if target not in selected(found, policy["podSelector"]):
-            continue
+    return [one for one in policies if direction in one["policyTypes"] and app in selected(found, one["podSelector"])]
+
+
+def is_among(ports_of_rule: list[Document], port: int, names: dict[str | int, int]) -> bool:
+    ranges = [(names.get(one["port"], one["port"]), one.get("endPort")) for one in ports_of_rule]
+    return any(first == port or (last and first <= port <= last) for first, last in ranges)
+
+
+def lets_in(found: list[Document], source: str, target: str, port: int) -> bool:
+    names = ports(pods(found)[target])
+    for policy in policies_of(found, target, "Ingress"):
         for rule in policy.get("ingress", ()):
             peers = [selected(found, one["podSelector"]) for one in rule.get("from", ()) if "podSelector" in one]
-            ranges = [(numbers.get(one["port"], one["port"]), one.get("endPort")) for one in rule["ports"]]
-            is_from = "from" not in rule or any(source in one for one in peers)
-            if is_from and any(first == port or (last and first <= port <= last) for first, last in ranges):
+            if is_among(rule["ports"], port, names) and ("from" not in rule or any(source in one for one in peers)):
                 return True
     return False
+
+
+def lets_out(found: list[Document], source: str, port: int, *, target: str = "") -> bool:
+    """target: an app, or "" for an address outside the cluster."""
+    for policy in policies_of(found, source, "Egress"):
+        for rule in policy.get("egress", ()):
+            peers = [selected(found, one["podSelector"]) for one in rule["to"] if "podSelector" in one]
+            is_outside = not target and any("ipBlock" in one for one in rule["to"])
+            if is_among(rule["ports"], port, {}) and (is_outside or any(target in one for one in peers)):
+                return True
+    return False
+
+
+def reaches(found: list[Document], source: str, target: str, port: int) -> bool:
+    """Returns True where the policies of both sides let one app's pods connect to another's."""
+    return lets_out(found, source, port, target=target) and lets_in(found, source, target, port)
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_no_pod_is_without_a_policy_for_what_comes_in_and_what_goes_out(app: str) -> None:
+    assert policies_of(FOUND, app, "Ingress")
+    assert policies_of(FOUND, app, "Egress")
+
+
+def test_out_of_the_cluster_pods_reach_stores_alone_and_the_cages_and_redis_nothing() -> None:
+    for port in (80, 443, 6379, 8000, 53, 22):
+        outward = {app for app in APPS if lets_out(FOUND, app, port)}
+        assert outward == (set(ROLES) if port in (443, 6379) else set()), port
+    blocks = [
+        peer["ipBlock"]
+        for policy in (one["spec"] for one in FOUND if one["kind"] == "NetworkPolicy")
+        for rule in policy.get("egress", ())
+        for peer in rule["to"]
+        if "ipBlock" in peer
+    ]
+    assert blocks
+    assert all("169.254.0.0/16" in one["except"] for one in blocks), "there a node gives its own account"
 
 
 def test_each_app_reaches_what_it_needs_and_the_cages_neither_redis_nor_anything_else() -> None:
@@ -190,7 +247,7 @@ def test_each_app_reaches_what_it_needs_and_the_cages_neither_redis_nor_anything
         "reward": (8100, {"consumer", "gateway", "producer"}),
         "consumer": (45000, {"consumer"}),
         "producer": (9100, set()),
-        "gateway": (8000, {"consumer", "gateway", "producer", "stages"}),
+        "gateway": (8000, {"gateway"}),
     }
     for target, (port, sources) in reached.items():
         assert {source for source in APPS if reaches(FOUND, source, target, port)} == sources, target
