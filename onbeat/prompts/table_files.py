@@ -23,8 +23,7 @@ from contracts.errors import InvalidInput
 from contracts.settings import PREFIX
 from onbeat.process.launcher import LAUNCHER_PID, with_own_packages
 from onbeat.prompts import table_process
-from onbeat.prompts.placed_row import PlacedRow
-from onbeat.prompts.room import MAX_ROW_BYTES
+from onbeat.prompts.file_rows import MAX_ROW_BYTES, PlacedRow
 from onbeat.prompts.table_process import LENGTH, PART_BYTES, SMALLER, TablePart
 
 PART_TIMEOUT_S = 300.0

@@ -25,7 +25,7 @@ import msgspec
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
 from contracts.encoding.wire import Record, encode
 from onbeat.process.launcher import end_with_parent
-from onbeat.prompts.room import MAX_ROW_BYTES
+from onbeat.prompts.file_rows import MAX_ROW_BYTES
 
 MEMORY_BYTES = 2**30
 """Private memory of this process: a batch of rows, the pages that it is made of, and pyarrow itself."""

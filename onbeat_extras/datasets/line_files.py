@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidInput
-from onbeat.prompts.placed_row import PlacedRow
-from onbeat.prompts.room import MAX_ROW_BYTES
+from onbeat.prompts.file_rows import MAX_ROW_BYTES, PlacedRow
 from onbeat_extras.datasets.row_refusals import LINE_CURE
 
 OTHER_ENCODINGS = {

@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from contracts.environments.messages import Message, Role, ToolCall
 from contracts.spec_tables.datasets import RowColumns
-from onbeat.prompts.placed_row import PlacedRow
+from onbeat.prompts.file_rows import PlacedRow
 from onbeat.rendering.tool_calls import content_of
 from onbeat_extras.datasets.row_refusals import RowFault, missing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import RowColumns
-from onbeat.prompts.placed_row import PlacedRow
+from onbeat.prompts.file_rows import PlacedRow
 
 LINE_CURE = 'write one JSON object a line: {"prompt": "...", "reference": "..."}'
 MOST_COLUMNS_SHOWN = 12

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
 from onbeat.prompts.examples import Example, ExampleSets, Request
-from onbeat.prompts.placed_row import PlacedRow
+from onbeat.prompts.file_rows import PlacedRow
 from onbeat.rendering.tool_calls import content_of
 from onbeat_extras.datasets.held_out import check_held_out, disjoint
 from onbeat_extras.datasets.line_files import read_lines

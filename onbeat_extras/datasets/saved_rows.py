@@ -24,7 +24,7 @@ from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import HuggingFaceDataset
 from contracts.spec_tables.root import SpecRoot
 from onbeat.prompts.examples import ExampleSets, Request
-from onbeat.prompts.placed_row import PlacedRow
+from onbeat.prompts.file_rows import PlacedRow
 from onbeat.prompts.table_files import read_table
 from onbeat_extras.datasets.rows import columns_of, load_rows
 

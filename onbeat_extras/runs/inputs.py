@@ -24,7 +24,7 @@ from contracts.spec_tables.datasets import JsonlDataset
 from contracts.spec_tables.root import DATASET_MB, SpecRoot
 from onbeat.process.folders import make_private, written_whole
 from onbeat.prompts.examples import load_dataset
-from onbeat.prompts.room import DatasetRoom
+from onbeat.prompts.file_rows import DatasetRoom
 from onbeat.prompts.table_files import read_table
 from onbeat_extras.runs.function_source import name_of, source_of
 

@@ -103,7 +103,7 @@ def write_large(path: Path, records: Iterator[msgspec.Struct]) -> None:
 
 
 def metrics_lines() -> Iterator[msgspec.Struct]:
-    """Of every iteration of a long job."""
+    """Yields the metrics of every iteration of a long job."""
     metrics = iteration_metrics()
     for number in range(NUM_ITERATIONS):
         yield replace(metrics, iteration=number, loss=number / 7)

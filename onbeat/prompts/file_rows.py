@@ -1,4 +1,4 @@
-"""How much memory the rows of a job's data files may take, counted while they are read.
+"""A row of a data set's file, and how much memory all rows of a job may take, counted while they are read.
 
 A small file may hold any number of rows: a parquet file of 16 KiB repeats one value a million times, and zstd packs a
 gigabyte of spaces into a hundred kilobytes. So neither the size of a file nor what it says of itself bounds a data set.
@@ -6,12 +6,25 @@ gigabyte of spaces into a hundred kilobytes. So neither the size of a file nor w
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
 from contracts.errors import InvalidInput
 
 ROW_BYTES = 1024
 """Memory of a row beside its texts: the objects that hold it, and its place in both sets."""
 MAX_ROW_BYTES = 16 * 2**20
 """Longest row of a file: more than a million tokens of text."""
+
+
+class PlacedRow(NamedTuple):
+    """A row of a file, as each reader yields it."""
+
+    place: str
+    """Number of its line or row."""
+    row: Mapping[str, Any]
+    columns: Sequence[str]
+    """Names of all columns that the row has, those that nothing reads among them."""
 
 
 class DatasetRoom:
