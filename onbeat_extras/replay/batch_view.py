@@ -32,13 +32,20 @@ from onbeat_extras.replay.records import (
 MAX_FILES = 5000
 MAX_BYTES = 512 * 1024**2
 MAX_S = 5.0
+MAX_TEXT_CHARS = 32 * 1024**2
+"""Characters that the pieces of a record's tokens may have together: a record names each piece once, and a file of some
+kilobytes could have a long one come a million times."""
 BESIDE = 60
 """Characters of an excerpt on each side of what was found."""
 Value = float | str | tuple[float | None, ...]
 
 
 def batch_view(record: RecordedBatch, index: RecordedIteration, spec: JobSpec, *, why_not: str) -> RecordedBatchView:
-    """Returns the view. index: of the record's iteration; why_not: why it can't be sampled again, or ""."""
+    """Returns the view. index: of the record's iteration; why_not: why it can't be sampled again, or "".
+
+    Raises ContractViolation for a record whose text is too long to be shown.
+    """
+    check_text(record)
     batch = record.batch
     return RecordedBatchView(
         job_id=batch.job_id,
@@ -124,6 +131,20 @@ def pieces_of(completion: Completion, texts: Mapping[int, str]) -> tuple[str, ..
     return tuple(texts.get(token, f"[{token}]") for token in unpack_int32(completion.token_ids))
 
 
+def check_text(record: RecordedBatch) -> None:
+    """Raises ContractViolation where the pieces of all tokens have more than MAX_TEXT_CHARS characters."""
+    lengths = {token: len(piece) for token, piece in record.text_of.items()}
+    num_chars = 0
+    for group in record.batch.groups:
+        for rollout in group.rollouts:
+            num_chars += sum(lengths.get(token, 0) for token in unpack_int32(rollout.completion.token_ids))
+    if num_chars > MAX_TEXT_CHARS:
+        raise ContractViolation(
+            f"its text has {num_chars:,} characters, of which at most {MAX_TEXT_CHARS:,} are shown",
+            field=record.batch.batch_id,
+        )
+
+
 def _sampled(completion: Completion) -> list[bool]:
     sampled = [False] * completion.num_tokens
     for start, end in completion.spans:
@@ -204,6 +225,7 @@ class Search:
                 try:
                     self._num_bytes += path.stat().st_size
                     record = read_record(path, RecordedBatch, max_bytes=self.files.max_bytes)
+                    check_text(record)
                 except (OSError, OnbeatError):
                     continue
                 found += found_in(record, self.text)

@@ -26,6 +26,11 @@ MAX_SHOWN_BYTES = 32 * 1024**2
 MAX_LISTED_BYTES = 4 * 1024**2
 """Indexes that one answer reads, together; the iterations before them are asked for by `before`."""
 MAX_SEARCHES = 2
+MAX_VIEWS = 2
+VIEW_WAIT_S = 10.0
+"""Longest that a question for a batch waits for its turn."""
+VIEWS = threading.BoundedSemaphore(MAX_VIEWS)
+"""An answer of a large record takes many times its memory, and is made while no more than one other is."""
 SEARCHES = threading.BoundedSemaphore(MAX_SEARCHES)
 """Each takes a core, and the memory of a record."""
 
@@ -89,12 +94,17 @@ def search(
 def recorded_batch(
     job_id: KnownJob, services: HasServices, iteration: Number, purpose: Purpose, index: Number
 ) -> Response:
-    """Show a recorded batch: its groups, their completions token by token, rewards and advantages."""
+    """Show a recorded batch: its groups, completions token by token, rewards; 503 while others are shown."""
     files, spec = _files(services, job_id), services.jobs.spec(job_id)
-    record = files.read(f"{iteration}/{purpose}/{index}")
-    of_iteration = _index(files, iteration)
-    why_not = of_iteration.why_not_listed(record) or why_not_again(record, spec, services.settings.weight_root_path)
-    return json_answer(batch_view(record, of_iteration, spec, why_not=why_not))
+    if not VIEWS.acquire(timeout=VIEW_WAIT_S):
+        raise Unavailable(f"{MAX_VIEWS} batches are being shown", field="rollouts", cure="ask again in a few seconds")
+    try:
+        record = files.read(f"{iteration}/{purpose}/{index}")
+        of_iteration = _index(files, iteration)
+        why_not = of_iteration.why_not_listed(record) or why_not_again(record, spec, services.settings.weight_root_path)
+        return json_answer(batch_view(record, of_iteration, spec, why_not=why_not))
+    finally:
+        VIEWS.release()
 
 
 def _files(services: Services, job_id: str) -> RecordedFiles:

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from contracts.encoding.arrays import pack_float32
 from contracts.encoding.wire import encode_json
+from contracts.rollouts import batch_digest
 from contracts.run_folder import RunFolder
 from gateway.services import Services
 from onbeat_extras.replay import routes
 from onbeat_extras.replay.batch_view import place_of
 from onbeat_extras.replay.files import INDEX, RecordedFiles
-from tests.builders import job_spec
+from tests.builders import batch_of, job_spec, rollout
 from tests.integration.test_gateway import ask, services, submit  # noqa: F401
 from tests.recorded import HOSTILE, record_of, recorded
 
@@ -188,3 +189,43 @@ def test_what_cant_be_sampled_again_says_why(ask: Ask, services: Services) -> No
 def test_a_spec_without_recording_has_the_bytes_that_it_always_had() -> None:
     assert b"recording" not in encode_json(job_spec())
     assert b"recording" in encode_json(job_spec(recording={}))
+
+
+def test_a_piece_that_comes_a_million_times_is_not_made_into_gigabytes_of_text(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+) -> None:
+    job_id = submit(ask, recording={})
+    tokens = [4] * 100_000
+    long = replace(rollout(tokens, 1.0), text="x")
+    batch = batch_of([([3], [long, replace(long, text="y")])], job_id=job_id, batch_id="4/train/0", iteration=4)
+    bomb = replace(
+        record_of(job_id, "4/train/0"),
+        batch=batch,
+        batch_digest=batch_digest(batch),
+        trainer_logprobs=(None, None),
+        pieces=("z" * 10_000, "5"),
+    )
+    recorded(services, job_id, bomb)
+    answer = ask("GET", f"/v1/jobs/{job_id}/rollouts/4/train/0")
+    assert answer.status_code == 502
+    assert "its text has 2,000,000,000 characters, of which at most 33,554,432 are shown" in answer.json()["detail"]
+    found = ask("GET", f"/v1/jobs/{job_id}/rollouts/search?text=zzz").json()
+    assert found["found"] == []
+
+
+def test_a_list_reads_a_bounded_part_of_the_indexes_and_goes_on_before_it(
+    ask: Ask,  # noqa: F811
+    services: Services,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job_id = submit(ask, recording={})
+    for number in range(4):
+        recorded(services, job_id, record_of(job_id, f"{number}/train/0"))
+    size = RecordedFiles(RunFolder(services.settings.run_root_path, job_id)).index_bytes(3)
+    monkeypatch.setattr(routes, "MAX_LISTED_BYTES", 2 * size)
+    listed = ask("GET", f"/v1/jobs/{job_id}/rollouts").json()
+    assert [one["iteration"] for one in listed["iterations"]] == [3, 2]
+    monkeypatch.setattr(routes, "MAX_LISTED_BYTES", 1)
+    listed = ask("GET", f"/v1/jobs/{job_id}/rollouts?before=2").json()
+    assert [one["iteration"] for one in listed["iterations"]] == [1]
