@@ -407,7 +407,8 @@ class RewardSpec(Record, frozen=True, kw_only=True):
     """Scorers; the reward is the weighted sum of their scores, and of what an environment gave. Without an environment
     there is one or more."""
     item_timeout_s: Annotated[float, Meta(gt=0.0, le=600.0)] = 10.0
-    """Hard deadline of one completion; its process is killed past it."""
+    """Hard deadline of one completion; its process is killed past it. Patterns alone have 10 s at most; a plug-in's
+    first call in a fresh process has 60 s at least, since it may load a model then."""
     request_timeout_s: Seconds = 120.0
     """Deadline of one request to the reward service."""
     max_attempts: Attempts = 4

@@ -42,6 +42,8 @@ class Players:
     make_client: Callable[[JobSpec], EnvironmentCalls]
     make_renderer: Callable[[ModelSpec, EnvironmentSpec], Renderer]
     """Blocks for seconds, the first time; raises InvalidInput that names the spec's field."""
+    service: Dependency | None = None
+    """The reward service, as this process meets it."""
 
     async def prepare(self, spec: JobSpec) -> None:
         """Makes what plays the job's batches. Raises InvalidInput where this generator can't, whatever the batch."""
@@ -62,7 +64,13 @@ class Players:
                 for source, environment in spec.environments.items()
             }
             environments = self.make_client(spec)
-            player = TurnPlayer(environments=environments, renderers=renderers, spec=spec, generate=generate)
+            player = TurnPlayer(
+                environments=environments,
+                renderers=renderers,
+                spec=spec,
+                generate=generate,
+                reward_service=self.service,
+            )
             return await player.play(batch)
         except InvalidInput as error:
             # A service that refuses whatever this generator asks is another error: this one is about the batch.
@@ -88,7 +96,7 @@ def players(settings: StackSettings, environments: httpx.AsyncClient, service: D
         slowest = max(spec.environments.values(), key=lambda environment: environment.request_timeout_s)
         return client_for(environments, slowest, settings, deadline_s=spec.timeouts.dependency_s, service=service)
 
-    return Players(make_client=make_client, make_renderer=partial(folder_renderer, settings=settings))
+    return Players(make_client=make_client, make_renderer=partial(folder_renderer, settings=settings), service=service)
 
 
 def fingerprint_for(spec: JobSpec, *, engine: Engine, settings: StackSettings) -> str:

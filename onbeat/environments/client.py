@@ -28,12 +28,13 @@ from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.http_service.outgoing import check_status, in_doubt, legible, said, unanswered
 from onbeat.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.process.waiting import backoff, tried_again
-from onbeat.telemetry.correlation import trace_headers
+from onbeat.telemetry.correlation import current_facts, trace_headers
 
 MEDIA_TYPE = "application/msgpack"
 MAX_ATTEMPTS = 8
 PROBE_S = 3.0
 """Deadline of a probe."""
+UNANSWERED_CURE = "raise environment.request_timeout_s, or look at the reward service's log"
 MAX_CALL_BYTES = 32 * 1024 * 1024
 """The service takes twice as many; a call beyond it is made in parts."""
 
@@ -139,6 +140,8 @@ class EnvironmentClient:
 
         def helps(error: Exception, pause_s: float) -> bool:
             may_help = isinstance(error, EnvironmentUnavailable) and (service is None or error.is_doubtful)
+            if may_help and service is not None:
+                service.tried_again(str(current_facts().get("job", "")), f"{error} ({UNANSWERED_CURE})")
             return may_help and self.clock() + pause_s < ends_s
 
         pauses = islice(backoff(base_s=0.5, cap_s=30.0, jitter=self.jitter), self.max_attempts - 1)

@@ -117,6 +117,7 @@ class RewardClient:
                 watching.cancel()
 
         if not reward.components:
+            self.service.went_well(job_id)
             return [Scored(reward=0.0, breakdown={}) for _ in items]
         scored: list[Scored] = []
         size = max(1, MAX_ITEMS // group_size) * group_size

@@ -41,8 +41,10 @@ from contracts.rollouts import Completion, Prompt, PromptBatch, turn_seed
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
 from onbeat.process.crash_points import reach
+from onbeat.process.dependency import Dependency
 from onbeat.rendering.base import Renderer
 from onbeat.rendering.chat_template import TemplateEnded
+from onbeat.telemetry.correlation import current_facts
 from producer.engine.base import Trajectories, Turn, all_or_none
 from producer.rollout.trajectory import PlayedTrajectory
 
@@ -123,6 +125,8 @@ class TurnPlayer:
     """By source, as `JobSpec.environments`; prompts of other sources have one turn, which nothing answers."""
     spec: JobSpec
     generate: Generate
+    reward_service: Dependency | None = None
+    """Told of what is tried again."""
     closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def play(self, batch: PromptBatch) -> list[list[Completion]]:
@@ -314,6 +318,10 @@ class TurnPlayer:
         if failure.reason not in service.RETRYABLE or num_failures >= most:
             raise BatchFailed(what)
         log.warning("%s; attempt %d of %d", what, num_failures + 1, most)
+        if self.reward_service is not None:
+            slow = failure.reason == "timeout"
+            cure = "raise environment.step_timeout_s, or fix the environment" if slow else "fix the environment"
+            self.reward_service.tried_again(str(current_facts().get("job", "")), f"{what} ({cure})")
 
     @contextlib.asynccontextmanager
     async def _living(self, sessions: Sequence[Session]) -> AsyncIterator[None]:

@@ -34,6 +34,7 @@ from reward_service.playing.canary import compared
 from reward_service.playing.lane import Lane
 from reward_service.playing.play_cage import PlayCage
 from reward_service.playing.sessions import Advance, Ask, Begin, End, Session, Show
+from reward_service.playing.shares import Shares
 
 MAX_KINDS = 8
 MAX_CAGES = 240
@@ -94,6 +95,8 @@ class EnvironmentPool:
         self._kinds: OrderedDict[bytes, Kind] = OrderedDict()
         self._sessions: dict[str, tuple[Session, Lane]] = {}
         self._guards_sessions = Lock()
+        self._shares = Shares(settings.environment_sessions)
+        """The jobs' shares of the sessions."""
         self._closed = False
 
     @property
@@ -133,9 +136,10 @@ class EnvironmentPool:
         _no_twice([new.session_id for new in request.sessions])
         kind = self._kind(request.environment, request.job_id)
         self.close([new.session_id for new in request.sessions])
-        if self.num_sessions + len(request.sessions) > self._settings.environment_sessions:
+        if not self._shares.take(request.job_id, len(request.sessions)):
             raise Unavailable(
-                f"{self.num_sessions} sessions are open, of {self._settings.environment_sessions} that may be",
+                f"{self.num_sessions} sessions are open, of {self._settings.environment_sessions} that may be, and of "
+                "half of them where another job wants some",
                 cure="start another reward service, or raise ONBEAT_ENVIRONMENT_SESSIONS",
             )
         lanes = kind.least_loaded(len(request.sessions))
@@ -161,6 +165,8 @@ class EnvironmentPool:
         """Ends those that are open, soon; returns how many there were."""
         with self._guards_sessions:
             found = [one for name in session_ids if (one := self._sessions.pop(name, None)) is not None]
+        for session, _ in found:
+            self._shares.give_back(session.job_id, 1)
         by_lane: dict[Lane, list[Ask]] = {}
         for session, lane in found:
             by_lane.setdefault(lane, []).append(End(session))
@@ -207,6 +213,7 @@ class EnvironmentPool:
             number=lane.next_number(),
             call_timeout_s=request.step_timeout_s,
             idle_s=request.idle_s,
+            job_id=request.job_id,
         )
         with self._guards_sessions:
             self._sessions[new.session_id] = session, lane
@@ -218,6 +225,7 @@ class EnvironmentPool:
             found = self._sessions.get(session.session_id)
             if found is not None and found[0] is session:
                 del self._sessions[session.session_id]
+                self._shares.give_back(session.job_id, 1)
 
     def _has_room(self) -> bool:
         return sum(lane.num_bytes for lane in self._lanes()) <= self._settings.environment_kept_mb * 2**20

@@ -35,6 +35,7 @@ class Session:
     number: int
     call_timeout_s: float
     idle_s: float
+    job_id: str = ""
     history: list[Played] = field(default_factory=list)
     opening_digest: str | None = None
     last_reply: Reply | None = None

@@ -21,12 +21,14 @@ from contracts.rewards import Scored
 from contracts.rollouts import Completion, FinishReason, PromptBatch, PromptTask
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
+from onbeat.process.dependency import REWARD_SERVICE, Dependency
 from onbeat.rendering import chat_template
 from onbeat.rendering.chat_template import TemplateEnded
 from onbeat.rendering.factory import make_renderer
 from onbeat.rendering.text import TextRenderer
 from onbeat.scoring.groups import rollout_groups
 from onbeat.scoring.reward_client import RewardClient
+from onbeat.telemetry.correlation import about_batch
 from producer.engine.base import Trajectories, Turn
 from producer.engine.sampling import completion_uniforms
 from producer.rollout import turns
@@ -35,6 +37,7 @@ from producer.rollout.turns import Generate, TurnPlayer, calls_of
 from producer.wiring import Players
 from tests.builders import char_tokenizer, job_spec, prompt_batch
 from tests.unit.producer.rollout.test_carrier import Carried
+from tests.until import Clock
 
 EOS = 1
 TOKENIZER = char_tokenizer()
@@ -472,6 +475,28 @@ def test_a_session_that_keeps_failing_fails_its_batch_with_the_reason_and_ends_t
     with pytest.raises(BatchFailed, match=r"`echo`, train/0, sample 1, turn 1: timeout: as asked"):
         play(service)
     assert len(service.closed) == 4
+
+
+async def test_a_session_that_is_played_again_is_said_with_the_key_of_its_deadline() -> None:
+    clock = Clock()
+
+    async def unasked() -> None:
+        raise AssertionError("no probe is made here")
+
+    rewards = Dependency(REWARD_SERVICE, "http://r", probe=unasked, clock=clock)
+    player = TurnPlayer(
+        environments=Echo(fails=[(2, "timeout")]),
+        renderers={"": make_renderer(TOKENIZER, "text", "")},
+        spec=spec(),
+        generate=Engine(),
+        reward_service=rewards,
+    )
+    with about_batch("job-1", iteration=0, batch_id="0/train/0", attempt=1):
+        await player.play(batch())
+    await asyncio.gather(*player.closing)
+    clock.now_s += 6.0
+    words = (rewards.seen.tries_again or {})["job-1"]
+    assert "turn 1: timeout: as asked (raise environment.step_timeout_s, or fix the environment)" in words
 
 
 @pytest.mark.parametrize("reason", ["invalid_reply", "oversize", "bad_task", "unknown", "divergent", "not_in_turn"])
