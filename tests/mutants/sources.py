@@ -136,6 +136,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_job_store.py",
         "tests/integration/test_gateway.py",
+        "tests/integration/test_submitted_patterns.py",
         "tests/integration/test_submitted_plugins.py",
         "tests/integration/test_submitted_environments.py",
     ),
