@@ -7,6 +7,7 @@ caged process together with the thread that started it; from then on any thread 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -71,6 +72,13 @@ class Living:
     folder: str = ""
     lock: Lock = field(default_factory=Lock)
 
+    def leave(self) -> None:
+        """Has the cage end by itself, and removes its folder: this process ends, and waits for nothing."""
+        if self.cage is not None:
+            self.cage.kill()
+        with contextlib.suppress(OSError):
+            os.rmdir(self.folder)
+
     def end(self) -> None:
         """Ends the cage, if there is one."""
         with self.lock:
@@ -119,13 +127,17 @@ class Living:
         self.cage = TemplateCage(rules, start_timeout_s=START_TIMEOUT_S)
 
 
+_all_living: weakref.WeakSet[Living] = weakref.WeakSet()
+
+
 class TemplateProcess:
     """Runs tasks of one template, in any thread. Its process ends when it is closed, or no longer referred to."""
 
     def __init__(self) -> None:
         self._living = Living()
-        self._end = weakref.finalize(self, _end_elsewhere, self._living)
-        self._end.atexit = False  # the kernel ends what is left when this process ends
+        _all_living.add(self._living)
+        finalizer = weakref.finalize(self, _end_elsewhere, self._living)
+        finalizer.atexit = False  # then `_leave_all` is called
 
     @property
     def pid(self) -> int | None:
@@ -173,6 +185,13 @@ def _answers(cage: TemplateCage, data: bytes, *, num_answers: int) -> list[Templ
             deadline_s = min(ends_s, time.monotonic() + ANSWER_TIMEOUT_S)
             received.append(decode(child.receive(deadline_s=deadline_s), TemplateAnswer))
     return received
+
+
+@atexit.register
+def _leave_all() -> None:
+    """The kernel would end the cages as well, but leave their folders where this process takes a while to end."""
+    for living in list(_all_living):
+        living.leave()
 
 
 def _end_elsewhere(living: Living) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -165,6 +166,40 @@ def test_the_process_is_shared_and_ends_with_the_last_that_refers_to_it() -> Non
         time.sleep(0.02)
     assert not psutil.pid_exists(keeper)
     assert not folder.exists()
+
+
+WRITES = """
+import os, sys
+from onbeat.rendering.chat_template import ChatTemplate
+from tests.unit.onbeat.rendering.chat_models import CHATML, chat_tokenizer
+template = ChatTemplate(chat_tokenizer(CHATML))
+template.write([{"role": "user", "content": "a"}], opens_turn=True)
+(process,) = template._used.values()
+print(process.pid, process._living.folder, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is ended a moment later")
+@pytest.mark.parametrize("end", ["returns", "killed"])
+def test_a_process_that_ends_however_leaves_no_template_s_process_behind(end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WRITES, end], capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if end == "returns" else -signal.SIGKILL), done.stderr
+    keeper, folder = done.stdout.split()
+    ends_s = time.monotonic() + 30.0
+    while _lives(int(keeper)) and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    assert not _lives(int(keeper))
+    assert end == "killed" or not Path(folder).exists()
+
+
+def _lives(pid: int) -> bool:
+    """Whether it runs: a container without an init leaves it unreaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_conversations_of_one_call_are_answered_in_order_and_the_refused_one_is_named() -> None:
