@@ -366,6 +366,9 @@ class AuditRecord(Record, frozen=True, kw_only=True):
     out in a job without one."""
     rewards: dict[str, str] | UnsetType = UNSET
     """Reward component → digest of the file that its function is of; left out without any."""
+    files: Digest | UnsetType = UNSET
+    """`digest_of_files` of the files that the spec names: the model's folder, rows, folders of stages' models. Left out
+    in a job that no gateway accepted."""
     in_sums: tuple[int, ...] | UnsetType = UNSET
     """Number of a training batch → how many of the iteration's exact sums held its gradient, by a 1 that was added and
     reduced with it; 0 of one in which nothing taught. Left out where floats are added, or another trainer adds."""

@@ -9,8 +9,10 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field
 
+from contracts.encoding.digests import Digest
 from contracts.encoding.wire import MAX_ITERATIONS, NO_CONTROL_CHARACTERS, FilePath, Iterations, Record
 from contracts.experience.plan import StagePlan
+from contracts.file_digests import FileDigests
 from contracts.rewards import RewardSpec, overlong_problem
 from contracts.schedule import LAGGING, MAX_POLICY_LAG, Schedule, ScheduleName
 from contracts.spec_limits import LimitSpec, Longest, TimeoutSpec, check_products
@@ -61,6 +63,9 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """The library that multiplies a float32 model's linear layers on a CPU, in trainer, stages and the transformers
     engine: torch's own, or oneDNN, up to 2.2 times as fast on AMD, to other bits. Left out: the faster one of the
     machine that takes the job, which stands here in the job's spec from then on."""
+    file_digests: FileDigests | UnsetType = UNSET
+    """Digest of each file that is read of the folder: weights, config, tokenizer, chat template, end tokens. The
+    gateway reads them when the job is submitted; a process that finds other bytes refuses the folder by name."""
 
     def __post_init__(self) -> None:
         if self.matmul and self.dtype != "float32":
@@ -81,6 +86,9 @@ class ForkSpec(Record, frozen=True, kw_only=True):
     """Its id. Its model, adapters and type of optimizer are this job's too; all else may be another."""
     version: Annotated[int, Meta(ge=1, le=MAX_ITERATIONS)]
     """The version, of which a checkpoint is there until this job has one of its own; it is this job's version 0."""
+    weights_digest: Digest | UnsetType = UNSET
+    """Digest of that version, by the other job's audit chain when this one is submitted; a checkpoint of another is
+    refused."""
 
 
 Tag = Annotated[str, Meta(min_length=1, max_length=40, pattern=NO_CONTROL_CHARACTERS)]
@@ -382,6 +390,14 @@ class JobSpec(Record, frozen=True, kw_only=True):
     def tables(self) -> dict[str, SourceDataset]:
         """Source, or set of the evaluation → its data set; the one of "" in a job without a mixture."""
         return sources_of(self.dataset) | self.evaluation.tables
+
+    @property
+    def file_digests(self) -> dict[str, str]:
+        """Path → digest of each file that the job's tables name by content; {} of a job that no gateway accepted."""
+        digests = dict(self.model.file_digests or {})
+        for table in (*self.tables.values(), *self.stages):
+            digests |= getattr(table, "file_digests", UNSET) or {}
+        return digests
 
     def checkpoints_after(self, iteration: int) -> bool:
         """Whether a checkpoint follows the commit of this iteration."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from contracts.encoding.arrays import unpack_int32
+from contracts.encoding.digests import Digest
 from contracts.rollouts import Completion
 from contracts.settings import StackSettings
 from contracts.spec import ModelSpec
 from contracts.spec_tables.environment import EnvironmentSpec, RendererKind
+from onbeat.named_files import model_digests, reading_model
 from onbeat.rendering.base import Renderer
 from onbeat.rendering.factory import make_renderer
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_path import FIELD, find_model
 from producer.engine.factory import preload
 
 if TYPE_CHECKING:
@@ -30,7 +35,7 @@ class FolderDetokenizer:
     def __init__(self, model: ModelSpec, *, settings: StackSettings) -> None:
         """Blocks for seconds (it imports transformers). Raises InvalidInput that names model.path."""
         preload()
-        self._tokenizer = _tokenizer(model_folder(model, settings.spec_root))
+        self._tokenizer = _tokenizer(_named(model, settings))
 
     def __call__(self, completions: Sequence[Completion]) -> list[str]:
         # Cleaning up spaces would change what is scored: "1 ." is not "1.".
@@ -43,17 +48,40 @@ def folder_renderer(model: ModelSpec, environment: EnvironmentSpec, *, settings:
 
     Blocks for seconds. Raises InvalidInput that names the field of the spec.
     """
-    return _renderer(model_folder(model, settings.spec_root), environment.renderer, environment.chat_format)
+    return _renderer(_named(model, settings), environment.renderer, environment.chat_format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NamedFolder:
+    """A model's folder and what is in it: a folder whose files have changed is another key of a cache."""
+
+    folder: Path
+    path: str
+    """As the spec writes it."""
+    files: frozenset[tuple[str, Digest]]
+    """(path, digest) of each, as the job was accepted with it; of a job that no gateway accepted, as they are now."""
+
+
+def _named(model: ModelSpec, settings: StackSettings) -> _NamedFolder:
+    folder = find_model(model, settings.spec_root)
+    digests = model.file_digests
+    if digests is UNSET:
+        digests = model_digests(folder, model.path, field=FIELD, weights=False)
+    return _NamedFolder(folder=folder, path=model.path, files=frozenset(digests.items()))
 
 
 @functools.lru_cache(maxsize=4)
-def _renderer(folder: Path, kind: RendererKind, chat_format: str) -> Renderer:
-    return make_renderer(_tokenizer(folder), kind, chat_format)
+def _renderer(named: _NamedFolder, kind: RendererKind, chat_format: str) -> Renderer:
+    return make_renderer(_tokenizer(named), kind, chat_format)
 
 
 @functools.lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The one that was loaded last is kept: a job's detokenizer and its renderer read the same."""
+def _tokenizer(named: _NamedFolder) -> PreTrainedTokenizerBase:
+    """The one that was loaded last is kept: a job's detokenizer and its renderer read the same.
+
+    Raises InvalidInput that names model.path where the folder has other files than are named.
+    """
     from onbeat.weights.model_folder import load_tokenizer
 
-    return load_tokenizer(folder, needs_end=False)
+    with reading_model(named.folder, named.path, dict(named.files), field=FIELD):
+        return load_tokenizer(named.folder, needs_end=False)

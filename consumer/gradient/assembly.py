@@ -23,7 +23,7 @@ from contracts.spec import JobSpec
 from onbeat.process.entry_points import load_entry_point
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_path import opened_model
 
 Models = tuple[Policy, PreTrainedModel | None]
 """The policy and its reference; None without a KL term, or where a stage gives its log-probs."""
@@ -125,8 +125,8 @@ def for_job(loaded: Policy, settings: StackSettings, spec: JobSpec) -> Policy:
         raise InvalidInput(unknown[1], field=f"rollout.sampling.{unknown[0]}", cure="name tokens of the model's own")
     if spec.rollout.sampling.min_new_tokens is UNSET:
         return loaded
-    folder = model_folder(spec.model, settings.spec_root)
-    return dataclasses.replace(loaded, end_ids=end_of_sequence_ids(folder, model_config(folder)))
+    with opened_model(spec.model, settings.spec_root) as folder:
+        return dataclasses.replace(loaded, end_ids=end_of_sequence_ids(folder, model_config(folder)))
 
 
 def set_up_torch(settings: StackSettings, spec: JobSpec) -> None:

@@ -30,7 +30,7 @@ from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import AdapterSource
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import LOADING_ERRORS, compute_as_asked, context_tokens, load_tokenizer, weight_tensors
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_path import find_model, opened_model
 from onbeat.weights.publication import TensorSink
 
 FIELD = "model.path"
@@ -218,8 +218,8 @@ def load_policy(
     usable tokenizer.
     """
     transformers_logging.disable_progress_bar()
-    folder = model_folder(model, model_root)
-    tokenizer = load_tokenizer(folder)
+    with opened_model(model, model_root) as folder:
+        tokenizer = load_tokenizer(folder)
     network = load_model(model, model_root=model_root, gradient_checkpointing=gradient_checkpointing, load=load)
     policy = Policy(model=network, tokenizer=tokenizer, context_tokens=context_tokens(network.config))
     if max(tokenizer.get_vocab().values()) >= policy.vocabulary_size:
@@ -235,14 +235,15 @@ def load_model(
     model: ModelSpec, *, model_root: SpecRoot, gradient_checkpointing: bool, load: LoadModel
 ) -> PreTrainedModel:
     """Loads the policy's model alone; raises what `load_policy` raises."""
-    folder = model_root.find(model.path, field=FIELD)
+    folder = find_model(model, model_root)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        for name, value in config.to_dict().items() if gradient_checkpointing else ():
-            # A layer in training mode would apply its own dropout (`checkpoint_activations`).
-            if "drop" in name and isinstance(value, float):
-                setattr(config, name, 0.0)
-        network, loading = load(folder, config, getattr(torch, model.dtype))
+        with opened_model(model, model_root, weights=True):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            for name, value in config.to_dict().items() if gradient_checkpointing else ():
+                # A layer in training mode would apply its own dropout (`checkpoint_activations`).
+                if "drop" in name and isinstance(value, float):
+                    setattr(config, name, 0.0)
+            network, loading = load(folder, config, getattr(torch, model.dtype))
     except LOADING_ERRORS as error:
         raise InvalidInput(
             f"`{folder}` does not load as a causal LM: {first_line(error)}",

@@ -85,6 +85,8 @@ def read_fork(
         checkpoint = read_checkpoint(folder)
         state = checkpoint.state
         link = _made_by(ChainFile(source), state.policy_version, state.weights_digest)
+        if fork.weights_digest not in (UNSET, state.weights_digest):
+            raise InvalidInput(f"its weights are {state.weights_digest[:12]}, the job was accepted with others")
         if problem := fork_problem(read_spec(source), spec):
             raise InvalidInput(problem)
         found = ForkedFrom(

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from blake3 import blake3
 from msgspec import Meta
 
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 """BLAKE3-256 in lower-case hex."""
 DigestAlgorithm = Literal["blake3-256"]
 THREADED_BYTES = 8 * 1024**2

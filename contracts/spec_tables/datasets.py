@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from contracts.encoding.wire import FilePath, FilePathOrNone, Iterations, Line, Record, Table, Text, changed
 from contracts.errors import InvalidInput
+from contracts.file_digests import FileDigests
 from contracts.rewards import RewardComponent
 from contracts.sampling import SamplingParams
 from contracts.spec_tables.environment import EnvironmentSpec, Params
@@ -148,6 +149,9 @@ class RowsTable(DrawnTable, frozen=True, kw_only=True):
     """Further columns, which rewards of type "plugin" get as `metadata`: 64 KiB of JSON a row."""
     curriculum: CurriculumSpec | UnsetType = UNSET
     """An order of the training rows; left out: shuffled passes."""
+    file_digests: FileDigests | UnsetType = UNSET
+    """Digest of each file that the paths name. The gateway reads them when the job is submitted; a trainer that finds
+    other bytes refuses the file by name."""
 
     def __post_init__(self) -> None:
         if self.curriculum and self.difficulty_pools:

@@ -14,6 +14,7 @@ from contracts.encoding.wire import Attempts, FilePath, Lease, Line, Table, Text
 from contracts.errors import ContractViolation
 from contracts.experience.columns import BASE_COLUMNS, MAX_COLUMN_NAME, Column, ColumnName
 from contracts.experience.plan import PlannedStage, StagePlan, Unit, circle, stages_before
+from contracts.file_digests import FileDigests
 from contracts.rewards import OnUnscorable, StageReason, Weight, stated_score
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.datasets import DatasetSpec, SourceName, sources_of
@@ -79,6 +80,8 @@ class TeacherStage(LogProbStage, tag="teacher", frozen=True, kw_only=True):
     hidden_size: Annotated[int, Meta(ge=1, le=2**14)] | UnsetType = UNSET
     """In place of `top_k`, as its config.json has it: sends last hidden states, of which its head, at the trainer,
     makes the whole vocabulary."""
+    file_digests: FileDigests | UnsetType = UNSET
+    """As `model.file_digests`, of its models' folders."""
     name: ColumnName = "teacher"
     """The name of the stage, in messages, metrics and streams."""
 
@@ -153,6 +156,8 @@ class RewardModelStage(JudgingStage, tag="reward_model", frozen=True, kw_only=Tr
     truncate: Truncation = "never"
     """What is cut of a text beyond the model's context: prompt_start reads the prompt's end, completion_end the
     completion's beginning; never: it can't be judged."""
+    file_digests: FileDigests | UnsetType = UNSET
+    """As `model.file_digests`, of its model's folder."""
     name: ColumnName = "reward_model"
     """The name of the stage and of its column."""
 

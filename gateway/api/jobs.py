@@ -24,6 +24,7 @@ from contracts.spec import JobSpec
 from contracts.spec_submission import check_submitted
 from contracts.spec_tables.retention import check_retention
 from gateway import openapi, submission
+from gateway.named_files import check_named_files, with_file_digests, with_fork_digest
 from gateway.services import HasCaller, HasServices, KnownJob, OwnJob, Services
 from gateway.submission import check_environment, check_patterns, check_plugins
 from onbeat.http_service.access import OPERATOR
@@ -151,7 +152,10 @@ def _create(services: Services, spec: JobSpec, key: str, owner: str) -> tuple[Jo
 
 
 def _checked(services: Services, spec: JobSpec) -> JobSpec:
-    """Returns the spec with the text of its rewards' files. Raises Problem, InvalidInput or Unavailable."""
+    """Returns the spec with the text of its rewards' files, and the digest of each other file that it names.
+
+    Raises Problem, InvalidInput or Unavailable.
+    """
     check_submitted(spec)
     check_job(spec.tables, spec.reward.components)
     check_retention(spec.retention, services.settings)
@@ -162,11 +166,14 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     check_patterns(spec, services.settings)
     check_plugins(spec, services.settings)
     check_environment(spec, services.settings)
-    return spec
+    spec = with_fork_digest(spec, services.settings, services.jobs)
+    return with_file_digests(spec, services.settings)
 
 
 def _resume(services: Services, job_id: str, asked: ResumeRequest, who: str) -> JobStatus:
     """Raises NotFound, Conflict, InvalidInput or Unavailable."""
+    if services.jobs.state(job_id).is_final:
+        check_named_files(services.jobs.spec(job_id), services.settings)
     changes = services.jobs.resume(job_id, asked, by=who)
     log.info("job %s is queued again by %s: %s", job_id, who, "; ".join(changes) or "its spec stays")
     return job_status(services.broker, job_id)

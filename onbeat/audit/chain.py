@@ -13,6 +13,7 @@ What it proves of a run whose records it is given, oldest first:
 - the columns: in a job with stages each trained batch, and no other, has a digest of what stages made of it;
 - the environment: in a deterministic job all iterations were played by one version of it;
 - the draws: what measured pass rates decide is drawn again from what the records before have measured;
+- the named files: each iteration was trained with the model's folder, rows and stages' models of the spec;
 - the rewards: functions of files are those of the spec, and a completion that couldn't be judged has a score only where
   the component, the environment or the stage stated one;
 - the files: weights and checkpoints on disk have the digests that the chain says.
@@ -30,6 +31,7 @@ from msgspec import UNSET
 from contracts.answers import AuditVerdict
 from contracts.encoding.wire import Record
 from contracts.events import AuditRecord, SampledBy, record_digest
+from contracts.file_digests import digest_of_files
 from contracts.rewards import source_digests
 from contracts.schedule import versions_in_words
 from contracts.spec import JobSpec
@@ -145,6 +147,8 @@ def _check_commit(walk: _Walk, record: AuditRecord, spec: JobSpec) -> None:
     _check_drawn(walk, record, spec, name)
     if (record.rewards or {}) != source_digests(spec.reward.components):
         walk.gaps.append(f"{name}: its rewards are of another file than the spec's")
+    if (record.files or "") != digest_of_files(spec.file_digests):
+        walk.gaps.append(f"{name}: the files that it was trained with are not those of the spec")
     if record.next_weights_digest:
         _check_made(walk, record, spec, name)
     else:

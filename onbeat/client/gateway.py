@@ -92,7 +92,9 @@ class GatewayClient:
     def submit(self, spec: JobSpec, *, idempotency_key: str) -> JobStatus:
         """May be repeated with the same key: the gateway answers the same job."""
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
-        return convert(self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers), JobStatus)
+        # The gateway reads the model's weights when it meets them first.
+        answer = self.ask("POST", "/v1/jobs", content=encode_json(spec), headers=headers, timeout=ANSWER_S)
+        return convert(answer, JobStatus)
 
     def jobs(self, *, limit: int | None = None, states: Sequence[JobState] = (), name: str = "") -> list[JobStatus]:
         """Newest first. states: one of them; name: a part of the job's name, in any letters."""

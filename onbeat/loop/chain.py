@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from broker.fence import FenceState
 from contracts.errors import FenceViolation, InvalidInput
 from contracts.events import AuditRecord, ForkedFrom, IterationMetrics
+from contracts.file_digests import digest_of_files
 from contracts.rewards import source_digests
 from contracts.spec import JobSpec
 from contracts.spec_tables.datasets import environment_field
@@ -52,6 +53,7 @@ def commit_record(
         environment=environment or UNSET,
         in_sums=UNSET if iteration.in_sums is None else iteration.in_sums,
         rewards=source_digests(spec.reward.components) or UNSET,
+        files=digest_of_files(spec.file_digests) or UNSET,
         forked=UNSET if iteration.number else forked,
         drawn=iteration.drawn or UNSET,
         previous=previous,

@@ -48,7 +48,7 @@ from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import PromptSource
 from onbeat.run_files import run_files
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_path import opened_model
 
 if TYPE_CHECKING:
     from onbeat.weights.adapter.matrices import AdapterSource
@@ -313,20 +313,23 @@ def job_prompts(settings: StackSettings, spec: JobSpec, job_id: str) -> PromptSo
     """
     from onbeat.weights.model_folder import context_tokens, end_of_sequence_ids, load_tokenizer, model_config
 
-    folder, deadline_s = model_folder(spec.model, settings.spec_root), spec.timeouts.dependency_s
-    config = model_config(folder)
+    deadline_s = spec.timeouts.dependency_s
     examples = job_examples(spec, settings.spec_root)
     has_chat = any(table.chat for table in spec.tables.values()) or any(
         example.messages for example in (*examples.train, *examples.evaluation)
     )
     needs_ends = spec.environments or spec.algorithm.learns_given or has_chat
+    with opened_model(spec.model, settings.spec_root) as folder:
+        config = model_config(folder)
+        tokenizer = load_tokenizer(folder)
+        end_ids = sorted(end_of_sequence_ids(folder, config, tokenizer=tokenizer)) if needs_ends else []
     return PromptSource(
         examples,
         spec=spec,
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         context_tokens=context_tokens(config),
         environments=EnvironmentService(settings, job_id=job_id, deadline_s=deadline_s, outlasts=True),
-        end_ids=sorted(end_of_sequence_ids(folder, config)) if needs_ends else [],
+        end_ids=end_ids,
     )
 
 

@@ -5,7 +5,6 @@ Neither weights nor code are read from the folder here.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -136,18 +135,21 @@ def weight_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, buffer
 
 
-def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
+def end_of_sequence_ids(
+    folder: Path, config: PreTrainedConfig, *, tokenizer: PreTrainedTokenizerBase | None = None
+) -> frozenset[int]:
     """Ids that end a completion: those of generation_config.json (else config.json), and the tokenizer's own.
 
     Chat models end a turn with the tokenizer's token, which their generation_config may leave out.
-    Raises InvalidInput that names model.path where there is none.
+    tokenizer: the folder's, where it is loaded already. Raises InvalidInput that names model.path where there is none.
     """
+    tokenizer = tokenizer or load_tokenizer(folder, needs_end=False)
     if (folder / "generation_config.json").is_file():
         declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
     else:
         declared = getattr(config, "eos_token_id", None)
     found = set(declared) if isinstance(declared, list) else {declared}
-    found.add(load_tokenizer(folder, needs_end=False).eos_token_id)
+    found.add(tokenizer.eos_token_id)
     ids = frozenset(token for token in found if token is not None)
     if not ids:
         raise InvalidInput(
@@ -158,8 +160,7 @@ def end_of_sequence_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int
     return ids
 
 
-def text_of(folder: Path) -> Callable[[list[int]], str]:
-    """Returns what makes text of tokens, without special ones, as rewards see it; it is loaded when first asked."""
-    tokenizer = functools.cache(functools.partial(load_tokenizer, folder, needs_end=False))
+def text_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Returns what makes text of tokens, without special ones, as rewards see it."""
     # Cleaning up spaces would change what is scored: "1 ." is not "1.".
-    return lambda tokens: str(tokenizer().decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

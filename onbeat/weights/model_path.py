@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from contracts.errors import InvalidInput
 from contracts.spec import ModelSpec
 from contracts.spec_tables.datasets import no_chat_template
 from contracts.spec_tables.root import SpecRoot
+from onbeat.named_files import check_model, reading_model
 
 FIELD = "model.path"
 MOST_CONFIG_BYTES = 16 * 2**20
@@ -30,7 +33,30 @@ class WeightsIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_folder(model: ModelSpec, model_root: SpecRoot) -> Path:
-    """Finds the model's folder; a relative path starts at the model root. Raises InvalidInput that names model.path."""
+    """Finds the model's folder; a relative path starts at the model root.
+
+    Raises InvalidInput that names model.path, also where a file of it, weights apart, isn't the one that the job was
+    accepted with.
+    """
+    folder = find_model(model, model_root)
+    check_model(folder, model.path, model.file_digests, field=FIELD, weights=False)
+    return folder
+
+
+@contextmanager
+def opened_model(model: ModelSpec, model_root: SpecRoot, *, weights: bool = False) -> Iterator[Path]:
+    """Gives the model's folder to read within: what is read there is what the job was accepted with.
+
+    weights: whether those are read, too. Raises InvalidInput that names model.path, as `model_folder` does, and at the
+    end where a file has changed meanwhile.
+    """
+    folder = find_model(model, model_root)
+    with reading_model(folder, model.path, model.file_digests, field=FIELD, weights=weights):
+        yield folder
+
+
+def find_model(model: ModelSpec, model_root: SpecRoot) -> Path:
+    """Finds the folder and compares no file of it: for a reader that does so by itself, or has read it already."""
     cure = "name a Hugging Face causal LM folder below the model root; nothing downloads one"
     return folder_of_model(model_root, model.path, field=FIELD, cure=cure)
 
@@ -40,7 +66,7 @@ def check_files(model: ModelSpec, model_root: SpecRoot, *, chat: str) -> None:
 
     chat: the field of a table that wants a chat template; "" where none does.
     """
-    folder = model_folder(model, model_root)
+    folder = find_model(model, model_root)
     check_tokenizer_files(folder)
     if not any(folder.glob("*.safetensors")):
         cure = "it needs config.json, tokenizer files and model.safetensors"

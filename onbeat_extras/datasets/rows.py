@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from contracts.errors import InvalidInput
 from contracts.spec_tables.datasets import JsonlDataset, RowColumns, RowsTable
+from onbeat.named_files import reading_rows
 from onbeat.prompts.examples import Example, ExampleSets, Request
 from onbeat.prompts.file_rows import PlacedRow
 from onbeat.rendering.tool_calls import content_of
@@ -63,11 +64,12 @@ def _read(spec: RowsTable, request: Request, read: Reader, *, name: str, field: 
     path = request.model_root.find(name, field=field)
     examples: list[Example] = []
     try:
-        for row in read(path, field):
-            origin = f"{name}:{row.place}"
-            example = example_of(row, spec, example_id=f"{pool}/{row.place}", origin=origin, field=field)
-            request.room.take(example.text_bytes, origin=origin, field=field)
-            examples.append(example)
+        with reading_rows(path, name, spec.file_digests, field=field):
+            for row in read(path, field):
+                origin = f"{name}:{row.place}"
+                example = example_of(row, spec, example_id=f"{pool}/{row.place}", origin=origin, field=field)
+                request.room.take(example.text_bytes, origin=origin, field=field)
+                examples.append(example)
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be read: {error.strerror or error}",

@@ -29,7 +29,7 @@ from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, Weigh
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_path import opened_model
 from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, request_of
 from onbeat_extras.engines.kept import Likely
 from onbeat_extras.engines.server_requests import ServerRequests
@@ -75,9 +75,9 @@ class OpenaiEngine(BatchingEngine):
         Raises InvalidInput that names model.path or a setting, EngineUnavailable once `timeout_s` is over.
         """
         super().__init__(options)
-        folder = model_folder(setup.model, setup.model_root)
-        self._config = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta").config
-        self._stop_ids = sorted(end_of_sequence_ids(folder, self._config))
+        with opened_model(setup.model, setup.model_root) as folder:
+            self._config = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device="meta").config
+            self._stop_ids = sorted(end_of_sequence_ids(folder, self._config))
         self._weight_root = setup.weight_root
         self._requests = ServerRequests(options, sleep=sleep)
         self._model = self._requests.served_model()

@@ -22,6 +22,7 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, Weigh
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
-from onbeat.weights.model_path import FIELD, model_folder
+from onbeat.weights.model_path import FIELD, opened_model
 from onbeat.weights.stores import version_files
 from onbeat_extras.engines import canary, extension
 from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, request_of
@@ -126,8 +127,22 @@ class VllmEngine(BatchingEngine):
         self._weight_root = setup.weight_root
         self._num_requests = 0
         self._cache_is_clean = True
-        folder = model_folder(setup.model, setup.model_root)
-        self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+        self._llm: Any = None
+        self._start(setup, options, has_gpu=has_gpu)
+        self._bound_to_us = False
+
+    def _start(self, setup: EngineSetup, options: VllmOptions, *, has_gpu: bool) -> None:
+        """Starts the engine core over the model's folder, and ends it where a file of that changed meanwhile."""
+        try:
+            with opened_model(setup.model, setup.model_root) as folder:
+                self._stop_ids = sorted(end_of_sequence_ids(folder, model_config(folder)))
+                self._llm = self._llm_over(folder, setup, options, has_gpu=has_gpu)
+        except InvalidInput:
+            if self._llm is not None:
+                self._llm.shutdown(timeout=SHUTDOWN_S)
+            raise
+
+    def _llm_over(self, folder: Path, setup: EngineSetup, options: VllmOptions, *, has_gpu: bool) -> Any:
         arguments = self._vllm.AsyncEngineArgs(
             model=str(folder),
             dtype=setup.model.dtype,
@@ -149,12 +164,11 @@ class VllmEngine(BatchingEngine):
             disable_log_stats=True,
         )
         try:
-            self._llm = import_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(arguments)
+            return import_module("vllm.v1.engine.async_llm").AsyncLLM.from_engine_args(arguments)
         except ValueError as error:
             raise InvalidInput(f"vLLM cannot serve {folder}: {error}", field=FIELD) from error
         except RuntimeError as error:
             raise EngineUnavailable(f"vLLM's engine core did not start: {error}") from error
-        self._bound_to_us = False
 
     @property
     def _context_tokens(self) -> int:

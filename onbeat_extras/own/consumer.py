@@ -36,7 +36,7 @@ from onbeat.loop.trained_job import Succession, append_lines, job_prompts
 from onbeat.loop.window import Window
 from onbeat.prompts.plan import IterationPlan
 from onbeat.rendering.pieces import Pieces
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_path import opened_model
 from onbeat_extras.own.connection import client_settings
 from onbeat_extras.own.training.arrivals import TrainingIteration, require_taken
 from onbeat_extras.own.training.files import TrainerFiles
@@ -107,8 +107,12 @@ class Consumer:
 
     @property
     def model_folder(self) -> Path:
-        """The job's model: config, tokenizer, safetensors."""
-        return model_folder(self.spec.model, self._settings.spec_root)
+        """The job's model: config, tokenizer, safetensors, as the job was accepted with them.
+
+        Raises InvalidInput that names model.path and the file where one has changed since.
+        """
+        with opened_model(self.spec.model, self._settings.spec_root, weights=True) as folder:
+            return folder
 
     def begin(self, weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
         """Publishes version `version`, and opens its iteration, or goes on with it where it is open already.

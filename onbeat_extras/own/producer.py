@@ -97,7 +97,10 @@ class Producer(OwnWorker[Claim, PromptClaim]):
 
     @property
     def model_folder(self) -> Path:
-        """The job's model as it was before its first step: config, tokenizer, safetensors."""
+        """The job's model as it was before its first step: config, tokenizer, safetensors.
+
+        Raises InvalidInput that names model.path and the file where one, weights apart, has changed since.
+        """
         return model_folder(self.spec.model, self._connection.settings.spec_root)
 
     def claim(self, *, timeout_s: float = 60.0) -> PromptClaim | None:

@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -27,14 +27,17 @@ from consumer.gradient.micro_batch import split_rows
 from consumer.gradient.micro_step import maker
 from consumer.model.language_head import Summary, has_plain_head
 from consumer.model.policy import Policy, load_policy
+from contracts.encoding.digests import Digest
 from contracts.errors import BatchFailed, InvalidInput
 from contracts.experience.columns import ColumnValues
 from contracts.rollouts import RolloutBatch
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import TeacherStage
+from onbeat.named_files import reading_model
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import load_tokenizer
+from onbeat.weights.model_path import opened_model
 from onbeat_extras.stages.served_stages import ServedStage, field_of, model_folders, renamed
 from onbeat_extras.stages.teachers import bits_of, check_head, head_digest, likeliest
 
@@ -108,22 +111,24 @@ def load_log_prob_model(settings: StackSettings, stage: ServedStage) -> LogProbM
     spec = stage.spec
     settings = replace(settings, threads=threads_of_trainer(settings, spec))
     if isinstance(stage.stage, TeacherStage):
-        own = load_tokenizer(settings.spec_root.find(spec.model.path, field="model.path"))
+        with opened_model(spec.model, settings.spec_root) as own_folder:
+            own = load_tokenizer(own_folder)
         summary = _summary_of(stage, stage.stage, num_tokens=max(own.get_vocab().values()) + 1)
         teachers: dict[str, Policy] = {}
         heads: dict[str, str] = {}
         for (source, path), (field, folder) in zip(
             stage.stage.folders.items(), model_folders(settings, stage).items(), strict=True
         ):
-            _check_vocabulary(own, folder, field)
+            with reading_model(folder, path, stage.stage.file_digests, field=field):
+                _check_vocabulary(own, folder, field)
             try:
-                teachers[source] = load_frozen(settings, spec, path=path)
+                teachers[source] = load_frozen(settings, spec, path=path, file_digests=stage.stage.file_digests)
                 if stage.stage.hidden_size:
                     heads[source] = _head_of(teachers[source], stage.stage, field)
             except InvalidInput as error:
                 raise renamed(error, field if error.field == "model.path" else str(error.field)) from error
         return LogProbModel(teachers, settings=settings, stage=stage, summary=summary, heads=heads)
-    frozen = load_frozen(settings, spec, path=spec.model.path)
+    frozen = load_frozen(settings, spec, path=spec.model.path, file_digests=spec.model.file_digests)
     # What adapters are published as isn't the base alone.
     digest = "" if spec.trainer.lora else tensors_digest(frozen.weights())
     return LogProbModel({"": frozen}, settings=settings, stage=stage, digest=digest)
@@ -150,13 +155,16 @@ def _head_of(teacher: Policy, stage: TeacherStage, field: str) -> str:
     return head_digest(teacher.model)
 
 
-def load_frozen(settings: StackSettings, spec: JobSpec, *, path: str) -> Policy:
+def load_frozen(
+    settings: StackSettings, spec: JobSpec, *, path: str, file_digests: dict[str, Digest] | UnsetType = UNSET
+) -> Policy:
     """Loads a model whose log-probs a job asks for, beside its trainer: the job's own (spec.model.path), or a teacher.
 
-    On the setting's device, with torch set up as the trainer sets it up. Raises InvalidInput.
+    On the setting's device, with torch set up as the trainer sets it up. file_digests: of the folder's files, as the
+    job was accepted with them. Raises InvalidInput.
     """
     set_up_torch(settings, spec)
-    device, model = device_of(settings), replace(spec.model, path=path)
+    device, model = device_of(settings), replace(spec.model, path=path, file_digests=file_digests)
     frozen = for_job(load_policy(model, model_root=settings.spec_root, gradient_checkpointing=False), settings, spec)
     share_prompts_of_job(frozen.model, spec, device)
     network = cast(nn.Module, frozen.model)

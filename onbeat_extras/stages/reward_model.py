@@ -28,9 +28,10 @@ from contracts.experience.columns import ColumnValues
 from contracts.rewards import StageReason
 from contracts.settings import StackSettings
 from contracts.spec_tables.stages import RewardModelStage
+from onbeat.named_files import reading_model
 from onbeat.rendering.chat_template import COSTS_CURE, ChatTemplate, TemplateEnded, TemplateRefuses
 from onbeat.weights.model_folder import LOADING_ERRORS, context_tokens, load_tokenizer
-from onbeat_extras.stages.served_stages import ServedStage, field_of, model_folders, renamed
+from onbeat_extras.stages.served_stages import ServedStage, field_of, file_digests_of, model_folders, renamed
 
 
 class RewardModel:
@@ -143,12 +144,14 @@ def load_reward_model(settings: StackSettings, stage: ServedStage) -> RewardMode
     """Raises InvalidInput that names the model's key in the spec."""
     ((field, folder),) = model_folders(settings, stage).items()
     transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = load_tokenizer(folder, needs_end=False)
-    except InvalidInput as error:
-        raise renamed(error, field) from error
     set_up_torch(settings, stage.spec)
-    model = _load_classifier(folder, field)
+    (path,) = stage.stage.files().values()
+    with reading_model(folder, path, file_digests_of(stage), field=field, weights=True):
+        try:
+            tokenizer = load_tokenizer(folder, needs_end=False)
+        except InvalidInput as error:
+            raise renamed(error, field) from error
+        model = _load_classifier(folder, field)
     model.to(device_of(settings))
     return RewardModel(model, tokenizer, settings=settings, stage=stage)
 

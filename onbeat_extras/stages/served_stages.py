@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec import UnsetType
+
 from broker.job_store import JobStore
 from broker.stage_side import StageSide
+from contracts.encoding.digests import Digest
 from contracts.errors import ContractViolation, InvalidInput, NotFound
 from contracts.experience.plan import PlannedStage
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
-from contracts.spec_tables.stages import BuiltInStage, ExternalStage, JudgingStage
+from contracts.spec_tables.stages import BuiltInStage, ExternalStage, JudgingStage, RewardModelStage, TeacherStage
+from onbeat.named_files import check_model
 from onbeat.weights.model_path import folder_of_model
 from onbeat.work.left_alone import LeftAlone, in_one_line
 
@@ -187,13 +191,21 @@ class ServedStages:
 
 
 def model_folders(settings: StackSettings, stage: ServedStage) -> dict[str, Path]:
-    """Field → folder of each model of the stage. Raises InvalidInput that names the key, where this host lacks one."""
+    """Field → folder of each model of the stage. Raises InvalidInput that names the key, where this host lacks one, or
+    has another than the job was accepted with."""
     named = {field_of(stage, key): path for key, path in stage.stage.files().items()}
     cure = "put the model there, on the stage worker's host too"
-    return {
-        field: folder_of_model(settings.spec_root, path, field=field, cure=cure)
-        for field, path in (named or {"model.path": stage.spec.model.path}).items()
-    }
+    folders: dict[str, Path] = {}
+    for field, path in (named or {"model.path": stage.spec.model.path}).items():
+        folders[field] = folder_of_model(settings.spec_root, path, field=field, cure=cure)
+        check_model(folders[field], path, file_digests_of(stage), field=field, weights=False)
+    return folders
+
+
+def file_digests_of(stage: ServedStage) -> dict[str, Digest] | UnsetType:
+    """The files of the stage's models, by content: those of its table, or of the job's own model."""
+    table = stage.stage if isinstance(stage.stage, (TeacherStage, RewardModelStage)) else stage.spec.model
+    return table.file_digests
 
 
 def field_of(stage: ServedStage, key: str) -> str:

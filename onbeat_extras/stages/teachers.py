@@ -29,6 +29,7 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.stages import NO_LOGPROB, TEACHER_HEAD, TEACHER_STATES, TEACHER_TOP, TeacherStage
 from onbeat.kernels import PLAIN_LINEAR
+from onbeat.named_files import reading_model
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.model_folder import Float32Head, compute_as_asked, empty_model
@@ -49,7 +50,12 @@ def teacher_of(settings: StackSettings, spec: JobSpec, policy: Policy) -> Teache
     heads: dict[str, PreTrainedModel] = {}
     for key, path in stage.files().items():
         field = f"stages.{stage.name}.{key}"
-        model = load_head(settings, spec, path, field=field)
+        folder = folder_of_model(
+            settings.spec_root, path, field=field, cure="put the model there, on the trainer's host too"
+        )
+        # Its weights are compared by the head's digest, which the stage sends: it has read all of them.
+        with reading_model(folder, path, stage.file_digests, field=field):
+            model = load_head(folder, spec, field=field)
         check_head(model, stage, field=field)
         ours, theirs = vocabulary_size(policy.model), vocabulary_size(model)
         if ours != theirs:
@@ -172,11 +178,8 @@ def check_head(model: PreTrainedModel, stage: TeacherStage, *, field: str) -> No
         )
 
 
-def load_head(settings: StackSettings, spec: JobSpec, path: str, *, field: str) -> PreTrainedModel:
+def load_head(folder: Path, spec: JobSpec, *, field: str) -> PreTrainedModel:
     """Loads a teacher's head alone: all else of the model stays without memory. Raises InvalidInput."""
-    folder = folder_of_model(
-        settings.spec_root, path, field=field, cure="put the model there, on the trainer's host too"
-    )
     try:
         model = empty_model(folder, dtype=getattr(torch, spec.model.dtype), device="meta")
         compute_as_asked(model, spec.model)

@@ -62,6 +62,7 @@ export interface AuditRecord {
   columns?: Record<string, string>;
   environment?: string;
   rewards?: Record<string, string>;
+  files?: string;
   in_sums?: number[];
   forked?: ForkedFrom;
   drawn?: DrawnPrompts[];
@@ -293,6 +294,7 @@ export interface FileWeights {
 export interface ForkSpec {
   job: string;
   version: number;
+  weights_digest?: string;
 }
 
 export interface ForkedFrom {
@@ -396,6 +398,7 @@ export interface HuggingFaceDataset {
   columns?: RowColumns;
   metadata_columns?: string[];
   curriculum?: CurriculumSpec;
+  file_digests?: Record<string, string>;
 }
 
 export interface IterationCommitted {
@@ -573,6 +576,7 @@ export interface JsonlDataset {
   columns?: RowColumns;
   metadata_columns?: string[];
   curriculum?: CurriculumSpec;
+  file_digests?: Record<string, string>;
 }
 
 export interface Lane {
@@ -660,6 +664,7 @@ export interface ModelSpec {
   dtype: ("bfloat16" | "float32");
   cast_lm_head_to_fp32?: boolean;
   matmul?: ("onednn" | "torch");
+  file_digests?: Record<string, string>;
 }
 
 export interface NumericReward {
@@ -865,6 +870,7 @@ export interface RewardModelStage {
   name: string;
   model: string;
   truncate: ("completion_end" | "never" | "prompt_start");
+  file_digests?: Record<string, string>;
 }
 
 export interface RewardSpec {
@@ -1052,6 +1058,7 @@ export interface TeacherStage {
   models?: Record<string, string>;
   top_k?: number;
   hidden_size?: number;
+  file_digests?: Record<string, string>;
   name: string;
 }
 

@@ -25,10 +25,12 @@ from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
 from onbeat.audit.weights import digest_of
+from onbeat.named_files import check_model
 from onbeat.weights.adapter.matrices import A_END, PREFIX
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of, split_into_shards, total_bytes
+from onbeat.weights.model_path import FIELD
 from onbeat_extras.runs.exported.kept_versions import KeptVersion, Weights, kept_versions, read_version
 
 SHARD_BYTES = 2 * 1024**3
@@ -73,13 +75,15 @@ def export(
     """Writes the version to `target`, a folder that isn't there or is empty. version: None takes the newest, or with
     `best` the one of the best held-out score, sampled.
 
-    versions: of `kept_versions`. Raises InvalidInput for the target or a job without adapters, NotFound for a version
+    versions: of `kept_versions`. Raises InvalidInput for the target, a job without adapters or a model's folder that
+    isn't as the job was accepted with it, NotFound for a version
     or a model that isn't there, ContractViolation or WeightsRejected for what is damaged.
     """
     if best and version is not None:
         raise InvalidInput("it names another version than --best may", field="--version", cure="leave one of them out")
     _check_target(target)
     config = _config(model_folder)
+    _check_model(model_folder, spec)
     there = kept_versions(folder, versions)
     kept = _choose(there, _best_of(there, folder) if best else version, folder)
     weights = read_version(kept, folder, spec, model_folder=model_folder)
@@ -110,6 +114,8 @@ def export(
                 files=tuple(sorted({*(path.name for path in scratch.path.iterdir()), PROVENANCE})),
             )
             _write_json(scratch.path / PROVENANCE, _provenance(exported, spec))
+        # Also after the copies were made of it.
+        _check_model(model_folder, spec)
         scratch.put_in_empty_place()
     finally:
         scratch.remove()
@@ -161,6 +167,15 @@ def _config(model_folder: Path) -> dict[str, Any]:
         raise ContractViolation("is no object", field=str(path))
     config.pop("torch_dtype", None)
     return config
+
+
+def _check_model(model_folder: Path, spec: JobSpec) -> None:
+    """Raises InvalidInput that names a file, weights apart, which isn't the one that the job was accepted with."""
+    try:
+        check_model(model_folder, spec.model.path, spec.model.file_digests, field=FIELD, weights=False)
+    except InvalidInput as error:
+        cure = "put it back, or give by --model-root where the folder is as it was"
+        raise InvalidInput(error.problem, field=FIELD, cure=cure) from error
 
 
 def _write_model(scratch: Path, weights: Weights, kept: KeptVersion) -> None:

@@ -32,8 +32,15 @@ from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.host_memory import give_free_memory_back
 from onbeat.process.launcher import check_threads_stand_still
 from onbeat.weights.held_versions import HeldVersions
-from onbeat.weights.model_folder import compute_as_asked, empty_model, end_of_sequence_ids, text_of, weight_tensors
-from onbeat.weights.model_path import model_folder
+from onbeat.weights.model_folder import (
+    compute_as_asked,
+    empty_model,
+    end_of_sequence_ids,
+    load_tokenizer,
+    text_of,
+    weight_tensors,
+)
+from onbeat.weights.model_path import opened_model
 from producer.engine import base
 from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
@@ -78,14 +85,16 @@ class TransformersEngine(base.GenerationEngine):
         torch.use_deterministic_algorithms(setup.deterministic)
         # Filling uninitialised memory only guards code that reads memory which it never wrote; it costs a pass over it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-        folder = model_folder(setup.model, setup.model_root)
-        self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
+        with opened_model(setup.model, setup.model_root) as folder:
+            self._model = empty_model(folder, dtype=getattr(torch, setup.model.dtype), device=setup.device)
+            tokenizer = load_tokenizer(folder, needs_end=False)
+            end_ids = end_of_sequence_ids(folder, self._model.config, tokenizer=tokenizer)
         compute_as_asked(self._model, setup.model)
         give_head_whole_inputs(self._model)
         self._weights = HeldVersions(
             dict(weight_tensors(self._model)), setup.stores, beside_bytes=setup.held_weights_bytes
         )
-        self._ends = Ends(end_of_sequence_ids(folder, self._model.config), text_of(folder))
+        self._ends = Ends(end_ids, text_of(tokenizer))
         self._vocabulary_tokens: int = self._model.config.get_text_config().vocab_size
         self._context_tokens: float = getattr(self._model.config, "max_position_embeddings", math.inf)
         self._loop = decode_loop.DecodeLoop(self._thread.submit)
