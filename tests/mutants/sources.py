@@ -60,6 +60,7 @@ REMOVAL = (
     "tests/extras/retention/test_retention.py",
     "tests/extras/retention/test_deletion.py",
 )
+EDITED = ("tests/integration/test_edited_files.py", "tests/integration/test_gateway.py")
 DEAD = ("tests/extras/looking/test_dead_letters.py",)
 COLUMNS = ("tests/unit/contracts/test_stages.py",)
 
@@ -132,6 +133,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "onbeat/audit/chain.py": tuple(
         f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")
     ),
+    "onbeat/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
+    "onbeat/weights/model_path.py": EDITED,
+    "producer/detokenizer.py": ("tests/unit/producer/test_detokenizer.py", *EDITED),
+    "gateway/named_files.py": EDITED,
     "gateway/submission.py": (
         "tests/unit/gateway/test_submission.py",
         "tests/integration/test_job_store.py",

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from contracts.answers import AuditVerdict
 from contracts.encoding.digests import content_digest
 from contracts.events import AuditRecord, record_digest
+from contracts.file_digests import digest_of_files
 from contracts.rewards import PluginReward, source_digests
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, expected_batches, verify_run
@@ -277,6 +278,19 @@ def test_an_environment_of_another_file_than_the_specs_is_a_gap() -> None:
     problem = "iteration 0: its environment is of another file than the spec's"
     assert verdict_of(records, environment=table | {"source": "class Guess: pass"}).gaps[0] == problem
     assert verdict_of(whole_run(), environment=table).gaps[0] == problem
+
+
+def test_a_model_and_rows_of_other_files_than_the_specs_are_a_gap() -> None:
+    named = {"model__file_digests": {"qwen3/config.json": "1" * 64}}
+    rows = {"type": "jsonl", "train_path": "train.jsonl", "file_digests": {"train.jsonl": "2" * 64}}
+    files = digest_of_files({"qwen3/config.json": "1" * 64, "train.jsonl": "2" * 64})
+    records = [msgspec.structs.replace(record, files=files) for record in whole_run()]
+    assert verdict_of(records, **named, dataset=rows).verified
+    problem = "iteration 0: the files that it was trained with are not those of the spec"
+    edited = {"model__file_digests": {"qwen3/config.json": "3" * 64}}
+    for of_spec in (edited | {"dataset": rows}, named, {}):
+        assert verdict_of(records, **of_spec).gaps[0] == problem
+    assert verdict_of(whole_run(), **named, dataset=rows).gaps[0] == problem
 
 
 def test_rewards_of_another_file_than_the_specs_are_a_gap() -> None:
