@@ -195,6 +195,9 @@ class PluginReward(Component, tag="plugin", frozen=True, kw_only=True):
     package's."""
     source: Text = ""
     """The file's text. The gateway reads it when the job is submitted, and what the file says later changes nothing."""
+    package: Line | UnsetType = UNSET
+    """Name and version of the installed package that has the function, as "brief 1.0". The gateway asks the reward
+    service when the job is submitted; a reward service with another version refuses to score."""
 
 
 RewardComponent = (
@@ -208,6 +211,13 @@ RewardComponent = (
     | MathVerifyReward
     | PluginReward
 )
+
+
+class RewardPackages(Record, frozen=True, kw_only=True):
+    """The answer to `GET /v1/rewards` of the reward service."""
+
+    packages: dict[Line, Line]
+    """Function of group `onbeat.rewards` → name and version of the package that offers it."""
 
 
 class TaskEntry(Record, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from contracts.rewards import (
     RegexReward,
     RewardComponent,
     RewardItem,
+    RewardPackages,
     RewardRequest,
     RewardResponse,
     Unscorable,
@@ -310,6 +311,45 @@ def check_plugins(spec: JobSpec, settings: StackSettings) -> None:
     if is_no_number or failure.reason == "unknown_entry_point":
         place = f"reward.components[{components.index(plugin)}].entry_point"
         raise InvalidInput(failure.detail.removeprefix("entry_point: "), field=place)
+
+
+def with_packages(spec: JobSpec, settings: StackSettings) -> JobSpec:
+    """Returns the spec with name and version of each installed package that it names for a reward.
+
+    A reward service that is away leaves them unsaid. Raises InvalidInput where the spec names another version.
+    """
+    components = spec.reward.components
+    if all(not isinstance(one, PluginReward) or one.source for one in components):
+        return spec
+    packages = _packages(settings)
+    named: list[RewardComponent] = []
+    for place, component in enumerate(components):
+        package = packages.get(component.entry_point) if isinstance(component, PluginReward) else None
+        if not isinstance(component, PluginReward) or component.source or package is None:
+            named.append(component)
+            continue
+        if component.package not in (UNSET, package):
+            raise InvalidInput(
+                f"the reward service has {package}",
+                field=f"reward.components[{place}].package",
+                cure="install the named version there, or leave package out",
+            )
+        named.append(changed(component, package=package))
+    return changed(spec, reward=changed(spec.reward, components=tuple(named)))
+
+
+def _packages(settings: StackSettings) -> dict[str, str]:
+    """Asks the reward service; {} where it does not say."""
+    headers = {"Authorization": f"Bearer {settings.reward_key}", "Accept": JSON}
+    try:
+        with make_client(settings.reward_url, headers=headers, timeout=PLUGINS_TIMEOUT_S) as http:
+            answer = http.get("/v1/rewards")
+        if answer.status_code != HTTPStatus.OK:
+            raise ContractViolation(f"it answered {answer.status_code}")
+        return decode_json(answer.content, RewardPackages).packages
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, InvalidInput, ContractViolation) as error:
+        log.warning("the reward service does not say whose a job's plug-ins are, so they are named without: %s", error)
+        return {}
 
 
 def _tried(

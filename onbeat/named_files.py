@@ -156,14 +156,6 @@ def _stands_for(path: str, name: str) -> bool:
     return name.startswith((f"{path}/", f"{path}-")) or name in [path + suffix for suffix in TABLE_SUFFIXES]
 
 
-def check_file(file: Path, path: str, digests: Digests, *, field: str) -> None:
-    """Raises InvalidInput where one file isn't as the job was accepted with it. path: as the spec would write it."""
-    if digests is UNSET:
-        return
-    with _legible(path, field):
-        _compare(path, file, digests.get(path), field, is_there=file.is_file())
-
-
 def _compare(path: str, file: Path, named: Digest | None, field: str, *, is_there: bool) -> None:
     if not is_there:
         problem, cure = f"{path} is gone since the job was accepted", "put it back, or submit the job again"

@@ -19,13 +19,14 @@ from starlette.requests import ClientDisconnect
 from contracts.encoding.wire import decode, decode_json, encode, encode_json, invalid_input
 from contracts.environments import service
 from contracts.errors import ContractViolation, InvalidInput, OnbeatError, Unavailable
-from contracts.rewards import RewardRequest, RewardResponse
+from contracts.rewards import RewardPackages, RewardRequest, RewardResponse
 from onbeat.http_service.bodies import CLIENT_GONE, json_answer, media_type_of, read_body, while_connected
 from onbeat.http_service.problems import Problem
-from onbeat.process.entry_points import names_in
+from onbeat.process.entry_points import names_in, offers_of, package_of
 from reward_service.metrics import EnvironmentMetrics, RewardMetrics
 from reward_service.player import registry
 from reward_service.playing.pool import EnvironmentPool
+from reward_service.scorers import plugin
 from reward_service.scoring.pool import ScorerPool, score
 
 LARGE_BYTES = 256 * 1024
@@ -202,6 +203,13 @@ async def check(pool: EnvironmentPool, asked: service.EnvironmentTable) -> objec
 @_endpoint("/v1/environments/canary", service.CanaryRequest)
 async def canary(pool: EnvironmentPool, asked: service.CanaryRequest) -> service.CanaryResponse:
     return service.CanaryResponse(problem=await pool.canary(asked))
+
+
+@router.get("/v1/rewards")
+def rewards() -> Response:
+    """RewardPackages: the functions that a spec may name, and whose they are; imports none of them."""
+    offers = offers_of(plugin.GROUP)
+    return json_answer(RewardPackages(packages={name: package_of(offer) for name, offer in offers.items()}))
 
 
 @router.get("/v1/environments")

@@ -165,6 +165,7 @@ def _checked(services: Services, spec: JobSpec) -> JobSpec:
     spec = submission.with_sources(spec, services.settings)
     check_patterns(spec, services.settings)
     check_plugins(spec, services.settings)
+    spec = submission.with_packages(spec, services.settings)
     check_environment(spec, services.settings)
     spec = with_fork_digest(spec, services.settings, services.jobs)
     return with_file_digests(spec, services.settings)

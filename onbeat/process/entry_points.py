@@ -42,7 +42,7 @@ def offers_of(group: str, *, distribution: str = "") -> dict[str, EntryPoint]:
         if not distribution or (entry_point.dist is not None and entry_point.dist.name == distribution):
             offers.setdefault(entry_point.name, []).append(entry_point)
     for name in [name for name, same in offers.items() if len(same) > 1]:
-        packages = ", ".join(sorted(map(_package, offers.pop(name))))
+        packages = ", ".join(sorted(map(package_of, offers.pop(name))))
         log.warning("`%s` in group %s is left out: several packages offer it: %s", name, group, packages)
     return {name: offers[name][0] for name in sorted(offers)}
 
@@ -62,7 +62,7 @@ def all_of(group: str, *, distribution: str = "") -> dict[str, Any]:
             is_gone = isinstance(error, ModuleNotFoundError) and f"{entry_point.module}.".startswith(f"{error.name}.")
             if not is_gone:
                 problem = f"{type(error).__name__}: {error}"
-                log.warning("`%s` of %s is left out: %s", name, _package(entry_point), problem)
+                log.warning("`%s` of %s is left out: %s", name, package_of(entry_point), problem)
     return loaded
 
 
@@ -96,7 +96,7 @@ def find_entry_point(group: str, name: str, *, field: str, where: str) -> EntryP
         )
     if len(found) > 1:
         raise UnknownEntryPoint(
-            f"several packages offer `{name}` in group {group}: {', '.join(sorted(map(_package, found)))}",
+            f"several packages offer `{name}` in group {group}: {', '.join(sorted(map(package_of, found)))}",
             field=field,
             cure="keep one of them",
         )
@@ -107,7 +107,7 @@ def load_entry_point(group: str, name: str, *, field: str, where: str = "trainer
     """Imports it in the process that `where` names. Raises UnknownEntryPoint, also where it can't be imported."""
     found = find_entry_point(group, name, field=field, where=where)
     loaded = load(found, field=field, where=where)
-    log.info("`%s` in group %s is %s of %s", name, group, found.value, _package(found))
+    log.info("`%s` in group %s is %s of %s", name, group, found.value, package_of(found))
     return loaded
 
 
@@ -118,7 +118,7 @@ def load(entry_point: EntryPoint, *, field: str, where: str) -> Any:
     # Foreign code may raise anything while it is imported, or ask to exit, and each of it has the same answer.
     except (Exception, SystemExit) as error:
         raise UnknownEntryPoint(
-            f"`{entry_point.name}` of {_package(entry_point)} cannot be imported: {type(error).__name__}: {error}",
+            f"`{entry_point.name}` of {package_of(entry_point)} cannot be imported: {type(error).__name__}: {error}",
             field=field,
             cure=f"mend the package where the {where} runs",
         ) from error
@@ -135,5 +135,6 @@ def defined_in(source: str, name: str) -> Any:
     return getattr(module, name)
 
 
-def _package(entry_point: EntryPoint) -> str:
+def package_of(entry_point: EntryPoint) -> str:
+    """Returns name and version of the distribution that offers it, as "brief 1.0"; without one, what it names."""
     return f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else entry_point.value

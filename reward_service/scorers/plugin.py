@@ -17,7 +17,13 @@ from typing import Any, SupportsFloat
 
 from contracts.encoding.arrays import unpack_int32
 from contracts.rewards import NO_NUMBER, PluginReward, RewardItem
-from onbeat.process.entry_points import UnknownEntryPoint, defined_in, load_entry_point
+from onbeat.process.entry_points import (
+    UnknownEntryPoint,
+    defined_in,
+    find_entry_point,
+    load_entry_point,
+    package_of,
+)
 
 GROUP = "onbeat.rewards"
 
@@ -75,7 +81,18 @@ def _argument(item: RewardItem, name: str) -> object:
 
 def load(component: PluginReward) -> Plugin:
     """Imports it where that has not been done: a while that is not the item's to pay. Raises UnknownEntryPoint."""
-    return _load(component.entry_point, component.file, component.source)
+    return _load(component.entry_point, component.file, component.source, component.package or "")
+
+
+def _check_package(name: str, package: str) -> None:
+    """Raises UnknownEntryPoint where another package, or version of it, has the function than is named; "": any."""
+    here = package_of(find_entry_point(GROUP, name, field="entry_point", where="reward service"))
+    if package not in ("", here):
+        raise UnknownEntryPoint(
+            f"`{name}` is of {here} where the reward service runs, the job was accepted with {package}",
+            field="entry_point",
+            cure="install that version there, or submit the job again",
+        )
 
 
 @contextmanager
@@ -108,7 +125,7 @@ def _number(component: PluginReward, value: object) -> float:
 
 
 @functools.cache
-def _load(name: str, file: str, source: str) -> Plugin:
+def _load(name: str, file: str, source: str, package: str) -> Plugin:
     if file:
         try:
             function = defined_in(source, name)
@@ -116,6 +133,7 @@ def _load(name: str, file: str, source: str) -> Plugin:
         except (Exception, SystemExit) as error:
             raise _unimportable(name, file, error) from error
     else:
+        _check_package(name, package)
         function = load_entry_point(GROUP, name, field="entry_point", where="reward service")
     try:
         signature = inspect.signature(function)

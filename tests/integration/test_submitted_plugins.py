@@ -14,7 +14,7 @@ from contracts.rewards import ExactReward, PluginReward, source_digests
 from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from contracts.spec_tables.environment import EnvironmentSpec
-from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_sources
+from gateway.submission import MAX_SOURCE_BYTES, check_plugins, with_packages, with_sources
 from onbeat.stack.ports import free_port
 from reward_service.app import create_app
 from tests.builders import job_spec
@@ -57,6 +57,34 @@ def test_a_reward_service_that_is_away_or_refuses_the_key_refuses_no_job(
     check_plugins(other, replace(rewards, reward_url="not an address"))
     assert len([record for record in caplog.records if "are not checked" in record.getMessage()]) == 3
     assert "it answered 401" in caplog.text
+
+
+def test_a_job_names_the_version_of_an_installed_reward_and_another_version_scores_nothing(
+    rewards: StackSettings, tmp_path: Path
+) -> None:
+    spec = with_packages(SPEC, rewards)
+    plugin = PluginReward(entry_point="brevity", package="brief 1.0")
+    assert spec.reward.components == (ExactReward(), plugin)
+    assert with_packages(spec, rewards) == spec
+    check_plugins(spec, rewards)
+    (tmp_path / "site" / "brief-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: brief\nVersion: 1.1\n"
+    )
+    with serving(create_app(rewards, num_lanes=1)) as url:
+        upgraded = replace(rewards, reward_url=url)
+        with pytest.raises(InvalidInput, match=r"`brevity` is of brief 1\.1 .* accepted with brief 1\.0") as caught:
+            check_plugins(spec, upgraded)
+        assert caught.value.field == "reward.components[1].entry_point"
+        with pytest.raises(InvalidInput, match=r"the reward service has brief 1\.1") as caught:
+            with_packages(spec, upgraded)
+        assert caught.value.field == "reward.components[1].package"
+        assert with_packages(SPEC, upgraded).reward.components[1] == PluginReward(
+            entry_point="brevity", package="brief 1.1"
+        )
+
+
+def test_a_job_whose_reward_service_is_away_names_no_version(rewards: StackSettings) -> None:
+    assert with_packages(SPEC, replace(rewards, reward_url=f"http://127.0.0.1:{free_port()}")) == SPEC
 
 
 SOURCE = "import re\n\nSIGN = re.compile('-')\n\n\ndef signed(completion):\n    return len(SIGN.findall(completion))\n"

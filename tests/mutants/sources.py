@@ -134,7 +134,6 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"tests/unit/onbeat/audit/test_{name}.py" for name in ("chain", "samplers", "weights")
     ),
     "onbeat/named_files.py": ("tests/unit/onbeat/test_named_files.py", *EDITED),
-    "onbeat/weights/model_path.py": EDITED,
     "producer/detokenizer.py": ("tests/unit/producer/test_detokenizer.py", *EDITED),
     "gateway/named_files.py": EDITED,
     "gateway/submission.py": (

@@ -142,6 +142,9 @@ def test_the_digest_of_a_large_file_is_kept_until_the_file_changes(
     os.utime(path, ns=(1, 1))
     assert digest_of_file(path) == content_digest(b"other")
     assert len(hashed) == 2
+    path.write_bytes(b"tiny"[:3])
+    assert [digest_of_file(path) for _ in range(2)] == [content_digest(b"tin")] * 2
+    assert len(hashed) == 4, "a small one is hashed each time"
 
 
 def test_the_digest_of_a_file_that_was_written_just_now_is_not_kept(
@@ -155,6 +158,16 @@ def test_the_digest_of_a_file_that_was_written_just_now_is_not_kept(
     path.write_bytes(b"first")
     assert digest_of_file(path) == content_digest(b"first")
     assert named_files._kept == {}
+
+
+def test_a_folder_with_more_files_than_a_spec_may_name_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_files, "MOST_FILES", len(READ))
+    assert len(named(folder)) == len(READ)
+    (folder / "one_more.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=f"it has {len(READ) + 1} files, and {len(READ)} may be named"):
+        named(folder)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
