@@ -28,7 +28,7 @@ from contracts.file_digests import MOST_FILES
 READ_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer", ".bpe", ".vocab")
 """Ends of the names of configs, of tokenizers and of chat templates."""
 READ_TEXTS = ("vocab", "merges", "dict")
-"""Beginnings of the names of a tokenizer's files that end with .txt: a licence or notes are read by nobody."""
+"""Beginnings of the names of a tokenizer's files that end with .txt: no loader reads a licence or notes."""
 TEMPLATE_FOLDER = "additional_chat_templates"
 WEIGHTS_SUFFIX = ".safetensors"
 WEIGHTS_INDEX_SUFFIX = ".safetensors.index.json"

@@ -737,6 +737,7 @@ export interface PluginReward {
   entry_point: string;
   file: string;
   source: string;
+  package?: string;
 }
 
 export interface ProblemDetails {
