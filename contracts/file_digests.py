@@ -15,11 +15,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from contracts.encoding.digests import Digest, content_digest
-from contracts.encoding.wire import FilePath, encode
+from contracts.encoding.wire import NO_CONTROL_CHARACTERS, encode
 
 MOST_FILES = 4096
 """In one table: the largest models have some hundred files of weights."""
-FileDigests = Annotated[dict[FilePath, Digest], Meta(max_length=MOST_FILES)]
+MOST_PATH_CHARACTERS = 2048
+"""A path that a spec may have, and the name of a file in the folder that it leads to."""
+NamedPath = Annotated[str, Meta(min_length=1, max_length=MOST_PATH_CHARACTERS, pattern=NO_CONTROL_CHARACTERS)]
+FileDigests = Annotated[dict[NamedPath, Digest], Meta(max_length=MOST_FILES)]
 """Path of a file, as the spec writes it, → digest of its bytes. The path of a file in a folder is the folder's and its
 name: "models/base/config.json"."""
 

@@ -23,7 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from contracts.encoding.digests import Digest
 from contracts.errors import InvalidInput
-from contracts.file_digests import MOST_FILES
+from contracts.file_digests import MOST_FILES, MOST_PATH_CHARACTERS
 
 READ_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer", ".bpe", ".vocab")
 """Ends of the names of configs, of tokenizers and of chat templates."""
@@ -112,10 +112,14 @@ def reading_model(folder: Path, path: str, digests: Digests, *, field: str, weig
 
     Raises InvalidInput that names the file, with the field.
     """
+    if digests is UNSET:
+        yield
+        return
+    # Before the comparison: what moves while files are hashed is seen as well.
+    before = _identities(folder, weights=weights)
     check_model(folder, path, digests, field=field, weights=weights)
-    before = {} if digests is UNSET else _identities(folder, weights=weights)
     yield
-    if digests is not UNSET and _identities(folder, weights=weights) != before:
+    if _identities(folder, weights=weights) != before:
         check_model(folder, path, digests, field=field, weights=weights)
 
 
@@ -181,17 +185,17 @@ def digest_of_file(file: Path) -> Digest:
             raise OSError(0, "is no plain file", str(file))
         if status.st_size < KEPT_BYTES:
             return _hash(opened)
+        identity = _identity(status)
+        if digest := _kept.get(identity):
+            return digest
         # Two requests for one large file read it once.
         with _hashing:
-            identity = _identity(status)
-            if identity not in _kept:
-                digest = _hash(opened)
-                if _identity(os.fstat(number)) != identity or not _has_settled(status):
-                    return digest
+            digest = _kept.get(identity) or _hash(opened)
+            if _identity(os.fstat(number)) == identity and _has_settled(status):
                 while len(_kept) >= MOST_KEPT:
                     del _kept[next(iter(_kept))]
                 _kept[identity] = digest
-            return _kept[identity]
+            return digest
 
 
 def _hash(opened: FileIO) -> Digest:
@@ -224,6 +228,9 @@ def _digests(files: Mapping[str, Path], field: str) -> dict[str, Digest]:
         raise InvalidInput(
             f"it has {len(files)} files, and {MOST_FILES} may be named", field=field, cure="keep them elsewhere"
         )
+    # A record with such a name could be written and not be read.
+    if unwritable := [path for path in files if not path.isprintable() or len(path) > MOST_PATH_CHARACTERS]:
+        raise InvalidInput(f"a file's name can't stand in a spec: {unwritable[0]!r}", field=field, cure="rename it")
     return {path: digest_of_file(file) for path, file in files.items()}
 
 

@@ -170,6 +170,32 @@ def test_a_folder_with_more_files_than_a_spec_may_name_is_refused(
         named(folder)
 
 
+@pytest.mark.parametrize("name", ["a\nb.json", "a\u202eb.json", os.fsdecode(b"a\xffb.json")])
+def test_a_file_whose_name_no_record_may_hold_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text("{}")
+    with pytest.raises(InvalidInput, match="a file's name can't stand in a spec"):
+        named(folder)
+
+
+def test_a_file_that_changes_while_the_others_are_compared_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests, hash_of = named(folder), named_files._hash
+
+    def edited_behind(opened: object) -> str:
+        digest = hash_of(opened)  # type: ignore[arg-type]
+        # The first file of all has been compared when the second one is.
+        (folder / "additional_chat_templates" / "tools.jinja").write_text("other")
+        return digest
+
+    monkeypatch.setattr(named_files, "_hash", edited_behind)
+    with (
+        pytest.raises(InvalidInput, match=r"tools\.jinja has changed"),
+        reading_model(folder, "models/base", digests, field=FIELD),
+    ):
+        monkeypatch.setattr(named_files, "_hash", hash_of)
+
+
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(OSError, match="is no plain file"):

@@ -66,7 +66,8 @@ def test_a_later_setting_wins() -> None:
     [
         (
             "model.pth=x",
-            r"^model\.pth: unknown key \(did you mean path\? One of path, dtype, cast_lm_head_to_fp32, matmul, file_digests\)$",
+            r"^model\.pth: unknown key \(did you mean path\? "
+            r"One of path, dtype, cast_lm_head_to_fp32, matmul, file_digests\)$",
         ),
         ("colour=red", r"^colour: unknown key"),
         ("learning_rate=1e-3", r"^learning_rate: unknown key \(did you mean optimizer\.learning_rate\?\)$"),
