@@ -43,6 +43,7 @@ WITH_EXTRAS = {
     "tests/e2e/test_examples.py": "the same",
     "tests/integration/test_client.py": "records of rollouts",
     "tests/integration/test_http_page.py": "the same",
+    "tests/integration/test_edited_files.py": "a stage's model that is edited",
     "tests/page/test_inside.py": "the same",
     "tests/recorded.py": "the same",
     "tests/mutants/kept.py": "guards that are left out, of extras too",

@@ -19,7 +19,7 @@ from gateway.services import Services
 from onbeat_extras.replay import routes
 from onbeat_extras.replay.batch_view import place_of
 from onbeat_extras.replay.files import INDEX, RecordedFiles
-from tests.builders import batch_of, job_spec, rollout
+from tests.builders import batch_of, job_spec, rollout, stub_model
 from tests.integration.test_gateway import ask, services, submit  # noqa: F401
 from tests.recorded import HOSTILE, record_of, recorded
 
@@ -48,7 +48,8 @@ def test_a_row_has_its_columns_but_those_of_several_numbers_a_token(
     services: Services,  # noqa: F811
 ) -> None:
     algorithm = {"advantage": "none", "distillation_coefficient": 1.0, "distillation_beta": 0.5}
-    stages = [{"type": "teacher", "model": "configs/models/two-digit-addition-teacher", "top_k": 1}]
+    stub_model(Path(services.settings.model_root) / "teacher")
+    stages = [{"type": "teacher", "model": "teacher", "top_k": 1}]
     job_id = submit(ask, recording={}, algorithm=algorithm, stages=stages)
     record = record_of(job_id, "0/train/0")
     columns = {
