@@ -207,7 +207,6 @@ def measure(case: Case, folder: Path, *, repeats: int) -> dict[str, Any]:
     batches = [batch_of(case, number) for number in range(case.num_batches)]
     step = OptimizerStep(
         divisor=float(sum(batch.num_completions for batch in batches)),
-        baseline=0.0,
         learning_rate=LEARNING_RATE,
         is_last=True,
     )

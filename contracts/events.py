@@ -78,7 +78,7 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     """Share of a data set's prompts in its easy, normal and hard pool, when the iteration was drawn from them."""
     zero_advantage_share: float
     """Share of the trained groups whose rewards are all equal, after the last resample: their rewards teach nothing,
-    except under reinforce++."""
+    except under gae, which compares no group."""
     num_resamples: int = 0
     """Prompts that gave their places to fresh ones: their groups' rewards were equal."""
     advantage_mean: float = 0.0
@@ -102,10 +102,11 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     clip_low_share: float = 0.0
     clip_high_share: float = 0.0
     kl_to_reference: float
-    """Mean k3 over the sampled tokens; 0.0 without a reference."""
+    """Mean of k3, an estimate of KL(policy || reference) at a token, over the tokens that went through the trainer's
+    model: all that were sampled, but for completions that `on_truncated` masks. The policy is the one before each
+    update's step. 0.0 without a reference."""
     kl_to_teacher: float | UnsetType = UNSET
-    """Mean k3 to the teacher over the sampled tokens, an estimate of KL(policy || teacher) at a token; left out without
-    distillation."""
+    """The same mean of k3 to the teacher, an estimate of KL(policy || teacher); left out without distillation."""
     value_loss: float | UnsetType = UNSET
     """Mean of (V - R)^2 / 2 over the trained tokens, before each step; left out without a critic, like the next."""
     explained_variance: float | UnsetType = UNSET
@@ -161,7 +162,8 @@ class IterationMetrics(Record, frozen=True, kw_only=True):
     trained_tokens_per_s: float = 0.0
     """trained_tokens / training_s: the rate of one rank, or of one of its threads."""
     mfu: float | None = None
-    """Floating-point operations of training (consumer/gradient/cost.py) over training_s and the setting peak_flops."""
+    """Floating-point operations of training (consumer/gradient/cost.py: of a mixture of experts those of the experts
+    that a token goes through) over training_s and the setting peak_flops."""
     updates: tuple[UpdateMetrics, ...] = ()
     """Each optimizer step by itself, where an iteration takes several."""
     trajectories: TrajectoryMetrics | UnsetType = UNSET

@@ -218,7 +218,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if self.algorithm.advantage_kind.compares_groups:
             raise ValueError(
                 f'rollout.group_size = 1 leaves algorithm.advantage = "{self.algorithm.advantage}" nothing to compare '
-                'with; sample 2 or more, or set algorithm.advantage = "reinforce++"'
+                'with; sample 2 or more, or set algorithm.advantage = "gae"'
             )
         if self.algorithm.shuffle_rewards:
             raise ValueError("algorithm.shuffle_rewards has no effect with rollout.group_size = 1; sample 2 or more")
@@ -237,7 +237,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
             'with algorithm.credit = "turn" trajectories of equal rewards may have unequal turns; set it to 0, or '
             'credit = "trajectory"': algorithm.credits_turns,
             f'under algorithm.advantage = "{algorithm.advantage}" equal rewards have an advantage; set it to 0, or '
-            "choose another advantage": kind.has_late_baseline or kind.normalises_components or kind.has_critic,
+            "choose another advantage": kind.normalises_components or kind.has_critic,
             'with algorithm.kl_placement = "reward" the KL makes their rewards differ; set kl_placement = "loss", or '
             "max_resamples to 0": algorithm.kl_coefficient > 0.0 and algorithm.kl_placement == "reward",
             "with algorithm.distillation_coefficient the teacher judges every completion, whatever its reward; set one "
@@ -321,7 +321,7 @@ class JobSpec(Record, frozen=True, kw_only=True):
         if optimizer != "adamw" and trainer.lora is None:
             why = "its blocks would depend on the ranks" if optimizer == "adamw_8bit" else "it steps whole matrices"
             raise ValueError(f'optimizer.type = "{optimizer}" {whole}: {why}')
-        if self.algorithm.advantage_kind.has_late_baseline or self.algorithm.advantage_kind.has_critic:
+        if self.algorithm.advantage_kind.has_critic:
             raise ValueError(f'algorithm.advantage = "{self.algorithm.advantage}" {whole}')
 
     @property

@@ -181,9 +181,7 @@ def advantages(responses: Sequence[Response], eq: Equation) -> list[float]:
             return [reward - other / (size - 1) for reward, other, size in zip(rewards, others, sizes, strict=True)]
     if eq.advantage == "lite_ppo":
         return [a / (statistics.stdev(earned) + eq.delta) for a in centred]
-    pool = rewards if eq.advantage == "reinforce++" else centred
-    mean, deviation = statistics.fmean(pool), statistics.stdev(pool)
-    return [(a - mean) / (deviation + eq.delta) for a in pool]
+    return [a / (statistics.stdev(centred) + eq.delta) for a in centred]
 
 
 def normalised_sums(responses: Sequence[Response], eq: Equation) -> list[float]:

@@ -145,7 +145,6 @@ class SequentialExecution:
             learner.step(
                 OptimizerStep(
                     divisor=dataclasses.replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor,
-                    baseline=scaling.baseline,
                     learning_rate=rate,
                     is_last=(is_last := (update, part) == steps[-1]),
                     syncs_reference=is_last and spec.algorithm.syncs_reference_after(iteration),

@@ -41,7 +41,7 @@ class Piece:
 
 
 class GradientAccumulator(ABC):
-    """Sums the gradients of one iteration, and apart from them those of their baseline, where there is one."""
+    """Sums the gradients of one iteration."""
 
     dtype: ClassVar[torch.dtype]
     """What the sums are kept in."""
@@ -50,7 +50,6 @@ class GradientAccumulator(ABC):
         self,
         parameters: Mapping[str, nn.Parameter],
         *,
-        with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
         num_witnesses: int = 0,
     ) -> None:
@@ -60,12 +59,11 @@ class GradientAccumulator(ABC):
         self._targets = dict(targets or parameters)
         sizes = [target.numel() for target in self._targets.values()]
         device = next(iter(self._targets.values())).device
-        self._flat = torch.zeros((1 + with_baseline, sum(sizes) + num_witnesses), dtype=self.dtype, device=device)
-        """[1 or 2, N] the parameters one behind the other: row 0 the sums, row 1 the baseline's; then the
-        witnesses."""
-        self._sums = dict(zip(self._targets, self._flat[:, : sum(sizes)].split(sizes, dim=1), strict=True))
-        """[1 or 2, items] of each parameter, views of the above."""
-        self._witnesses = self._flat[0, sum(sizes) :]
+        self._flat = torch.zeros(sum(sizes) + num_witnesses, dtype=self.dtype, device=device)
+        """[N] the parameters one behind the other, then the witnesses."""
+        self._sums = dict(zip(self._targets, self._flat[: sum(sizes)].split(sizes), strict=True))
+        """[items] of each parameter, views of the above."""
+        self._witnesses = self._flat[sum(sizes) :]
         self.added: tuple[int, ...] | None = None
         """Rollout batch, by its number → how often the sums of the last `total` held its gradient; None of floats."""
         self._lock = threading.Lock()
@@ -79,11 +77,11 @@ class GradientAccumulator(ABC):
 
     @property
     def sums(self) -> Tensor | None:
-        """[1 or 2, N] all that was added, which ranks add up in place over all of them; None: they have done so."""
+        """[N] all that was added, which ranks add up in place over all of them; None: they have done so."""
         return self._flat
 
     @abstractmethod
-    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
+    def add(self, batch: int = 0, *, more: bool = False) -> None:
         """Takes the gradients that a backward pass left in `.grad` and clears them; an error adds nothing of them.
 
         batch: number of the rollout batch. more: another pass of the same one follows.
@@ -92,8 +90,8 @@ class GradientAccumulator(ABC):
         """
 
     @abstractmethod
-    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
-        """Writes (sum - baseline * baseline's sum) / divisor into `.grad`, zeros where nothing was added.
+    def total(self, divisor: float) -> None:
+        """Writes sum / divisor into `.grad`, zeros where nothing was added.
 
         The sums are 0 afterwards: the next update, or iteration, starts.
         """
@@ -103,8 +101,7 @@ class ExactAccumulator(GradientAccumulator):
     """Sums in int64 fixed point: a gradient g is kept as round(g * 2**40), and integers are added.
 
     With at most `max_micro_batches` micro-batches, the passes of each together below 2**62 / max_micro_batches, the sum
-    cannot wrap. Resolution is 2**-40 = 9e-13, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter, 16 with a
-    baseline.
+    cannot wrap. Resolution is 2**-40 = 9e-13, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter.
     """
 
     dtype: ClassVar[torch.dtype] = torch.int64
@@ -114,21 +111,21 @@ class ExactAccumulator(GradientAccumulator):
         parameters: Mapping[str, nn.Parameter],
         *,
         max_micro_batches: int,
-        with_baseline: bool = False,
         targets: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
-        super().__init__(parameters, with_baseline=with_baseline, targets=targets, num_witnesses=max_micro_batches)
+        super().__init__(parameters, targets=targets, num_witnesses=max_micro_batches)
         self._max_micro_batches = max_micro_batches
         self._limit = 2.0**62 / SCALE / max_micro_batches
-        self._chunk_items = min(CHUNK_ITEMS[self._flat.device.type], self._flat.shape[1])
+        self._chunk_items = min(CHUNK_ITEMS[self._flat.device.type], self._flat.numel())
         self._reached = 0.0
         """Largest magnitude that the passes of the open micro-batch can have added up to."""
-        self._num_added = [0] * (1 + with_baseline)
+        self._num_added = [0]
+        """[1] micro-batches of the open sums, in a list that the accumulators beside this one share."""
         starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
         self._starts = dict(zip(self._targets, starts, strict=False))
 
-    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
-        if self._num_added[to_baseline] == self._max_micro_batches:
+    def add(self, batch: int = 0, *, more: bool = False) -> None:
+        if self._num_added[0] == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
         gradients = take_gradients(self._parameters)
         pieces = list(self._pieces(gradients))
@@ -137,11 +134,10 @@ class ExactAccumulator(GradientAccumulator):
         if not reached < limit:  # a NaN is no number's less
             check_range(gradients, limit=limit)
         self._reached += reached
-        sums = self._flat[int(to_baseline)]
         chunk = self._chunk_items
-        integers = torch.empty(chunk, dtype=torch.int64, device=sums.device)
+        integers = torch.empty(chunk, dtype=torch.int64, device=self._flat.device)
         for piece in pieces:
-            place = sums.narrow(0, piece.start, piece.values.numel())
+            place = self._flat.narrow(0, piece.start, piece.values.numel())
             for values, into in zip(piece.values.split(chunk), place.split(chunk), strict=True):
                 addends = fixed_point(values, out=integers[: values.numel()])
                 with self._lock:
@@ -149,9 +145,8 @@ class ExactAccumulator(GradientAccumulator):
         if not more:
             self._reached = 0.0
             with self._lock:
-                self._num_added[to_baseline] += 1
-                if not to_baseline:
-                    self._witnesses[batch] += 1
+                self._num_added[0] += 1
+                self._witnesses[batch] += 1
 
     def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
         """Copies small gradients together, in the order of the sums; a large one is a piece by itself, and no copy."""
@@ -170,16 +165,14 @@ class ExactAccumulator(GradientAccumulator):
         if together:
             yield Piece(values=_joined(together), start=start)
 
-    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
+    def total(self, divisor: float) -> None:
         chunk = self._chunk_items
         doubles = torch.empty(chunk, dtype=torch.float64, device=self._flat.device)
         for name, target in self._targets.items():
             gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
-            chunks = self._sums[name].split(chunk, dim=1)
+            chunks = self._sums[name].split(chunk)
             for part, sums in zip(gradient.split(chunk), chunks, strict=True):
-                exact = doubles[: part.numel()].copy_(sums[0])
-                if len(sums) > 1:
-                    exact.sub_(baseline * sums[1].double())
+                exact = doubles[: part.numel()].copy_(sums)
                 # The sums are divided in float64, and rounded once to the parameter's dtype.
                 part.copy_(exact.div_(SCALE * divisor))
                 # They are in cache now: clearing all of them later would read them once more.
@@ -188,26 +181,23 @@ class ExactAccumulator(GradientAccumulator):
         self.added = tuple(self._witnesses.tolist())
         self._witnesses.zero_()
         self._reached = 0.0
-        # In place: the accumulators beside this one count in the same list.
-        self._num_added[:] = [0] * len(self._num_added)
+        self._num_added[0] = 0
 
 
 class FloatAccumulator(GradientAccumulator):
-    """Sums in float32: 4 bytes a parameter, 8 with a baseline, and the last bits depend on arrival order."""
+    """Sums in float32: 4 bytes a parameter, and the last bits depend on arrival order."""
 
     dtype: ClassVar[torch.dtype] = torch.float32
 
-    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
+    def add(self, batch: int = 0, *, more: bool = False) -> None:
         gradients = take_gradients(self._parameters)
         check_range(gradients, limit=math.inf)
         for name, gradient in gradients.items():
-            self._sums[name][int(to_baseline)].add_(gradient)
+            self._sums[name].add_(gradient)
 
-    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
+    def total(self, divisor: float) -> None:
         for name, target in self._targets.items():
-            sums = self._sums[name]
-            # A sum without a baseline is left as it is, bit for bit.
-            total = (sums[0] if len(sums) == 1 else sums[0] - baseline * sums[1]) / divisor
+            total = self._sums[name] / divisor
             target.grad = total.to(target.dtype).view(target.shape)
         self._flat.zero_()
 
@@ -219,7 +209,7 @@ def make_accumulator(
     make = FloatAccumulator
     if spec.trainer.accumulation == "exact":
         make = partial(ExactAccumulator, max_micro_batches=spec.rollout.batches_per_iteration)
-    return make(parameters, with_baseline=spec.algorithm.advantage_kind.has_late_baseline, targets=targets)
+    return make(parameters, targets=targets)
 
 
 def fixed_point(values: Tensor, *, out: Tensor | None = None) -> Tensor:

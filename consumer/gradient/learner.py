@@ -50,11 +50,9 @@ ALONE = Place(rank=0, world_size=1, local_rank=0)
 
 
 class OptimizerStep(Record, frozen=True, kw_only=True):
-    """One optimizer step on an iteration's sums: its gradient is (sum - baseline * baseline's sum) / divisor."""
+    """One optimizer step on an iteration's sums: its gradient is sum / divisor."""
 
     divisor: float
-    baseline: float
-    """0.0 without a late baseline (`Scaling`)."""
     learning_rate: float
     is_last: bool
     """Whether it is the iteration's last step, after which its batches are let go."""
@@ -165,7 +163,7 @@ class Learner:
 
         sink: is given the weights, each as soon as it has its new value.
         """
-        self.accumulator.total(step.divisor, baseline=step.baseline)
+        self.accumulator.total(step.divisor)
         if sink is None:
             grad_norm = self.optimizer.step(step.learning_rate)
         else:

@@ -88,8 +88,6 @@ class MeasuredPass:
     micro_batch: MicroBatch
     logprobs: Callable[[], TokenLogprobs]
     """Returns what the models give to its tokens, with the graph of the policy: a forward pass, or a known value."""
-    is_known: bool = False
-    """Whether `logprobs` returns the same graph each time."""
 
 
 def train_micro_batch(
@@ -246,7 +244,6 @@ def _measure(
             rows=rows,
             micro_batch=micro_batch,
             logprobs=(lambda: known[0]) if known else functools.partial(forward, micro_batch),
-            is_known=bool(known),
         )
         for rows, micro_batch in zip(prepared.passes, micro_batches, strict=True)
     ]
@@ -279,17 +276,7 @@ def _response_advantages(micro_batches: Sequence[MicroBatch], prepared: Prepared
 def _backward(
     passes: Sequence[MeasuredPass], stats: BatchStats, *, spec: JobSpec, accumulator: GradientAccumulator | None
 ) -> tuple[BatchStats, list[KeptRows]]:
-    """Adds the batch's gradient to the sum, and that of its baseline to the baseline's, where there is one."""
-    baseline_loss_sum = 0.0
-    if spec.algorithm.advantage_kind.has_late_baseline:
-        # The gradient of advantages of 1.0. The iteration's mean reward, known at its end, times this one is taken off
-        # the gradient of the rewards: mean(r) is subtracted from each r, as the loss is linear in them.
-        ones = [
-            replace(one, micro_batch=replace(one.micro_batch, advantages=torch.ones_like(one.micro_batch.advantages)))
-            for one in passes
-        ]
-        baseline = _add_gradients(ones, stats, spec=spec, accumulator=accumulator, to_baseline=True)
-        baseline_loss_sum = sum(terms.loss_sum.item() for _, terms in baseline)
+    """Adds the batch's gradient to the sum, and measures its passes."""
     kept: list[KeptRows] = []
     all_terms: list[LossTerms] = []
     gaps: list[Mismatch] = []
@@ -305,7 +292,7 @@ def _backward(
             )
         )
         all_terms.append(terms)
-    return replace(_summed(stats, all_terms), baseline_loss_sum=baseline_loss_sum, mismatch=joined(gaps)), kept
+    return replace(_summed(stats, all_terms), mismatch=joined(gaps)), kept
 
 
 def _add_gradients(
@@ -314,7 +301,6 @@ def _add_gradients(
     *,
     spec: JobSpec,
     accumulator: GradientAccumulator | None,
-    to_baseline: bool = False,
 ) -> Iterator[tuple[TokenLogprobs, LossTerms]]:
     """Yields the log-probs and the loss of each pass, whose gradient is in the sum by then, where there is one."""
     for number, one in enumerate(passes, start=1):
@@ -333,9 +319,8 @@ def _add_gradients(
         if not math.isfinite(terms.loss_sum.item()):
             raise TrainingDiverged(f"the loss of batch {stats.batch_id} is {terms.loss_sum.item()}", field="loss")
         if accumulator is not None:
-            # A known graph is gone through once more, after that of the baseline.
-            terms.loss_sum.backward(retain_graph=to_baseline and one.is_known)
-            accumulator.add(number_of(stats.batch_id), to_baseline=to_baseline, more=number < len(passes))
+            terms.loss_sum.backward()
+            accumulator.add(number_of(stats.batch_id), more=number < len(passes))
         # Detached, or every pass's graph would live until the last one.
         yield logprobs, replace(terms, loss_sum=terms.loss_sum.detach())
 

@@ -84,21 +84,18 @@ class BatchStats(SampledStats, LossSums):
     """Rows of the batch that went through the model."""
     loss_sum: float = 0.0
     """It and what `LossSums` has are of the rows that went through the model."""
-    baseline_loss_sum: float = 0.0
-    """The loss sum of advantages of 1.0; 0.0 without a late baseline."""
     mismatch: Mismatch = field(default_factory=Mismatch)
     cost: TrainingCost = field(default_factory=TrainingCost)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What makes loss and gradient of the iteration's sums, once: (sum - baseline * the baseline's sum) / divisor."""
+    """What makes loss and gradient of the iteration's sums, once: sum / divisor."""
 
     count: int
     """Completions, tokens or batches, by the loss."""
-    baseline: float = 0.0
     deviation: float = 1.0
-    """(A - baseline) / deviation is an advantage."""
+    """A / deviation is an advantage."""
 
     @property
     def divisor(self) -> float:
@@ -116,7 +113,7 @@ class TrainedBatches(BatchesOf[BatchStats]):
     @cached_property
     def advantages(self) -> list[float]:
         raw = [advantage for one in self.ordered for advantage in one.advantages]
-        return [(advantage - self.scaling.baseline) / self.scaling.deviation for advantage in raw]
+        return [advantage / self.scaling.deviation for advantage in raw]
 
     @cached_property
     def gap(self) -> Mismatch:
@@ -125,8 +122,7 @@ class TrainedBatches(BatchesOf[BatchStats]):
 
     @property
     def loss(self) -> float:
-        late = self.scaling.baseline
-        return math.fsum(one.loss_sum - late * one.baseline_loss_sum for one in self.ordered) / self.scaling.divisor
+        return math.fsum(one.loss_sum for one in self.ordered) / self.scaling.divisor
 
     @property
     def explained_variance(self) -> float | None:
@@ -218,8 +214,10 @@ def iteration_scaling(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -
     """Computes what only the whole iteration knows; at least one batch, in any order."""
     advantages = [advantage for stats in batches for advantage in stats.advantages]
     rewards = clipped(np.array([reward for stats in batches for reward in stats.rewards]), algorithm)
-    late = ADVANTAGES[algorithm.advantage].late(advantages, rewards.tolist(), algorithm.advantage_epsilon)
-    return Scaling(count=divided_by(batches, algorithm), baseline=late.baseline, deviation=late.deviation)
+    deviation = ADVANTAGES[algorithm.advantage].late_deviation(
+        advantages, rewards.tolist(), algorithm.advantage_epsilon
+    )
+    return Scaling(count=divided_by(batches, algorithm), deviation=deviation)
 
 
 def divided_by(batches: Sequence[BatchStats], algorithm: AlgorithmSpec) -> int:

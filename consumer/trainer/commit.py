@@ -85,7 +85,7 @@ class Commits:
             held.recorder.commit(iteration.number)
         else:
             scaling = stepped.scaling
-            held.recorder.commit(iteration.number, baseline=scaling.baseline, deviation=scaling.deviation)
+            held.recorder.commit(iteration.number, deviation=scaling.deviation)
         if takes_turns and stepped is not None:
             self._end_turn(stepped.made, opening)
         boundary = Boundary(

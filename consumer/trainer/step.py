@@ -88,7 +88,6 @@ def _update(
         with iteration.span("step"):
             one = OptimizerStep(
                 divisor=of_part.divisor,
-                baseline=of_part.baseline,
                 learning_rate=rate,
                 is_last=is_last,
                 syncs_reference=is_last and algorithm.syncs_reference_after(iteration.number),

@@ -88,6 +88,8 @@ MOST_NAMES = 12
 DEEPEST_TABLE = 4
 NEAR = 0.78
 """By `ONBEAT_`, which all settings have in common, no two of them are near."""
+FEWEST_LETTERS = 4
+"""A value of so many letters that is the beginning of a single name is near to it, however long the name is."""
 UNION = msgspec.inspect.UnionType
 LISTS = (msgspec.inspect.ListType, msgspec.inspect.VarTupleType)
 INDEX = re.compile(r"\[(?:\d+|\.\.\.)\]")
@@ -227,6 +229,9 @@ def one_of(value: str, names: Sequence[str], *, elsewhere: Sequence[str] = ()) -
     Of many names only the near one is said. elsewhere: where the value would be right, if it is near to none of them.
     """
     near = difflib.get_close_matches(value[:100], names, n=1, cutoff=NEAR)  # a text from outside may be long
+    longer = [name for name in names if len(value) >= FEWEST_LETTERS and name.startswith(value)]
+    if len(longer) == 1:
+        near = longer
     if near or elsewhere:
         others = f" One of {', '.join(names)}" if near and len(names) <= MOST_NAMES else ""
         return f"did you mean {' or '.join(near or elsewhere)}?{others}"

@@ -40,8 +40,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     table: the loss of an installed package."""
     advantage: AdvantageName = "grpo"
     """What a reward is compared with (docs/job.md): its group (grpo, dr_grpo, rloo, gdpo, lite_ppo,
-    reinforce++_baseline), the iteration (reinforce++), at each token a critic (gae, PPO's), nothing (none: a teacher or
-    the data teach)."""
+    reinforce++_baseline), at each token a critic (gae, PPO's), nothing (none: a teacher or the data teach)."""
     gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] | UnsetType = UNSET
     """GAE's lambda; left out: 0.95."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] | UnsetType = UNSET
@@ -172,10 +171,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
 
     @property
     def needs_every_row(self) -> bool:
-        """Whether a completion of zero advantage has a gradient all the same, or gets its advantage after its pass."""
+        """Whether a completion of zero advantage has a gradient all the same, or gets its advantage from its pass."""
         terms = (self.kl_coefficient, self.entropy_coefficient, self.distillation_coefficient)
-        kind = self.advantage_kind
-        return max(terms) > 0.0 or kind.has_late_baseline or kind.has_critic or self.learns_given
+        return max(terms) > 0.0 or self.advantage_kind.has_critic or self.learns_given
 
     @property
     def learns_given(self) -> bool:
@@ -208,17 +206,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         yield from self._kl_refusals()
         if self.advantage_kind.is_scaled_late:
             yield from self._scaled_terms()
-        if self.advantage_kind.has_late_baseline and self.moves_between_steps:
-            field = "updates_per_iteration" if self.updates_per_iteration > 1 else "mini_batches"
-            yield (
-                f"{field} above 1 makes clips act by the sign of the advantage, which under advantage = "
-                '"reinforce++" is known too late; set it to 1, or advantage = "reinforce++_baseline"'
-            )
-        if self.advantage_kind.has_late_baseline and self.old_policy == "generator" and self._loss_kind.clips_by_sign:
-            yield (
-                f'old_policy = "generator" lets loss = "{self.loss_name}" clip by the sign of the advantage, which '
-                'under advantage = "reinforce++" is known too late; set loss = "cispo", or old_policy = "trainer"'
-            )
         if self.on_truncated == "mask" and self.kl_coefficient > 0.0 and self.kl_placement == "reward":
             yield (
                 'on_truncated = "mask" leaves kl_placement = "reward" completions without a KL in their reward; '
@@ -226,10 +213,10 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             )
         if self.on_truncated == "penalise" and self.advantage_kind.normalises_components:
             yield 'on_truncated = "penalise" gives a whole reward, advantage = "gdpo" compares components; set "mask"'
-        if self.off_policy_mask_threshold and (self.advantage_kind.has_late_baseline or self.advantage_kind.has_critic):
+        if self.off_policy_mask_threshold and self.advantage_kind.has_critic:
             yield (
-                "off_policy_mask_threshold masks a response by the sign of its advantage, which is known too late, or "
-                f'each token\'s own, with advantage = "{self.advantage}"; leave it out'
+                "off_policy_mask_threshold masks a response by the sign of its advantage, which is each token's own "
+                f'with advantage = "{self.advantage}"; leave it out'
             )
         if self.clip_max is not UNSET and self.clip_max <= 1.0 + self.clip_range[1]:
             yield f"clip_max = {self.clip_max:g} is not above 1 + clip_high, which is {1.0 + self.clip_range[1]:g}"

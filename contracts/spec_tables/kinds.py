@@ -12,8 +12,6 @@ class LossKind:
 
     clip_range: tuple[float, float] = (0.2, 0.2)
     """(clip_low, clip_high) where a spec leaves them out; sources in docs/job.md."""
-    clips_by_sign: bool = True
-    """Whether the sign of the advantage decides which clip acts."""
     has_token_ratios: bool = True
     """Whether each token has a policy ratio of its own, and not the response one."""
     is_unbounded_above: bool = True
@@ -28,8 +26,8 @@ LOSS_KINDS = {
     "dapo": LossKind(clip_range=(0.2, 0.28)),
     "bnpo": LossKind(),
     "gspo": LossKind(clip_range=(3e-4, 4e-4), has_token_ratios=False),
-    "cispo": LossKind(clip_range=(1.0, 4.0), clips_by_sign=False, is_unbounded_above=False),
-    "sft": LossKind(clips_by_sign=False, is_unbounded_above=False, learns_given=True),
+    "cispo": LossKind(clip_range=(1.0, 4.0), is_unbounded_above=False),
+    "sft": LossKind(is_unbounded_above=False, learns_given=True),
 }
 """The losses that a spec may name; `LOSSES` of consumer/gradient/losses/objective.py has their functions."""
 LossName: TypeAlias = Literal[tuple(LOSS_KINDS)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs
@@ -43,8 +41,6 @@ class AdvantageKind:
     """Whether it divides by a deviation, to which advantage_epsilon is added."""
     is_scaled_late: bool = False
     """Whether that is the deviation of the whole iteration."""
-    has_late_baseline: bool = False
-    """Whether it subtracts the mean of the whole iteration."""
     normalises_components: bool = False
     """Whether it compares the components of a reward each by itself."""
     compares_groups: bool = True
@@ -60,7 +56,6 @@ ADVANTAGE_KINDS = {
     "gdpo": AdvantageKind(uses_epsilon=True, is_scaled_late=True, normalises_components=True),
     "lite_ppo": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
     "reinforce++_baseline": AdvantageKind(uses_epsilon=True, is_scaled_late=True),
-    "reinforce++": AdvantageKind(uses_epsilon=True, is_scaled_late=True, has_late_baseline=True, compares_groups=False),
     "gae": AdvantageKind(compares_groups=False, has_critic=True),
     "none": AdvantageKind(compares_groups=False),
 }

@@ -62,7 +62,7 @@ class Recorder:
     ) -> None:
         """Writes a batch that was taken; any other is none of the record."""
 
-    def commit(self, iteration: int, *, baseline: float = 0.0, deviation: float = 1.0) -> None:
+    def commit(self, iteration: int, *, deviation: float = 1.0) -> None:
         """Lists what was written of an iteration that is committed, and removes what is kept no longer."""
 
 

@@ -162,7 +162,7 @@ def _spread(logprobs: bytes | None, sampled: Sequence[bool]) -> tuple[float | No
 
 def _advantages(record: RecordedBatch, index: RecordedIteration, *, by_turn: bool) -> Iterator[list[float]]:
     """Yields those of each completion: one, or one for each turn; [] where they are unknown, or of another shape."""
-    known = [(one - index.baseline) / index.deviation for one in record.advantages or ()]
+    known = [one / index.deviation for one in record.advantages or ()]
     rollouts = [rollout for group in record.batch.groups for rollout in group.rollouts]
     counts = [len(rollout.completion.spans) if by_turn else 1 for rollout in rollouts]
     if len(known) != sum(counts):

@@ -139,13 +139,12 @@ class RolloutRecorder(Recorder):
             self._manifests[taken.manifest.directory] = taken.manifest
         self._written[batch_id] = _summary(taken)
 
-    def commit(self, iteration: int, *, baseline: float = 0.0, deviation: float = 1.0) -> None:
+    def commit(self, iteration: int, *, deviation: float = 1.0) -> None:
         written = sorted(self._written.values(), key=lambda one: (one.purpose != "train", one.index))
         index = RecordedIteration(
             iteration=iteration,
             batches=tuple(written),
             versions=folders_of(self._manifests.values()),
-            baseline=baseline,
             deviation=deviation,
             num_left_out=self._num_left_out,
         )

@@ -110,14 +110,13 @@ class RecordedIteration(Record, frozen=True, kw_only=True):
     """By purpose, training first, and by index."""
     versions: dict[RelativePath, int]
     """Folders below the weight root that hold the versions of these batches, with what each stands on → bytes."""
-    baseline: float = 0.0
-    """An advantage as it was trained is (A - baseline) / deviation."""
     deviation: float = 1.0
+    """An advantage as it was trained is A / deviation."""
     num_left_out: Annotated[int, Meta(ge=0)] = 0
     """Batches that the spec chose and that are not here: too large, or the disk refused them."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.baseline) and math.isfinite(self.deviation) and self.deviation > 0.0):
+        if not (math.isfinite(self.deviation) and self.deviation > 0.0):
             raise ContractViolation("makes no number of an advantage", field="deviation")
 
     def why_not_listed(self, record: RecordedBatch) -> str:

@@ -430,7 +430,10 @@ LONG: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 1000}}
             {"algorithm": ALONE | {"kl_coefficient": 0.1, "kl_placement": "reward"}, "stages": [TEACHER]},
             'kl_placement has no effect with advantage = "none"',
         ),
-        ({"algorithm": BESIDE | {"advantage": "reinforce++"}, "stages": [TEACHER]}, "be divided by the deviation"),
+        (
+            {"algorithm": BESIDE | {"advantage": "reinforce++_baseline"}, "stages": [TEACHER]},
+            "be divided by the deviation",
+        ),
         (
             {
                 "algorithm": BESIDE,

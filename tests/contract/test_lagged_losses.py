@@ -232,18 +232,14 @@ def updates_of(lagged: Lagged, spec: JobSpec) -> Iterator[tuple[dict[str, Tensor
     """Yields gradient and numbers of each update, with the policy where the update found it; then it steps on."""
     policy = lagged.pair[0]
     policy.model.load_state_dict(lagged.newest)
-    accumulator = ExactAccumulator(
-        policy.trained_parameters(),
-        max_micro_batches=len(lagged.batches),
-        with_baseline=spec.algorithm.advantage_kind.has_late_baseline,
-    )
+    accumulator = ExactAccumulator(policy.trained_parameters(), max_micro_batches=len(lagged.batches))
     trained = first_update(lagged.pair, lagged.batches, spec, accumulator)
     stats = trained[0]
     for update in range(spec.algorithm.updates_per_iteration):
         if update:
             stats = later_update(policy, trained, spec, accumulator)
         scaling = iteration_scaling(stats, spec.algorithm)
-        accumulator.total(scaling.divisor, baseline=scaling.baseline)
+        accumulator.total(scaling.divisor)
         gradients = taken_gradients(policy)
         yield gradients, stats
         move(policy, gradients, UPDATE_STEP)
@@ -300,7 +296,7 @@ def test_a_kl_is_weighed_under_a_lag_unless_the_spec_says_no(lagged: Lagged, key
     assert relative_error(gradients, of_each[not weighs]) > 0.01
 
 
-@pytest.mark.parametrize("advantage", ["reinforce++", "reinforce++_baseline", "rloo"])
+@pytest.mark.parametrize("advantage", ["reinforce++_baseline", "rloo"])
 def test_each_advantage_is_corrected_by_the_same_weight(lagged: Lagged, advantage: str) -> None:
     of_loss, of_correction = LOSSES["cispo"], CORRECTIONS["decoupled_ppo"]
     spec = job(of_loss[0] | of_correction[0] | {"advantage": advantage})

@@ -78,9 +78,7 @@ def streamed_gradient(
 ) -> dict[str, Tensor]:
     """Gradient of the iteration's loss, as the trainer computes it."""
     parameters = policy.trained_parameters()
-    accumulator = accumulator or ExactAccumulator(
-        parameters, max_micro_batches=len(batches), with_baseline=spec.algorithm.advantage_kind.has_late_baseline
-    )
+    accumulator = accumulator or ExactAccumulator(parameters, max_micro_batches=len(batches))
     stats = []
     for batch in batches:
         stats.append(
@@ -89,8 +87,7 @@ def streamed_gradient(
             )[0]
         )
         assert all(parameter.grad is None for parameter in parameters.values())
-    scaling = iteration_scaling(stats, spec.algorithm)
-    accumulator.total(scaling.divisor, baseline=scaling.baseline)
+    accumulator.total(iteration_scaling(stats, spec.algorithm).divisor)
     gradients = taken_gradients(policy)
     assert gradients.keys() == parameters.keys()
     return gradients
@@ -219,7 +216,7 @@ def test_shuffled_rewards_change_the_gradient_but_not_with_the_order(tmp_path: P
     [
         {},
         {"kl_coefficient": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
-        {"advantage": "reinforce++", "loss": "dapo"},
+        {"advantage": "reinforce++_baseline", "loss": "dapo"},
     ],
 )
 def test_a_batch_of_many_passes_has_the_gradient_of_one(

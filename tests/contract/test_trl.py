@@ -192,7 +192,7 @@ def test_advantages_of_groups_and_over_an_iteration_are_trls(model_folder: Path,
     batch = batch_of([([5], rollouts[:4]), ([6], rollouts[4:])])
     earned = np.array([one.reward for one in rollouts]).reshape(2, 4)
     values = batch_advantages(batch, compared_rewards(batch, earned, spec), spec.algorithm)
-    late = ESTIMATORS[advantage].late(values.ravel().tolist(), earned.ravel().tolist(), 1e-4)
+    deviation = ESTIMATORS[advantage].late_deviation(values.ravel().tolist(), earned.ravel().tolist(), 1e-4)
 
     trainer = trl_trainer(model_folder, beta=0.0, **TRLS_ADVANTAGES[advantage])
     trainer.reward_funcs, trainer.reward_func_names = trainer.reward_funcs * 2, ["exact", "length"]
@@ -200,7 +200,7 @@ def test_advantages_of_groups_and_over_an_iteration_are_trls(model_folder: Path,
     trainer._calculate_rewards = lambda *_: torch.tensor(SCORES, dtype=torch.float64)
     tokens, mask = drawn()
     expected = lagged_inputs(trainer, tokens, mask, tokens.generator)["advantages"]
-    ours = (values.ravel() - late.baseline) / late.deviation
+    ours = values.ravel() / deviation
     # The correction of its deviation is a float32.
     torch.testing.assert_close(torch.from_numpy(ours), expected, rtol=1e-7, atol=1e-9)
 

@@ -95,7 +95,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
     "REINFORCE++, a float32 head": {
         "model": {"path": "configs/models/two-digit-addition", "dtype": "bfloat16", "cast_lm_head_to_fp32": True},
-        "algorithm__advantage": "reinforce++",
+        "algorithm__advantage": "reinforce++_baseline",
         "algorithm__loss": "dapo",
         "reward__components": [{"type": "exact"}, {"type": "overlong", "max_tokens": 5, "buffer_tokens": 2}],
         "trackers": ["tensorboard"],

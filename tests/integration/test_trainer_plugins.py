@@ -174,8 +174,6 @@ def test_a_plug_in_loss_knows_its_clips_and_takes_what_others_take() -> None:
     term = policy_loss(algorithm).surrogate(inputs)
     assert term.token_loss.tolist() == [[-1.5, pytest.approx(-0.36788, abs=1e-5)]]
     assert (term.clipped_high.tolist(), term.clipped_low.tolist()) == ([[True, False]], [[False, False]])
-    with pytest.raises(InvalidInput, match='lets loss = "as_grpo" clip by the sign of the advantage'):
-        job_spec(algorithm={"loss": plugin("as_grpo"), "advantage": "reinforce++", "old_policy": "generator"})
 
 
 def test_a_name_that_two_packages_offer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,19 @@ GDPO (Liu et al., arXiv 2601.05242) normalises each component n of a reward by i
 drowns the others by its size, and unlike completions don't get the same:
 
     A_n,i = (r_n,i - mean) / (std + epsilon)                         of its group
-    A_i   = s_i / (std of all s + epsilon),  s_i = sum_n w_n A_n,i   of the iteration: `centred_scale`, late
+    A_i   = s_i / (std of all s + epsilon),  s_i = sum_n w_n A_n,i   of the iteration: `centred_deviation`, late
 
 In a group the s add up to 0. An environment's reward is a component of weight 1.
 
-REINFORCE++ (Hu et al., arXiv 2501.03262), in both of its forms; mean and std are those of the whole iteration.
+REINFORCE++ (Hu et al., arXiv 2501.03262), in its form for several samples a prompt:
 
-    reinforce++            A_i = (r_i - mean) / (std + epsilon)
-    reinforce++_baseline   A_i = r'_i / (std + epsilon),  r'_i = r_i - mean of its group: for several samples a prompt
+    reinforce++_baseline   A_i = r'_i / (std of all r' of the iteration + epsilon),  r'_i = r_i - mean of its group
 
-Both are known when the last batch is in. Every loss of the family is linear in a positive scale of the advantages, so
-a micro-batch trains on r', and the iteration's gradient is divided by the deviation once, at the end; the mean of r' is
-0. Where no clip acts a loss is linear in the advantages altogether: then the gradients of r and of 1 are summed apart,
-and the mean times the second is taken off the first (I7).
+That deviation is known when the last batch is in. Every loss of the family is linear in a positive scale of the
+advantages, so a micro-batch trains on r', and the iteration's gradient is divided by the deviation once, at the end
+(I7). Nothing is subtracted then: every baseline is taken off the rewards in float64, before the loss rounds an
+advantage to its own dtype. The gradients of r and of 1, summed apart, would be two large rounded numbers with a small
+difference.
 """
 
 from __future__ import annotations
@@ -43,33 +43,14 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.sampled import unbiased_std
 
 
-@dataclass(frozen=True, kw_only=True)
-class LateScale:
-    """What is known when the iteration's last batch is in: an advantage is (A - baseline) / deviation."""
-
-    baseline: float = 0.0
-    deviation: float = 1.0
+def centred_deviation(centred: Sequence[float], _earned: Sequence[float], epsilon: float) -> float:
+    """Returns std + epsilon, with the unbiased std; centred: every r', in any order. Their mean is 0."""
+    return math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) + epsilon
 
 
-def centred_scale(centred: Sequence[float], _earned: Sequence[float], epsilon: float) -> LateScale:
-    """Divides by std + epsilon, with the unbiased std; centred: every r', in any order. Their mean is 0."""
-    return LateScale(deviation=math.sqrt(math.fsum(value * value for value in centred) / (len(centred) - 1)) + epsilon)
-
-
-def earned_scale(_: Sequence[float], earned: Sequence[float], epsilon: float) -> LateScale:
-    """Divides by std + epsilon, the unbiased std of what was earned."""
-    return LateScale(deviation=unbiased_std(earned) + epsilon)
-
-
-def mean_and_scale(rewards: Sequence[float], _earned: Sequence[float], epsilon: float) -> LateScale:
-    """Subtracts the mean and divides by std + epsilon, those of the iteration's rewards, less penalties, in any order.
-
-    Equal rewards have an infinite scale: a rounded mean would leave a residue that a division by epsilon magnifies.
-    """
-    mean = math.fsum(rewards) / len(rewards)
-    if min(rewards) == max(rewards):
-        return LateScale(baseline=mean, deviation=math.inf)
-    return LateScale(baseline=mean, deviation=unbiased_std(rewards) + epsilon)
+def earned_deviation(_: Sequence[float], earned: Sequence[float], epsilon: float) -> float:
+    """Returns std + epsilon, the unbiased std of what was earned."""
+    return unbiased_std(earned) + epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +58,12 @@ class Advantage:
     """A member of the family. `ADVANTAGE_KINDS` of contracts/spec_tables/kinds.py says what goes with it."""
 
     of_groups: Callable[[Rewards, float], Rewards]
-    """(rewards, epsilon) → [k, G]; a group of equal rewards gives exactly 0.0 unless the baseline is late."""
+    """(rewards, epsilon) → [k, G]; where groups are compared, one of equal rewards gives exactly 0.0."""
     of_penalties: Callable[[Rewards], Rewards] | None = None
     """Penalties [k, G] → what is taken off the advantages, [k, G]; None: they are taken off the rewards."""
-    late: Callable[[Sequence[float], Sequence[float], float], LateScale] = lambda *_: LateScale()
-    """(`of_groups` of the iteration's completions in any order, what they earned, epsilon) → what is left to do."""
+    late_deviation: Callable[[Sequence[float], Sequence[float], float], float] = lambda *_: 1.0
+    """(`of_groups` of the iteration's completions in any order, what they earned, epsilon) → what is known when the
+    iteration's last batch is in: `of_groups` over it is the advantage."""
 
 
 ADVANTAGES = {
@@ -92,10 +74,11 @@ ADVANTAGES = {
     ),
     "dr_grpo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards)),
     "rloo": Advantage(of_groups=lambda rewards, _: rloo_advantages(rewards)),
-    "gdpo": Advantage(of_groups=lambda sums, _: centred_rewards(sums), late=centred_scale),
-    "lite_ppo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=earned_scale),
-    "reinforce++_baseline": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late=centred_scale),
-    "reinforce++": Advantage(of_groups=lambda rewards, _: rewards, late=mean_and_scale),
+    "gdpo": Advantage(of_groups=lambda sums, _: centred_rewards(sums), late_deviation=centred_deviation),
+    "lite_ppo": Advantage(of_groups=lambda rewards, _: centred_rewards(rewards), late_deviation=earned_deviation),
+    "reinforce++_baseline": Advantage(
+        of_groups=lambda rewards, _: centred_rewards(rewards), late_deviation=centred_deviation
+    ),
     "gae": Advantage(of_groups=lambda rewards, _: rewards),
     "none": Advantage(of_groups=lambda rewards, _: np.zeros_like(rewards)),
 }

@@ -141,8 +141,7 @@ def micro_batch_loss(
     if tokens.values is not None and estimates is not None:
         weight = VALUE_COEFFICIENT if algorithm.value_coefficient is UNSET else algorithm.value_coefficient
         token_loss = token_loss + weight * value_loss(tokens.values, estimates, clip=algorithm.value_clip)
-    # With a late baseline these are rewards, and an advantage of 0 isn't known yet.
-    counted = loss_mask if algorithm.advantage_kind.has_late_baseline else loss_mask & (inputs.gain != 0.0)
+    counted = loss_mask & (inputs.gain != 0.0)
     return LossTerms(
         loss_sum=member.normaliser.reduce(token_loss, loss_mask, sizes),
         num_clipped_low=int((term.clipped_low & counted).sum()),

@@ -91,19 +91,18 @@ class ShardedAccumulator(ExactAccumulator):
         for layer in self._layers:
             layer.is_muted = is_muted
 
-    def add(self, batch: int = 0, *, to_baseline: bool = False, more: bool = False) -> None:
+    def add(self, batch: int = 0, *, more: bool = False) -> None:
         """Clears the gradients: the backward pass has added to the sums already, and left zeros."""
-        assert not to_baseline, "refused by the spec"
         for parameter in self._parameters.values():
             parameter.grad = None
         for layer in self._layers:
             layer.reached = layer.reached if more else 0.0
         self._witnesses[batch] += not more
 
-    def total(self, divisor: float, *, baseline: float = 0.0) -> None:
+    def total(self, divisor: float) -> None:
         """Each rank calls it at the same time: its sums are complete, and its witnesses those of its own batches."""
         dist.all_reduce(self._witnesses)
-        super().total(divisor, baseline=baseline)
+        super().total(divisor)
 
     def _take_over(self, model: nn.Module) -> list[SummingReduceScatter]:
         names = {parameter: name for name, parameter in self._parameters.items()}
@@ -114,7 +113,7 @@ class ShardedAccumulator(ExactAccumulator):
             parts = [
                 (
                     -(-parameter.shape[0] // dist.get_world_size()) * math.prod(parameter.shape[1:]),
-                    self._sums[names[parameter]][0],
+                    self._sums[names[parameter]],
                 )
                 for parameter in layer_parameters(cast(nn.Module, module))
             ]

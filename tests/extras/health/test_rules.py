@@ -190,7 +190,7 @@ def test_a_job_that_has_solved_its_task_is_well() -> None:
 
 def test_what_a_job_does_not_have_is_no_problem_of_it() -> None:
     equal = Run.of("healthy").changed(zero_advantage_share=lambda row: 1.0)
-    assert equal.told(algorithm__advantage="reinforce++") == ({}, ())
+    assert equal.told(algorithm__advantage="gae") == ({}, ())
     silent = Run.of("healthy").changed(grad_norm=lambda row: 0.0)
     assert silent.told(trainer__external=True) == ({}, ())
     assert Run(Run.of("collapsed").rows[: WINDOW - 1], {}).told() == ({}, ())

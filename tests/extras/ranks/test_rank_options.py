@@ -135,7 +135,6 @@ def digest_after_training(ranks: Ranks) -> str:
             ranks.step(
                 OptimizerStep(
                     divisor=3.0,
-                    baseline=0.0,
                     learning_rate=spec.optimizer.learning_rate,
                     is_last=is_last,
                     syncs_reference=is_last and spec.algorithm.syncs_reference_after(iteration),

@@ -32,15 +32,15 @@ def test_a_recorded_batch_is_shown_token_by_token_with_what_the_trainer_made_of_
 ) -> None:
     job_id = submit(ask, recording={})
     record = record_of(job_id, "3/train/1", text=HOSTILE)
-    recorded(services, job_id, record, baseline=0.25, deviation=0.5)
+    recorded(services, job_id, record, deviation=0.5)
     view = ask("GET", f"/v1/jobs/{job_id}/rollouts/3/train/1").json()
     first, second = view["groups"][0]["completions"]
     assert (view["batch_digest"], view["can_sample_again"], view["why_not"]) == (record.batch_digest, True, "")
     assert view["groups"][0]["prompt_text"] == f"12+34={HOSTILE}"
     assert (first["text"], first["pieces"], first["sampled"]) == (HOSTILE, ["4", HOSTILE], [True, True])
     assert (first["generator_logprobs"], first["trainer_logprobs"]) == ([-1.0, -1.0], [-0.5, -0.25])
-    assert (first["advantage"], first["turns"], first["stop"]) == (0.5, None, None)
-    assert (second["pieces"], second["trainer_logprobs"], second["advantage"]) == (["[6]"], [None], -1.5)
+    assert (first["advantage"], first["turns"], first["stop"]) == (1.0, None, None)
+    assert (second["pieces"], second["trainer_logprobs"], second["advantage"]) == (["[6]"], [None], -1.0)
 
 
 def test_a_row_has_its_columns_but_those_of_several_numbers_a_token(

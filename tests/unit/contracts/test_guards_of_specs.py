@@ -21,7 +21,7 @@ AS_SAMPLED = {"trainer__packing": "as_sampled"}
 FSDP: dict[str, Any] = {"trainer__sharding": "fsdp", "trainer__world_size": 2}
 KL: dict[str, Any] = {"algorithm__kl_coefficient": 0.1, "algorithm__kl_placement": "reward"}
 FLOAT: dict[str, Any] = {"deterministic": False, "trainer__accumulation": "float"}
-ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "reinforce++"}
+ALONE: dict[str, Any] = {"rollout__group_size": 1, "algorithm__advantage": "gae"}
 PLAYED: dict[str, Any] = {"environment": ENVIRONMENT}
 BY_TURN: dict[str, Any] = {"algorithm__credit": "turn"}
 GIVEN: dict[str, Any] = {"algorithm__loss": "sft", "algorithm__advantage": "none", "rollout__group_size": 1}
@@ -105,11 +105,11 @@ def refused(**fields: Any) -> str:
         ({"trackers": ["wandb", "wandb"]}, "trackers names one twice"),
         ({"tags": ["seeds", "seeds"]}, "tags names one twice"),
         ({"rollout__group_size": 1}, 'leaves algorithm.advantage = "grpo" nothing to compare'),
-        ({"rollout__group_size": 1, "algorithm__advantage": "rloo"}, 'set algorithm.advantage = "reinforce++"'),
+        ({"rollout__group_size": 1, "algorithm__advantage": "rloo"}, 'set algorithm.advantage = "gae"'),
         (ALONE | {"algorithm__shuffle_rewards": True}, "shuffle_rewards has no effect with rollout.group_size = 1"),
         *(
             (RESAMPLES | {"algorithm__advantage": name}, f'advantage = "{name}" equal rewards have an advantage')
-            for name in ("gdpo", "reinforce++", "gae")
+            for name in ("gdpo", "gae")
         ),
         (RESAMPLES | KL, "the KL makes their rewards differ"),
         (CRITIC | {"trainer__lora": {"rank": 4}}, "trains a whole model, its critic, and trainer.lora none"),
@@ -122,13 +122,12 @@ def refused(**fields: Any) -> str:
         (SYNCED | {"trainer__lora": {"rank": 2}}, "not possible with trainer.lora"),
         (SYNCED | {"stages": [{"type": "reference"}]}, 'not possible with a stage of type "reference"'),
         ({"algorithm__mini_batches": 3}, "mini_batches = 3 can't cut rollout.batches_per_iteration = 4 into"),
-        ({"algorithm__advantage": "reinforce++", "algorithm__mini_batches": 2}, "mini_batches above 1 makes clips act"),
         (BY_TURN, "has no effect where a completion is one turn"),
         (BY_TURN | {"environment": ENVIRONMENT | {"max_turns": 1}}, "has no effect where a completion is one turn"),
         (BY_TURN | RESAMPLES | {"environment": ENVIRONMENT}, "trajectories of equal rewards may have unequal turns"),
-        *(
-            (BY_TURN | {"algorithm__advantage": name}, f'the turns of a group, which advantage = "{name}"')
-            for name in ("reinforce++", "reinforce++_baseline")
+        (
+            BY_TURN | {"algorithm__advantage": "reinforce++_baseline"},
+            'the turns of a group, which advantage = "reinforce++_baseline"',
         ),
         (BY_TURN | TAUGHT | {"algorithm__advantage": "none"}, "compares the turns of a group"),
         (BY_TURN | {"algorithm__loss": {"type": "plugin", "entry_point": "mine"}}, "takes one a response"),
@@ -148,7 +147,6 @@ def refused(**fields: Any) -> str:
         (FSDP | {"optimizer__type": "adamw_8bit"}, "its blocks would depend on the ranks"),
         (FSDP | {"optimizer__type": "muon"}, "it steps whole matrices"),
         ({"optimizer__type": "muon", "trainer__lora": {}}, "is for whole matrices, of which trainer.lora trains none"),
-        (FSDP | {"algorithm__advantage": "reinforce++"}, 'needs trainer.sharding = "none"'),
         (AS_SAMPLED | {"model__dtype": "bfloat16"}, 'packing = "as_sampled" needs model.dtype = "float32"'),
         (AS_SAMPLED | {"deterministic": False}, "needs deterministic = true"),
         (AS_SAMPLED | {"trainer__lora": {}}, "needs no trainer.lora"),

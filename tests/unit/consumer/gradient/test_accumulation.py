@@ -63,33 +63,21 @@ def test_totals_take_the_parameters_dtype_and_shape_across_chunks(dtype: torch.d
     assert torch.equal(weight.grad, torch.full_like(weight, 0.375))
 
 
-def test_a_baseline_is_taken_off_in_double_precision() -> None:
-    weight = parameter(1)
-    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=1, with_baseline=True)
-    third = torch.tensor([1 / 3])
-    for to_baseline, gradient in ((True, third.clone()), (False, torch.ones(1))):
-        weight.grad = gradient
-        accumulator.add(to_baseline=to_baseline)
-    accumulator.total(1, baseline=3.0)
-    assert weight.grad is not None
-    assert weight.grad.item() == 1.0 - 3.0 * third.item() != 0.0
-
-
 def test_small_parameters_that_are_added_together_keep_their_own_sums() -> None:
-    """One without a gradient lies between them, and a large one behind; a baseline has a row of its own."""
+    """One without a gradient lies between them, and a large one behind."""
     sizes = {"a": 3, "b": 5, "unused": 2, "c": 4, "large": CHUNK_ITEMS["cpu"] + 7, "d": 1}
     named = {name: parameter(size) for name, size in sizes.items()}
-    accumulator = ExactAccumulator(named, max_micro_batches=2, with_baseline=True)
+    accumulator = ExactAccumulator(named, max_micro_batches=2)
     draw = torch.Generator().manual_seed(0)
     gradients = {name: torch.randn(size, generator=draw) for name, size in sizes.items() if name != "unused"}
-    for to_baseline, factor in ((True, 0.5), (False, 1.0), (False, 3.0)):
+    for factor in (1.0, 3.0):
         for name, gradient in gradients.items():
             named[name].grad = factor * gradient
-        accumulator.add(to_baseline=to_baseline)
-    accumulator.total(1, baseline=2.0)
+        accumulator.add()
+    accumulator.total(1)
     for name, weight in named.items():
         assert weight.grad is not None
-        assert torch.allclose(weight.grad, 3.0 * gradients.get(name, torch.zeros(sizes[name])), rtol=1e-6, atol=1e-10)
+        assert torch.allclose(weight.grad, 4.0 * gradients.get(name, torch.zeros(sizes[name])), rtol=1e-6, atol=1e-10)
 
 
 def test_a_gradient_of_the_transposed_layout_keeps_its_places() -> None:
@@ -164,28 +152,6 @@ def test_more_micro_batches_than_promised_are_refused() -> None:
         accumulator.add()
 
 
-@pytest.mark.parametrize("kind", ["exact", "float"])
-def test_a_baseline_is_summed_apart_and_taken_off_at_the_end(kind: str) -> None:
-    weight = parameter(2)
-    accumulator = (
-        ExactAccumulator({"weight": weight}, max_micro_batches=2, with_baseline=True)
-        if kind == "exact"
-        else FloatAccumulator({"weight": weight}, with_baseline=True)
-    )
-    for values, baseline in (([1.0, 2.0], [0.5, 0.0]), ([3.0, -6.0], [0.0, 0.25])):
-        weight.grad = torch.tensor(baseline)
-        accumulator.add(to_baseline=True)
-        weight.grad = torch.tensor(values)
-        accumulator.add()
-    accumulator.total(8, baseline=4.0)
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [(4.0 - 2.0) / 8, (-4.0 - 1.0) / 8]
-    weight.grad = torch.ones(2)
-    accumulator.add()
-    accumulator.total(math.inf, baseline=4.0)
-    assert weight.grad.abs().tolist() == [0.0, 0.0]
-
-
 def test_the_spec_chooses_whether_sums_depend_on_the_order() -> None:
     named = {"weight": nn.Parameter(torch.zeros(2))}
     exact = make_accumulator(job_spec(), named, named)
@@ -194,18 +160,13 @@ def test_the_spec_chooses_whether_sums_depend_on_the_order() -> None:
     assert isinstance(rounded, FloatAccumulator)
 
 
-def test_the_sums_say_which_batches_they_held_and_a_baseline_is_none() -> None:
+def test_the_sums_say_which_batches_they_held() -> None:
     weight = nn.Parameter(torch.zeros(3))
-    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=3, with_baseline=True)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=3)
     other = accumulator.beside({"weight": weight})
-    for sums, batch, to_baseline, more in (
-        (accumulator, 2, True, False),
-        (accumulator, 2, False, True),
-        (other, 2, False, False),
-        (other, 0, False, False),
-    ):
+    for sums, batch, more in ((accumulator, 2, True), (other, 2, False), (other, 0, False)):
         weight.grad = torch.ones(3)
-        sums.add(batch, to_baseline=to_baseline, more=more)
+        sums.add(batch, more=more)
     assert accumulator.added is None
     accumulator.total(1.0)
     assert accumulator.added == (1, 0, 1)

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from consumer.gradient.advantages.estimators import (
     ADVANTAGES,
-    LateScale,
-    centred_scale,
+    centred_deviation,
     group_advantages,
-    mean_and_scale,
     penalised_advantages,
 )
 from consumer.gradient.advantages.group_relative import (
@@ -29,8 +27,8 @@ from onbeat.loop.sampled import equal_groups
 def test_every_advantage_of_the_spec_is_in_the_family() -> None:
     assert set(ADVANTAGES) == set(ADVANTAGE_KINDS)
     for name, kind in ADVANTAGE_KINDS.items():
-        late = ADVANTAGES[name].late([0.5, -0.5, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0], 1e-4)
-        assert (late.deviation != 1.0, late.baseline != 0.0) == (kind.is_scaled_late, kind.has_late_baseline)
+        deviation = ADVANTAGES[name].late_deviation([0.5, -0.5, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0], 1e-4)
+        assert (deviation != 1.0) == kind.is_scaled_late
 
 
 def test_advantages_are_the_rewards_in_units_of_the_unbiased_deviation() -> None:
@@ -59,24 +57,17 @@ def test_reinforce_divides_by_the_deviation_of_the_whole_iteration() -> None:
     batches = [np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[4.0, 0.0], [0.0, 1.0]])]
     centred = np.concatenate([centred_rewards(rewards) for rewards in batches])
     assert centred.tolist() == [[0.5, -0.5], [0.0, 0.0], [2.0, -2.0], [-0.5, 0.5]]
-    scale = centred_scale(centred.reshape(-1).tolist(), [], 1e-4)
-    assert scale == LateScale(deviation=pytest.approx(centred.std(ddof=1) + 1e-4, rel=1e-15))
-
-
-def test_without_groups_the_mean_and_the_deviation_are_those_of_the_iteration() -> None:
-    rewards = [1.0, 0.0, 0.5, 0.5, 4.0, 0.0, 0.0, 1.0]
-    late = mean_and_scale(rewards, [], 1e-4)
-    assert (late.baseline, late.deviation) == (0.875, pytest.approx(np.std(rewards, ddof=1) + 1e-4, rel=1e-15))
-    assert mean_and_scale([0.1, 0.1, 0.1], [], 1e-4).deviation == float("inf")
+    deviation = centred_deviation(centred.reshape(-1).tolist(), [], 1e-4)
+    assert deviation == pytest.approx(centred.std(ddof=1) + 1e-4, rel=1e-15)
 
 
 def test_the_spec_chooses_the_advantage() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 0.0]])
     chosen = {
         name: group_advantages(rewards, AlgorithmSpec(advantage=name))[0, 0]
-        for name in ("grpo", "dr_grpo", "rloo", "reinforce++_baseline", "reinforce++")
+        for name in ("grpo", "dr_grpo", "rloo", "reinforce++_baseline")
     }
-    expected = {"grpo": 0.75 / 0.5001, "dr_grpo": 0.75, "rloo": 1.0, "reinforce++_baseline": 0.75, "reinforce++": 1.0}
+    expected = {"grpo": 0.75 / 0.5001, "dr_grpo": 0.75, "rloo": 1.0, "reinforce++_baseline": 0.75}
     assert chosen == pytest.approx(expected)
     assert group_advantages(rewards, AlgorithmSpec(advantage_epsilon=0.5))[0, 0] == 0.75
 

@@ -165,24 +165,7 @@ def test_the_divisor_counts_what_the_loss_says(algorithm: dict[str, Any], diviso
     assert sum(len(batch.rewards) for batch in batches) == 16
     scaling = iteration_scaling(batches, AlgorithmSpec(**algorithm))
     assert scaling.divisor == pytest.approx(divisor, rel=1e-15)
-    assert scaling.baseline == 0.0
     assert iteration_scaling(batches[::-1], AlgorithmSpec(**algorithm)) == scaling
-
-
-def test_the_baseline_of_the_iteration_is_the_mean_of_its_rewards() -> None:
-    batches = [stats(index, advantages=(2.0 * index,) * 8, loss_sum=3.0, baseline_loss_sum=2.0) for index in range(2)]
-    algorithm = AlgorithmSpec(advantage="reinforce++", advantage_epsilon=1.0)
-    scaling = iteration_scaling(batches, algorithm)
-    assert (scaling.count, scaling.baseline, scaling.deviation) == (16, 1.0, math.sqrt(16 / 15) + 1.0)
-    assert iteration_scaling(batches[::-1], algorithm) == scaling
-    assert iteration_numbers(batches, scaling=scaling).loss == 2 * (3.0 - 1.0 * 2.0) / scaling.divisor
-
-
-def test_an_iteration_of_equal_rewards_moves_nothing_though_its_mean_is_rounded() -> None:
-    same = stats(0, advantages=(0.1,) * 3, loss_sum=0.3, baseline_loss_sum=3.0)
-    scaling = iteration_scaling([same], AlgorithmSpec(advantage="reinforce++"))
-    assert iteration_numbers([same], scaling=scaling).loss == 0.0
-    assert scaling.divisor == math.inf
 
 
 def test_numbers_do_not_depend_on_the_order_of_arrival() -> None:

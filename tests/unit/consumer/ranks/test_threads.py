@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "trainer__gradient_checkpointing": True,
     },
     "trajectories, credit by turn, updates": {"environment": ENVIRONMENT, "algorithm__credit": "turn"} | UPDATES,
-    "late baseline, untied": {"algorithm__advantage": "reinforce++", "model__path": "llama"},
+    "late deviation, untied": {"algorithm__advantage": "reinforce++_baseline", "model__path": "llama"},
     "a critic": {"algorithm": {"advantage": "gae", "updates_per_iteration": 2, "value_clip": 0.01}},
 }
 
@@ -107,7 +107,7 @@ def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
             if update or part:
                 ranks.train_again(lambda: None, part)
             is_last = (update, part) == steps[-1]
-            ranks.step(OptimizerStep(divisor=3.0, baseline=0.25, learning_rate=1e-3, is_last=is_last))
+            ranks.step(OptimizerStep(divisor=3.0, learning_rate=1e-3, is_last=is_last))
     ranks.close()
     return ranks.learner.policy.state_tensors()
 
@@ -181,7 +181,7 @@ def test_a_second_batch_begins_once_everything_is_sampled_and_not_before(
     assert gate.num_begun.acquire(timeout=DEADLINE_S)
     gate.may_end.release(2)
     wait_for(ranks, 2)
-    ranks.step(OptimizerStep(divisor=3.0, baseline=0.0, learning_rate=1e-3, is_last=True))
+    ranks.step(OptimizerStep(divisor=3.0, learning_rate=1e-3, is_last=True))
     # The next iteration is being sampled.
     for batch in batches(1)[:2]:
         ranks.train(batch)
