@@ -164,7 +164,8 @@ class EvaluationScore(Record, frozen=True, kw_only=True):
     """Greedy decoding; None where the spec turns it off."""
     num_prompts: int
     sampled_error: float | UnsetType = UNSET
-    """Standard error of `sampled` over the prompts, whose samples are alike; left out with one sample a prompt."""
+    """Standard error of `sampled` over the prompts: the unbiased deviation of their mean rewards, over the root of
+    their number. The samples of a prompt are alike, and count as one. Left out of a single prompt."""
     pass_at: tuple[PassAt, ...] | UnsetType = UNSET
     """For k = 1, 2, 4, ... and all samples of a prompt; left out with one."""
     by_source: dict[str, float] | UnsetType = UNSET

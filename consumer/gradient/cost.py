@@ -2,9 +2,9 @@
 
     6 N a token (Kaplan et al., arXiv 2001.08361, section 2.1), and 12 layers * width for each pair of attending tokens
 
-with N the parameters that multiply every token: all but the input embedding and the head, which meets sampled tokens
-only; observations go through the layers. A matrix that is not trained saves its weight gradient: 4 instead of 6. The
-reference only goes forward: 2 and 4.
+with N the parameters that multiply a token: all but the input embedding and the head, which meets sampled tokens only,
+and of a mixture of experts those that the router chooses for it, k of E; observations go through the layers. A matrix
+that is not trained saves its weight gradient: 4 instead of 6. The reference only goes forward: 2 and 4.
 Pairs are the causal ones, T (T + 1) / 2, not the T^2 of the usual short-hand; recomputed activations don't count.
 """
 
@@ -20,16 +20,20 @@ from transformers.modeling_utils import PreTrainedModel
 from consumer.gradient.micro_batch import line_tokens
 from contracts.rollouts import RolloutBatch
 
+EXPERTS_OF_A_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+"""Keys by which the families' configs say how many experts a token goes through."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The sizes of a model's matrices that decide what a token costs."""
 
     num_body_parameters: int
+    """Parameters that multiply one token between embedding and head: of routed experts the chosen ones."""
     num_head_parameters: int
     """Parameters of the output matrix, also where it is the embedding."""
     trained_share: float
-    """Trained parameters over both: below 1.0 under adapters."""
+    """Trained parameters over both, counted alike: below 1.0 under adapters."""
     num_layers: int
     attention_width: int
     """Heads times their width."""
@@ -49,18 +53,37 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     config = model.config.get_text_config()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     outside = {id(parameter) for part in (embedding, head) if part is not None for parameter in part.parameters()}
-    body = [parameter for parameter in model.parameters() if id(parameter) not in outside]
+    num_chosen = next((getattr(config, key) for key in EXPERTS_OF_A_TOKEN if hasattr(config, key)), None)
+    num_body = num_trained = 0
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in outside:
+            num_items = _items_of_a_token(name, parameter, num_chosen)
+            num_body += num_items
+            num_trained += num_items if parameter.requires_grad else 0
     of_head = list(head.parameters()) if isinstance(head, nn.Module) else []
-    num_head, num_body = (sum(parameter.numel() for parameter in part) for part in (of_head, body))
-    trained = sum(parameter.numel() for parameter in (*body, *of_head) if parameter.requires_grad)
+    num_head = sum(parameter.numel() for parameter in of_head)
+    num_trained += sum(parameter.numel() for parameter in of_head if parameter.requires_grad)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         num_body_parameters=num_body,
         num_head_parameters=num_head,
-        trained_share=trained / (num_body + num_head),
+        trained_share=num_trained / (num_body + num_head),
         num_layers=config.num_hidden_layers,
         attention_width=config.num_attention_heads * width,
     )
+
+
+def _items_of_a_token(name: str, parameter: nn.Parameter, num_chosen: int | None) -> int:
+    """Returns how many items of a parameter of the body multiply one token.
+
+    transformers keeps the routed experts of a layer in one tensor, [E, ...], below a module `experts`; shared experts,
+    which every token goes through, and the router stand beside it. num_chosen: experts of a token; where the config
+    doesn't say it, all are counted.
+    """
+    if num_chosen is None or parameter.dim() < 2 or "experts" not in name.split("."):
+        return parameter.numel()
+    num_experts = parameter.shape[0]
+    return parameter.numel() // num_experts * min(num_chosen, num_experts)
 
 
 def training_cost(

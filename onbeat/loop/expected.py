@@ -215,13 +215,15 @@ def _set_score(asked: Sequence[PromptBatch], arrived: Mapping[str, RolloutBatch]
     if not sampled:
         return None
     pass_reward = 1.0 if of.pass_reward is UNSET else of.pass_reward
-    means, pass_at = _of_prompts(sampled, pass_reward) if sampled[0].group_size > 1 else ([], UNSET)
+    of_prompts = _rewards_of_prompts(sampled)
+    means = [mean(of_prompt) for of_prompt in of_prompts]
     return SetScore(
         sampled=_mean_reward(sampled),
         greedy=_mean_reward(greedy) if greedy else None,
         num_prompts=sum(len(batch.groups) for batch in sampled),
-        sampled_error=_standard_error(means) if means else UNSET,
-        pass_at=pass_at,
+        # Of one prompt no error is known.
+        sampled_error=_standard_error(means) if len(means) > 1 else UNSET,
+        pass_at=_pass_at(of_prompts, pass_reward) if sampled[0].group_size > 1 else UNSET,
     )
 
 
@@ -232,17 +234,21 @@ def _by_source(batches: Sequence[RolloutBatch]) -> dict[str, float]:
     return {name: mean(list(of_source)) for name, of_source in sorted(rewards.items())}
 
 
-def _of_prompts(batches: Sequence[RolloutBatch], pass_reward: float) -> tuple[list[float], tuple[PassAt, ...]]:
-    """Returns each prompt's mean reward, and the pass@k of all."""
-    size = batches[0].group_size
-    rewards = [[rollout.reward for rollout in group.rollouts] for batch in batches for group in batch.groups]
+def _rewards_of_prompts(batches: Sequence[RolloutBatch]) -> list[list[float]]:
+    """Returns the rewards of each prompt's samples."""
+    return [[rollout.reward for rollout in group.rollouts] for batch in batches for group in batch.groups]
+
+
+def _pass_at(rewards: Sequence[Sequence[float]], pass_reward: float) -> tuple[PassAt, ...]:
+    """Returns the pass@k of all prompts. rewards: of each prompt's samples, equally many."""
+    size = len(rewards[0])
     passed = [sum(reward >= pass_reward for reward in of_prompt) for of_prompt in rewards]
     pass_at = []
     for k in sorted({size, *(2**power for power in range(size.bit_length()))}):
         # 1 less the chance that k of the n samples, drawn without putting back, are all of the n - c that fail.
         shares = [1.0 - math.comb(size - count, k) / math.comb(size, k) for count in passed]
         pass_at.append(PassAt(k=k, share=math.fsum(shares) / len(shares), error=_standard_error(shares)))
-    return [math.fsum(of_prompt) / size for of_prompt in rewards], tuple(pass_at)
+    return tuple(pass_at)
 
 
 def _standard_error(values: Sequence[float]) -> float:

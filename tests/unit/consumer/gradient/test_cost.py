@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from consumer.gradient.cost import ModelShape, TrainingCost, model_shape, training_cost
 from consumer.model.policy import load_policy
 from contracts.spec_tables.root import SpecRoot
 from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
+
+MIXTURE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "tie_word_embeddings": False,
+}
 
 SHAPE = ModelShape(
     num_body_parameters=1000, num_head_parameters=100, trained_share=1.0, num_layers=2, attention_width=8
@@ -80,3 +92,40 @@ def test_the_shape_of_a_model_leaves_the_input_embedding_out(tmp_path: Path, tie
     assert shape.num_head_parameters == 79 * 16
     assert shape.num_body_parameters == attention + 3 * 16 * 48 + norms
     assert (shape.num_layers, shape.attention_width, shape.trained_share) == (1, 16, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "chosen_items"),
+    [
+        # Of each layer: k experts' three matrices, then what stands beside them.
+        (MixtralConfig(num_local_experts=8, num_experts_per_tok=2, **MIXTURE), 2 * 3 * 32 * 24),
+        (
+            Qwen3MoeConfig(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8, **MIXTURE),
+            3 * 3 * 32 * 16,
+        ),
+        (
+            Qwen2MoeConfig(
+                num_experts=8,
+                num_experts_per_tok=2,
+                moe_intermediate_size=16,
+                shared_expert_intermediate_size=40,
+                **MIXTURE,
+            ),
+            2 * 3 * 32 * 16 + 3 * 32 * 40 + 32,
+        ),
+    ],
+    ids=["mixtral", "qwen3_moe", "qwen2_moe"],
+)
+def test_of_a_mixture_of_experts_a_token_costs_the_chosen_ones(config: Any, chosen_items: int) -> None:
+    """k of the E routed experts multiply a token; the shared expert and the router multiply all of them."""
+    model = AutoModelForCausalLM.from_config(config)
+    shape = model_shape(model)
+    router = 8 * 32
+    rest = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if "mlp" not in name and "embed" not in name and "lm_head" not in name
+    )
+    assert shape.num_body_parameters == 2 * (chosen_items + router) + rest
+    assert shape.trained_share == 1.0
+    assert shape.num_head_parameters == 64 * 32

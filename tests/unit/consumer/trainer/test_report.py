@@ -76,6 +76,18 @@ def test_several_samples_a_prompt_have_a_mean_with_its_error_and_pass_at_k() -> 
     assert passes_in_words(easier).startswith(", pass@1 0.333 ± 0.083, pass@2 0.611")
 
 
+def test_one_sample_a_prompt_has_a_standard_error_over_the_prompts_and_no_pass_at_k() -> None:
+    expected = [asked("a", temperature=1.0), asked("b", temperature=1.0)]
+    arrived = {"a": answered(0.0, 1.0, 1.0), "b": answered(0.25)}
+    found = evaluation_score(expected, arrived, EvaluationSpec())
+    assert found is not None
+    assert found.sampled_error == pytest.approx(statistics.stdev([0.0, 1.0, 1.0, 0.25]) / math.sqrt(4), rel=1e-15)
+    assert found.pass_at is UNSET
+    single = evaluation_score(expected, {"b": arrived["b"]}, EvaluationSpec())
+    assert single is not None
+    assert single.sampled_error is UNSET, "a single prompt says nothing of the others"
+
+
 def of_set(batch: PromptBatch, name: str) -> PromptBatch:
     return replace(batch, prompts=tuple(replace(prompt, source=name) for prompt in batch.prompts))
 
