@@ -50,7 +50,6 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"advantage": "gae", "loss": {"type": "plugin", "entry_point": "mine"}}, "advantage", "a loss of the family"),
         ({"entropy_coefficient": 0.1, "advantage": "reinforce++_baseline"}, "entropy_coefficient would", "set it to 0"),
         ({"advantage": "gdpo", "distillation_coefficient": 1}, "distillation_coefficient would", 'or "none"'),
-        ({"advantage": "reinforce++"}, "advantage: invalid enum value", "did you mean reinforce++_baseline?"),
         ({"advantage": "gae", "off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold", "leave it out"),
         ({"clip_max": 3.0, "loss": "cispo"}, "clip_max has no effect", "leave it out"),
         ({"clip_max": 1.2, "updates_per_iteration": 2}, "clip_max = 1.2 is not above 1 + clip_high", "which is 1.2"),
@@ -131,6 +130,11 @@ def test_an_unweighed_k1_in_the_loss_is_refused_and_a_weighed_one_is_taken() -> 
     ):
         with pytest.raises(InvalidInput, match=r'^algorithm.kl_estimator = "k1" in .* or kl_placement = "reward"$'):
             job_spec(**job)
+
+
+def test_the_advantage_that_was_taken_off_late_is_refused_with_the_one_that_takes_its_place() -> None:
+    with pytest.raises(InvalidInput, match=r"algorithm.advantage: .*did you mean reinforce\+\+_baseline\?"):
+        job_spec(algorithm={"advantage": "reinforce++"})
 
 
 def test_only_what_acts_on_every_token_needs_every_row() -> None:
