@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks._results import REPOSITORY, write_result
-from benchmarks.passes import CASES, Case, batch_of, learner_of
+from benchmarks.passes import CASES, Case, batch_of, learner_of, start_anew
 from consumer.gradient.learner import Learner
 from consumer.gradient.statistics import joined
 from contracts.rollouts import Prompt, PromptBatch, RolloutBatch
@@ -113,7 +113,7 @@ def measure(name: str, case: Case, *, repeats: int) -> dict[str, Any]:
                 seconds[packing].append(round(time.process_time() - started_s, 4))
                 gap = joined([one.mismatch for one in stats])
                 gaps[packing] = {"mismatch_k3": gap.k3, "mismatch_max": gap.largest, "tokens": gap.num_tokens}
-                learner.accumulator.total(1.0)
+                start_anew(learner)
     # The first turn warms up.
     ratios = [exact / packed for packed, exact in np.array([seconds[packing][1:] for packing in PACKINGS]).T]
     return {"model": name, "ratio": round(float(statistics.median(ratios)), 3), "seconds": seconds, "mismatch": gaps}

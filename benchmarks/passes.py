@@ -290,9 +290,10 @@ def _costs(learner: Learner, batches: list[RolloutBatch]) -> list[Any]:
 
 def start_anew(learner: Learner) -> None:
     """Clears the sums without a step."""
-    learner.accumulator.total(1.0)
-    for parameter in learner.optimizer.stepped.values():
-        parameter.grad = None
+    gradients = learner.accumulator.gradients(1.0)
+    for name in learner.optimizer.stepped:
+        gradients.pop(name)
+    learner.accumulator.finish()
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._random_models import save_with_tokenizer
 from benchmarks._results import REPOSITORY, write_result
-from benchmarks.passes import Case, batch_of
+from benchmarks.passes import Case, batch_of, start_anew
 from consumer.gradient.assembly import make_learner
 from consumer.model.language_head import Summary
 from consumer.model.policy import Policy, load_policy
@@ -140,7 +140,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
                 stats, of_trainer = timed(lambda arm=arm, told=told: learners[arm].train(told).stats)
                 seconds[arm].append((round(of_worker, 4), round(of_trainer, 4)))
                 num_bytes[arm] = sum(len(value) for of in told.columns.values() for value in of) / stats.num_tokens
-                learners[arm].accumulator.total(1.0)
+                start_anew(learners[arm])
     base = seconds[next(iter(arms))]
     return [
         {

@@ -21,6 +21,8 @@ from contracts.versions import WeightFile, WeightManifest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from consumer.gradient.accumulation import GradientAccumulator
+    from consumer.gradient.optimizer import PolicyOptimizer
     from producer.engine.base import EngineSetup
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
@@ -290,3 +292,19 @@ def job_spec(**overrides: Any) -> JobSpec:
         section = functools.reduce(lambda table, key: table.setdefault(key, {}), parents, values)
         section[leaf] = value
     return convert(values, JobSpec)
+
+
+def give_totals(accumulator: GradientAccumulator, divisor: float) -> None:
+    """Ends the sums, and puts sum / divisor into `.grad` of what they are of."""
+    gradients = accumulator.gradients(divisor)
+    for name, target in accumulator._targets.items():
+        target.grad = gradients.pop(name)
+    accumulator.finish()
+
+
+def step_on_grads(optimizer: PolicyOptimizer, learning_rate: float, **options: Any) -> float:
+    """Steps on what stands in `.grad` of what the optimizer steps, which has none afterwards."""
+    gradients = {name: stepped.grad for name, stepped in optimizer.stepped.items()}
+    for stepped in optimizer.stepped.values():
+        stepped.grad = None
+    return optimizer.step(learning_rate, gradients, **options)

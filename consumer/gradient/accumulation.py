@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,18 @@ class Piece:
     """Place of the first of them in the sums."""
 
 
+class Gradients(Protocol):
+    """A step's gradients, by the names of what it steps; each has its parameter's shape. A dict of tensors is one."""
+
+    def __getitem__(self, name: str, /) -> Tensor:
+        """Returns a gradient, which may be asked for again."""
+        ...
+
+    def pop(self, name: str, /) -> Tensor:
+        """Returns a gradient for the last time."""
+        ...
+
+
 class GradientAccumulator(ABC):
     """Sums the gradients of one iteration."""
 
@@ -53,8 +65,13 @@ class GradientAccumulator(ABC):
         targets: Mapping[str, nn.Parameter] | None = None,
         num_witnesses: int = 0,
     ) -> None:
-        """Starts with zeros. targets: what `total` writes to, by the same names, where it is not the parameters.
-        num_witnesses: rollout batches that leave a 1 in the sums, each in a place of its own."""
+        """Starts with zeros.
+
+        Args:
+            targets: What is stepped, by the same names, where it is not the parameters; gradients have its shapes and
+                dtypes.
+            num_witnesses: Rollout batches that leave a 1 in the sums, each in a place of its own.
+        """
         self._parameters = dict(parameters)
         self._targets = dict(targets or parameters)
         sizes = [target.numel() for target in self._targets.values()]
@@ -65,7 +82,7 @@ class GradientAccumulator(ABC):
         """[items] of each parameter, views of the above."""
         self._witnesses = self._flat[sum(sizes) :]
         self.added: tuple[int, ...] | None = None
-        """Rollout batch, by its number → how often the sums of the last `total` held its gradient; None of floats."""
+        """Rollout batch, by its number → how often the sums of the last step held its gradient; None of floats."""
         self._lock = threading.Lock()
         """Held while the sums, or what is counted of them, change: several threads add to them."""
 
@@ -89,12 +106,31 @@ class GradientAccumulator(ABC):
         Raises TrainingDiverged, naming the parameter, for a gradient that is not finite or out of range.
         """
 
-    @abstractmethod
-    def total(self, divisor: float) -> None:
-        """Writes sum / divisor into `.grad`, zeros where nothing was added.
+    def gradients(self, divisor: float) -> Gradients:
+        """Returns sum / divisor of each parameter, made when it is asked for: no two of them need memory at a time."""
+        return SummedGradients(self, divisor)
 
-        The sums are 0 afterwards: the next update, or iteration, starts.
-        """
+    @abstractmethod
+    def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
+        """Makes sum / divisor of one parameter, zeros where nothing was added. clears: its sums are 0 afterwards."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Ends the open sums, each of which was popped from `gradients`: the next update, or iteration, starts."""
+
+
+@dataclass(frozen=True)
+class SummedGradients(Gradients):
+    """The gradients that an accumulator's sums make."""
+
+    sums: GradientAccumulator
+    divisor: float
+
+    def __getitem__(self, name: str, /) -> Tensor:
+        return self.sums.gradient(name, self.divisor, clears=False)
+
+    def pop(self, name: str, /) -> Tensor:
+        return self.sums.gradient(name, self.divisor, clears=True)
 
 
 class ExactAccumulator(GradientAccumulator):
@@ -165,19 +201,21 @@ class ExactAccumulator(GradientAccumulator):
         if together:
             yield Piece(values=_joined(together), start=start)
 
-    def total(self, divisor: float) -> None:
-        chunk = self._chunk_items
+    def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
+        target = self._targets[name]
+        gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
+        chunk = min(self._chunk_items, target.numel())
         doubles = torch.empty(chunk, dtype=torch.float64, device=self._flat.device)
-        for name, target in self._targets.items():
-            gradient = torch.empty(target.numel(), dtype=target.dtype, device=target.device)
-            chunks = self._sums[name].split(chunk)
-            for part, sums in zip(gradient.split(chunk), chunks, strict=True):
-                exact = doubles[: part.numel()].copy_(sums)
-                # The sums are divided in float64, and rounded once to the parameter's dtype.
-                part.copy_(exact.div_(SCALE * divisor))
+        for part, sums in zip(gradient.split(chunk or 1), self._sums[name].split(chunk or 1), strict=True):
+            exact = doubles[: part.numel()].copy_(sums)
+            # The sums are divided in float64, and rounded once to the parameter's dtype.
+            part.copy_(exact.div_(SCALE * divisor))
+            if clears:
                 # They are in cache now: clearing all of them later would read them once more.
                 sums.zero_()
-            target.grad = gradient.view(target.shape)
+        return gradient.view(target.shape)
+
+    def finish(self) -> None:
         self.added = tuple(self._witnesses.tolist())
         self._witnesses.zero_()
         self._reached = 0.0
@@ -195,11 +233,15 @@ class FloatAccumulator(GradientAccumulator):
         for name, gradient in gradients.items():
             self._sums[name].add_(gradient)
 
-    def total(self, divisor: float) -> None:
-        for name, target in self._targets.items():
-            total = self._sums[name] / divisor
-            target.grad = total.to(target.dtype).view(target.shape)
-        self._flat.zero_()
+    def gradient(self, name: str, divisor: float, *, clears: bool) -> Tensor:
+        target = self._targets[name]
+        gradient = (self._sums[name] / divisor).to(target.dtype).view(target.shape)
+        if clears:
+            self._sums[name].zero_()
+        return gradient
+
+    def finish(self) -> None:
+        """Keeps nothing between two steps but the sums."""
 
 
 def make_accumulator(

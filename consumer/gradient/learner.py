@@ -163,13 +163,14 @@ class Learner:
 
         sink: is given the weights, each as soon as it has its new value.
         """
-        self.accumulator.total(step.divisor)
+        gradients = self.accumulator.gradients(step.divisor)
         if sink is None:
-            grad_norm = self.optimizer.step(step.learning_rate)
+            grad_norm = self.optimizer.step(step.learning_rate, gradients)
         else:
             stream = WeightStream(self.policy.weights(), sink)
             stream.begin()
-            grad_norm = self.optimizer.step(step.learning_rate, on_stepped=stream.stepped)
+            grad_norm = self.optimizer.step(step.learning_rate, gradients, on_stepped=stream.stepped)
+        self.accumulator.finish()
         self.policy.follow()
         if step.syncs_reference:
             self.optimizer.sync_reference()

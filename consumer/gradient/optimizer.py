@@ -17,6 +17,7 @@ from msgspec import UNSET
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from consumer.gradient.accumulation import Gradients
 from consumer.model.rows import local_rows, whole
 from contracts.errors import ContractViolation, InvalidInput, TrainingDiverged
 from contracts.spec import OptimizerSpec
@@ -108,11 +109,18 @@ class PolicyOptimizer:
         InvalidInput where the optimizer's library isn't installed, and what `groups_of` does."""
         self._parameters = dict(parameters)
         self._reference = {f"reference.{name}": frozen for name, frozen in (reference or {}).items()}
+        # A mixture of two bfloat16 that are near each other rounds back to where it was: float32 keeps what is left.
+        self._reference_masters = {
+            name: local_rows(frozen).float()
+            for name, frozen in self._reference.items()
+            if mixup_alpha < 1.0 and frozen.dtype not in (torch.float32, torch.float64)
+        }
+        """Of a reference below float32 that is averaged: what its parameters are the rounding of."""
         self.beside = self._reference | {name: self._parameters[name] for name in critic}
         """What training moves beside the policy."""
         self._mixup_alpha = mixup_alpha
         self.stepped = {name: _master(parameter) for name, parameter in self._parameters.items()}
-        """What takes the gradients: the masters, and the parameters that need none."""
+        """What is stepped: the masters, and the parameters that need none."""
         self._max_grad_norm = spec.max_grad_norm
         together: defaultdict[tuple[bool, float, float], list[nn.Parameter]] = defaultdict(list)
         for name, settings in groups_of(parameters, spec, embeddings=embeddings).items():
@@ -127,31 +135,38 @@ class PolicyOptimizer:
             make = load_entry_point(OPTIMIZERS, spec.type, field="optimizer.type")
         self._moments = make(groups, spec)
 
-    def step(self, learning_rate: float, *, on_stepped: Callable[[str], None] = lambda name: None) -> float:
-        """Clips the gradients to max_grad_norm, steps and clears them, and returns the norm before clipping.
+    def step(
+        self, learning_rate: float, gradients: Gradients, *, on_stepped: Callable[[str], None] = lambda name: None
+    ) -> float:
+        """Clips the gradients to max_grad_norm, steps on them, and returns the norm before clipping.
+
+        Clipping needs the norm of all gradients before the first step. So each is made for the norm, let go, and made
+        again when its group is due: a group of them needs memory at a time, and never those of the whole model. The
+        first group's stay in between, so that a small model's are made once.
 
         on_stepped is called with the name of each parameter that has its new value: what that starts goes on beside the
         next groups. The bits are those of one step over all of them. Raises TrainingDiverged, with the parameters as
         they were, when the norm is not finite.
         """
-        norm = self._gradient_norm()
+        groups = self._groups()
+        ready = {name: gradients.pop(name) for name in groups[0]}
+        norm = self._gradient_norm(ready, gradients)
         grad_norm = norm.item()
         if not math.isfinite(grad_norm):
             raise TrainingDiverged(
                 f"the gradient norm is {grad_norm}", field="grad_norm", cure="lower optimizer.learning_rate"
             )
         # torch multiplies by min(1, this) whatever it is; a product with 1 has the bits that it had.
-        if self._max_grad_norm / (norm + 1e-6) < 1.0:
-            nn.utils.clip_grads_with_norm_(self.stepped.values(), self._max_grad_norm, norm, foreach=False)
+        is_clipped = bool(self._max_grad_norm / (norm + 1e-6) < 1.0)
         for group in (group for optimizer in self._moments.optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate * group["factor"]
-        gradients = {name: stepped.grad for name, stepped in self.stepped.items()}
-        for stepped in self.stepped.values():
-            stepped.grad = None
         masters = self._masters()
-        for group in self._groups():
+        for group in groups:
             for name in group:
-                self.stepped[name].grad = gradients.pop(name)
+                self.stepped[name].grad = ready.pop(name) if name in ready else gradients.pop(name)
+            if is_clipped:
+                due = [self.stepped[name] for name in group]
+                nn.utils.clip_grads_with_norm_(due, self._max_grad_norm, norm, foreach=False)
             # The optimizer passes over parameters that have no gradient: the groups that are not due.
             for optimizer in self._moments.optimizers:
                 optimizer.step()
@@ -165,20 +180,27 @@ class PolicyOptimizer:
 
     @torch.no_grad()
     def sync_reference(self) -> None:
-        """Mixes the parameters into the reference: alpha policy + (1 - alpha) reference, rounded to its dtype."""
+        """Mixes the policy into the reference: alpha policy + (1 - alpha) reference, of their float32 masters."""
         for name, frozen in self._reference.items():
-            local_rows(frozen).lerp_(local_rows(self._parameters[name.removeprefix("reference.")]), self._mixup_alpha)
+            trained, rows = name.removeprefix("reference."), local_rows(frozen)
+            if name in self._reference_masters:
+                master = self._reference_masters[name]
+                rows.copy_(master.lerp_(local_rows(self.stepped[trained]), self._mixup_alpha))
+            else:
+                rows.lerp_(local_rows(self._parameters[trained]), self._mixup_alpha)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}`, `master.{parameter}` and the
-        critic's parameters; {} before the first step."""
+        """Returns `{state}.{parameter}`, and where there is one `reference.{parameter}`, of an averaged one in float32,
+        `master.{parameter}` and the critic's parameters; {} before the first step."""
         tensors = {
             f"{state_name}.{name}": tensor
             for name, parameter in self.stepped.items()
             if parameter in self._moments.of(parameter).state
             for state_name, tensor in self._moments.state(parameter).items()
         }
-        tensors |= {name: local_rows(kept).detach() for name, kept in self.beside.items() if tensors}
+        if tensors:
+            tensors |= {name: local_rows(kept).detach() for name, kept in self.beside.items()}
+            tensors |= self._reference_masters
         return tensors | {f"master.{name}": master.detach() for name, master in self._masters().items() if tensors}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -205,6 +227,8 @@ class PolicyOptimizer:
             for name, kept in self.beside.items():
                 if name in tensors:
                     local_rows(kept).copy_(tensors[name])
+                if name in tensors and name in self._reference_masters:
+                    self._reference_masters[name].copy_(tensors[name])
 
     def _masters(self) -> dict[str, nn.Parameter]:
         return {
@@ -223,16 +247,17 @@ class PolicyOptimizer:
             num_bytes += stepped.nbytes
         return groups
 
-    def _gradient_norm(self) -> Tensor:
-        """Computes torch's `get_total_norm`: the norm of the tensors' norms.
+    def _gradient_norm(self, ready: Mapping[str, Tensor], gradients: Gradients) -> Tensor:
+        """Computes torch's `get_total_norm`: the norm of the tensors' norms. ready: those that are made already.
 
         Each norm is that of the whole tensor, also where ranks share it: the norm of its rows' norms has other bits.
         """
-        norms = [
-            torch.linalg.vector_norm(whole(stepped.grad, self._parameters[name]))
-            for name, stepped in self.stepped.items()
-            if stepped.grad is not None
-        ]
+        norms: list[Tensor] = []
+        for name, parameter in self._parameters.items():
+            gradient = ready[name] if name in ready else gradients[name]
+            norms.append(torch.linalg.vector_norm(whole(gradient, parameter)))
+            # Else it would live until the next one is made.
+            del gradient
         return torch.linalg.vector_norm(torch.stack(norms))
 
 

@@ -21,7 +21,7 @@ from consumer.model.policy import Policy
 from contracts.errors import ContractViolation
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec, OptimizerSpec
-from tests.builders import job_spec
+from tests.builders import job_spec, step_on_grads
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,
     iteration_of,
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_the_optimizer_has_the_critic_and_no_other_jobs_is_taken
     gradients, _ = gradients_of(pair, iteration_of(), spec_of({}))
     for name, parameter in optimizer.stepped.items():
         parameter.grad = gradients[name]
-    optimizer.step(0.01)
+    step_on_grads(optimizer, 0.01)
     saved = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
     optimizer_of(other).load_state_tensors(saved)
     for name, parameter in other.critic_parameters().items():

@@ -28,7 +28,7 @@ from consumer.gradient.statistics import iteration_numbers, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from tests.builders import batch_of, job_spec, rollout
+from tests.builders import batch_of, give_totals, job_spec, rollout
 from tests.contract.test_streamed_gradient import relative_error, taken_gradients
 from tests.contract.test_streamed_losses import models
 from tests.contract.test_updates import first_update, later_update, responses_of, total
@@ -239,7 +239,7 @@ def updates_of(lagged: Lagged, spec: JobSpec) -> Iterator[tuple[dict[str, Tensor
         if update:
             stats = later_update(policy, trained, spec, accumulator)
         scaling = iteration_scaling(stats, spec.algorithm)
-        accumulator.total(scaling.divisor)
+        give_totals(accumulator, scaling.divisor)
         gradients = taken_gradients(policy)
         yield gradients, stats
         move(policy, gradients, UPDATE_STEP)

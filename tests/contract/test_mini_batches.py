@@ -13,7 +13,7 @@ from consumer.gradient.learner import Learner, mini_batch_of
 from consumer.gradient.statistics import divided_by, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
-from tests.builders import job_spec
+from tests.builders import give_totals, job_spec
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,
     iteration_of,
@@ -49,7 +49,7 @@ def steps_of(pair: tuple[Policy, Policy], batches: list[RolloutBatch], algorithm
             again = list(learner.train_again(lambda: None, part))
             assert len(again) <= 1
         of_part = [one for one in stats if mini_batch_of(one.batch_id, spec) == part]
-        accumulator.total(replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor)
+        give_totals(accumulator, replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor)
         steps.append(taken_gradients(policy))
     return steps
 

@@ -26,7 +26,7 @@ from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
 from contracts.spec_tables.root import SpecRoot
-from tests.builders import batch_of, job_spec, rollout, rollout_batch, tiny_model_folder
+from tests.builders import batch_of, give_totals, job_spec, rollout, rollout_batch, tiny_model_folder
 
 NUM_BATCHES = 5
 
@@ -87,7 +87,7 @@ def streamed_gradient(
             )[0]
         )
         assert all(parameter.grad is None for parameter in parameters.values())
-    accumulator.total(iteration_scaling(stats, spec.algorithm).divisor)
+    give_totals(accumulator, iteration_scaling(stats, spec.algorithm).divisor)
     gradients = taken_gradients(policy)
     assert gradients.keys() == parameters.keys()
     return gradients

@@ -26,7 +26,7 @@ from onbeat.sampled_values import Contexts
 from onbeat_extras.health.history import LOST
 from onbeat_extras.health.rules import Health
 from producer.engine.sampling import log_distribution
-from tests.builders import batch_of, job_spec, prompt_batch, rollout, tiny_model_folder
+from tests.builders import batch_of, job_spec, prompt_batch, rollout, step_on_grads, tiny_model_folder
 from tests.contract.golden_files import iteration_metrics
 from tests.trl_cases import trl_trainer
 
@@ -173,7 +173,7 @@ def test_8_bit_adamw_steps_as_its_trainers(model_folder: Path) -> None:
         for name, parameter in theirs.items():
             parameter.grad = torch.randn(parameter.shape, generator=draw)
             optimizer.stepped[name].grad = parameter.grad.clone()
-        optimizer.step(1e-2)
+        step_on_grads(optimizer, 1e-2)
         other.step()
         assert all(torch.equal(ours[name], theirs[name]) for name in weights)
     assert other.state[theirs["large"]]["state1"].dtype is torch.uint8

@@ -17,7 +17,7 @@ from consumer.gradient.statistics import BatchStats, iteration_scaling
 from consumer.model.policy import Policy
 from contracts.rollouts import RolloutBatch
 from contracts.spec import JobSpec
-from tests.builders import job_spec
+from tests.builders import give_totals, job_spec
 from tests.contract.test_streamed_gradient import (
     assert_same_bits_in_any_order,
     iteration_of,
@@ -83,7 +83,7 @@ def later_update(policy: Policy, trained: Trained, spec: JobSpec, accumulator: E
 
 
 def total(policy: Policy, stats: list[BatchStats], spec: JobSpec, accumulator: ExactAccumulator) -> Gradients:
-    accumulator.total(iteration_scaling(stats, spec.algorithm).divisor)
+    give_totals(accumulator, iteration_scaling(stats, spec.algorithm).divisor)
     return taken_gradients(policy)
 
 

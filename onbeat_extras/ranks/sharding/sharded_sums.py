@@ -99,10 +99,10 @@ class ShardedAccumulator(ExactAccumulator):
             layer.reached = layer.reached if more else 0.0
         self._witnesses[batch] += not more
 
-    def total(self, divisor: float) -> None:
-        """Each rank calls it at the same time: its sums are complete, and its witnesses those of its own batches."""
+    def finish(self) -> None:
+        """Each rank calls it at the same time: its sums were complete, and its witnesses those of its own batches."""
         dist.all_reduce(self._witnesses)
-        super().total(divisor)
+        super().finish()
 
     def _take_over(self, model: nn.Module) -> list[SummingReduceScatter]:
         names = {parameter: name for name, parameter in self._parameters.items()}

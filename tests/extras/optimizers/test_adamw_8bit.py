@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from consumer.gradient.optimizer import PolicyOptimizer
 from contracts.errors import ContractViolation, InvalidInput
 from contracts.spec import OptimizerSpec
+from tests.builders import step_on_grads
 
 QUANTISED = OptimizerSpec(type="adamw_8bit", learning_rate=1e-2, weight_decay=0.1, max_grad_norm=1e9)
 SHAPES = {"large": (70, 100), "small": (10, 10)}
@@ -29,7 +30,7 @@ def step(optimizer: PolicyOptimizer, *, number: int) -> None:
     draw = torch.Generator().manual_seed(100 + number)
     for stepped in optimizer.stepped.values():
         stepped.grad = torch.randn(stepped.shape, generator=draw)
-    optimizer.step(1e-2)
+    step_on_grads(optimizer, 1e-2)
 
 
 def bits(tensors: dict[str, nn.Parameter]) -> list[Tensor]:

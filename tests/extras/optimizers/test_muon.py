@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from consumer.gradient.optimizer import PolicyOptimizer
-from tests.builders import job_spec
+from tests.builders import job_spec, step_on_grads
 
 
 def test_muon_steps_hidden_matrices_by_its_equation_and_all_else_as_adamw_does() -> None:
@@ -39,7 +39,7 @@ def test_muon_steps_hidden_matrices_by_its_equation_and_all_else_as_adamw_does()
                 if name in one.stepped:
                     one.stepped[name].grad = gradient.clone()
         for one in (optimizer, again, adamw):
-            one.step(0.02)
+            step_on_grads(one, 0.02)
         for name, (weight, momentum) in exact.items():
             gradient = gradients[name].double()
             momentum = 0.95 * momentum + 0.05 * gradient

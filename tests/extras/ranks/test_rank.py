@@ -19,7 +19,7 @@ from contracts.settings import StackSettings
 from onbeat.weights.files.stored_tensors import StoredTensors
 from onbeat_extras.ranks.orders import Begin, Done, End, Exchange, Failed, Save, TrainBatch, join
 from onbeat_extras.ranks.rank import Rank, checksum, told
-from tests.builders import batch_of, job_spec, rollout, tiny_model_folder
+from tests.builders import batch_of, job_spec, rollout, step_on_grads, tiny_model_folder
 from tests.extras.ranks.two_ranks import run_two_ranks
 
 DEADLINE_S = 120.0
@@ -118,7 +118,7 @@ def be_a_host(rank: int, folder: Path) -> None:
 def step_once(learner: Learner) -> None:
     for name, stepped in learner.optimizer.stepped.items():
         stepped.grad = torch.full_like(stepped, 1 + len(name) % 3)
-    learner.optimizer.step(1e-2)
+    step_on_grads(learner.optimizer, 1e-2)
 
 
 def own_rows(learner: Learner) -> list[bytes]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from consumer.gradient.accumulation import CHUNK_ITEMS, ExactAccumulator, FloatAccumulator, make_accumulator
 from contracts.errors import ContractViolation, TrainingDiverged
-from tests.builders import job_spec
+from tests.builders import give_totals, job_spec
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -28,7 +28,7 @@ def summed(gradients: list[Tensor], *, divisor: int = 1) -> Tensor:
         weight.grad = gradient.clone()
         accumulator.add()
         assert weight.grad is None
-    accumulator.total(divisor)
+    give_totals(accumulator, divisor)
     assert weight.grad is not None
     return weight.grad
 
@@ -57,7 +57,7 @@ def test_totals_take_the_parameters_dtype_and_shape_across_chunks(dtype: torch.d
     for _ in range(2):
         weight.grad = torch.full_like(weight, 0.75)
         accumulator.add()
-    accumulator.total(4)
+    give_totals(accumulator, 4)
     assert weight.grad is not None
     assert weight.grad.dtype == dtype
     assert torch.equal(weight.grad, torch.full_like(weight, 0.375))
@@ -74,7 +74,7 @@ def test_small_parameters_that_are_added_together_keep_their_own_sums() -> None:
         for name, gradient in gradients.items():
             named[name].grad = factor * gradient
         accumulator.add()
-    accumulator.total(1)
+    give_totals(accumulator, 1)
     for name, weight in named.items():
         assert weight.grad is not None
         assert torch.allclose(weight.grad, 4.0 * gradients.get(name, torch.zeros(sizes[name])), rtol=1e-6, atol=1e-10)
@@ -86,7 +86,7 @@ def test_a_gradient_of_the_transposed_layout_keeps_its_places() -> None:
     gradient = torch.arange(6.0).view(3, 2).t()
     weight.grad = gradient
     accumulator.add()
-    accumulator.total(1)
+    give_totals(accumulator, 1)
     assert weight.grad is not None
     assert weight.grad.tolist() == gradient.tolist()
 
@@ -100,7 +100,7 @@ def test_the_next_iteration_starts_from_zero() -> None:
         for value in (1.0, 2.0):
             weight.grad = torch.full((2,), value)
             accumulator.add()
-            accumulator.total(1)
+            give_totals(accumulator, 1)
             assert weight.grad.tolist() == [value, value]
 
 
@@ -113,7 +113,7 @@ def test_a_gradient_that_is_not_finite_names_its_parameter_and_adds_nothing(kind
     good.grad, broken.grad = torch.ones(2), torch.tensor([0.0, bad])
     with pytest.raises(TrainingDiverged, match=r"layer\.broken: a gradient is not finite"):
         accumulator.add()
-    accumulator.total(1)
+    give_totals(accumulator, 1)
     assert good.grad is not None
     assert good.grad.tolist() == [0.0, 0.0]
 
@@ -126,7 +126,7 @@ def test_the_range_is_refused_at_the_limit_and_exact_below_it() -> None:
     for sign in (1.0, 1.0, 1.0, 1.0):
         weight.grad = torch.tensor([sign * largest])
         accumulator.add()
-    accumulator.total(4)
+    give_totals(accumulator, 4)
     assert weight.grad.item() == largest
     weight.grad = torch.tensor([-limit])
     with pytest.raises(TrainingDiverged, match=r"weight: a gradient of 1\.05e\+06 is beyond"):
@@ -140,7 +140,7 @@ def test_a_micro_batch_whose_gradient_reaches_no_parameter_adds_nothing(kind: An
     accumulator.add()
     weight.grad = torch.ones(2)
     accumulator.add()
-    accumulator.total(1)
+    give_totals(accumulator, 1)
     assert weight.grad.tolist() == [1.0, 1.0]
 
 
@@ -168,11 +168,11 @@ def test_the_sums_say_which_batches_they_held() -> None:
         weight.grad = torch.ones(3)
         sums.add(batch, more=more)
     assert accumulator.added is None
-    accumulator.total(1.0)
+    give_totals(accumulator, 1.0)
     assert accumulator.added == (1, 0, 1)
     assert weight.grad is not None
     assert weight.grad.tolist() == [3.0, 3.0, 3.0], "a witness is no part of the gradient"
-    accumulator.total(1.0)
+    give_totals(accumulator, 1.0)
     assert accumulator.added == (0, 0, 0)
 
 
@@ -181,5 +181,5 @@ def test_float_sums_say_nothing_of_their_batches() -> None:
     accumulator = FloatAccumulator({"weight": weight})
     weight.grad = torch.ones(1)
     accumulator.add(5)
-    accumulator.total(1.0)
+    give_totals(accumulator, 1.0)
     assert accumulator.added is None

@@ -24,7 +24,7 @@ from contracts.spec_tables.root import SpecRoot
 from contracts.spec_tables.trainer import LoraSpec
 from onbeat.weights.adapter.matrices import CHUNK_ITEMS, matrix_names, merge_into
 from onbeat.weights.hashing import tensors_digest
-from tests.builders import rollout_batch, tiny_model_folder
+from tests.builders import rollout_batch, step_on_grads, tiny_model_folder
 from tests.refusals import refusal_of
 
 TARGETS = LoraSpec(rank=4, target_modules=("q_proj", "down_proj"))
@@ -363,7 +363,7 @@ def test_a_checkpoint_on_another_base_is_refused(tmp_path: Path) -> None:
 def stepped(policy: Policy) -> PolicyOptimizer:
     optimizer = PolicyOptimizer(policy.trained_parameters(), OptimizerSpec(learning_rate=0.1))
     logprobs(policy).sum().backward()
-    optimizer.step(0.1)
+    step_on_grads(optimizer, 0.1)
     return optimizer
 
 

@@ -49,8 +49,9 @@ class Run:
         for index in range(2):
             batch = rollout_batch(seed=10 * iteration + index, batch_id=f"{iteration}/train/{index}")
             train_micro_batch(self.policy, batch, reference=None, spec=SPEC, accumulator=self.accumulator)
-        self.accumulator.total(16)
-        self.optimizer.step(learning_rate_at(iteration, SPEC.optimizer, SPEC.iterations))
+        rate = learning_rate_at(iteration, SPEC.optimizer, SPEC.iterations)
+        self.optimizer.step(rate, self.accumulator.gradients(16))
+        self.accumulator.finish()
 
     def digest(self) -> str:
         return tensors_digest(self.policy.weights())
