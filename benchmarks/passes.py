@@ -206,6 +206,7 @@ def measure(case: Case, folder: Path, *, repeats: int) -> dict[str, Any]:
     learner = learner_of(case, case.make(folder))
     batches = [batch_of(case, number) for number in range(case.num_batches)]
     step = OptimizerStep(
+        iteration=0,
         divisor=float(sum(batch.num_completions for batch in batches)),
         learning_rate=LEARNING_RATE,
         is_last=True,

@@ -173,7 +173,7 @@ def onbeat_contender(learner: Learner, *, num_responses: int) -> Contender:
         name=learner.spec.trainer.packing,
         train=lambda batch: learner.train(batch).stats.cost.flops,
         step=lambda: learner.step(
-            OptimizerStep(divisor=float(num_responses), learning_rate=LEARNING_RATE, is_last=True)
+            OptimizerStep(iteration=0, divisor=float(num_responses), learning_rate=LEARNING_RATE, is_last=True)
         ),
     )
 

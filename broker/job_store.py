@@ -313,8 +313,8 @@ class JobStore:
         state, (chain, _) = self.state(job_id), self.audit_outline(job_id)
         body = self._spec_bytes(job_id)
         before = decode(body, JobSpec)
-        after = resumed_spec(before, asked)
         num_trained = 1 + max((record.iteration for record in chain if record.next_weights_digest), default=-1)
+        after = resumed_spec(before, asked, num_trained=num_trained)
         if after.iterations < num_trained:
             raise InvalidInput(f"{num_trained} are trained already", field="iterations", cure="give as many or more")
         if state is JobState.SUCCEEDED and after.iterations <= before.iterations:

@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from contracts.encoding.wire import Iterations, Line, Record, changed
 from contracts.rewards import OnUnscorable, with_on_unscorable
 from contracts.spec import JobSpec
-from contracts.spec_tables.trainer import HEALTH_RULES
+from contracts.spec_tables.trainer import HEALTH_RULES, MOST_WIDER_BITS, WiderSums
 from contracts.stated_scores import with_on_failure
 
 MAX_SHOWN_CHARS = 80
@@ -96,10 +96,17 @@ class ResumeRequest(Record, frozen=True, kw_only=True):
     """New `on_unscorable` of reward components, by their names in the breakdown; the others keep theirs."""
     on_failure: Annotated[dict[Line, OnUnscorable], Meta(max_length=32)] = field(default_factory=dict)
     """New `on_failure` of the environment, by "environment", and of stages, by their names; the others keep theirs."""
+    wider_sums: Annotated[int, Meta(ge=1, le=MOST_WIDER_BITS)] | UnsetType = UNSET
+    """Bits by which exact sums take larger gradients from the first iteration that isn't trained
+    (`trainer.wider_sums`); left out: the range stays."""
 
 
-def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
+def resumed_spec(before: JobSpec, asked: ResumeRequest, *, num_trained: int = 0) -> JobSpec:
     """Returns the spec that a resumed job goes on with; what isn't asked for stays.
+
+    Args:
+        num_trained: Iterations that are committed. What of them is trained again has to come to the same weights, so
+            wider sums begin after them.
 
     Raises InvalidInput for the name of what the job doesn't have, and for what the spec refuses.
     """
@@ -109,6 +116,10 @@ def resumed_spec(before: JobSpec, asked: ResumeRequest) -> JobSpec:
         after = changed(after, reward=changed(before.reward, components=components))
     if asked.on_failure:
         after = changed(after, **with_on_failure(before.dataset, before.environment, before.stages, asked.on_failure))
+    if asked.wider_sums is not UNSET:
+        earlier = [one for one in before.trainer.wider_sums or () if one.first_iteration < num_trained]
+        wider = WiderSums(first_iteration=num_trained, bits=asked.wider_sums)
+        after = changed(after, trainer=changed(before.trainer, wider_sums=(*earlier, wider)))
     return after
 
 

@@ -144,6 +144,7 @@ class SequentialExecution:
             of_part = [one for one in stats if mini_batch_of(one.batch_id, spec) == part]
             learner.step(
                 OptimizerStep(
+                    iteration=iteration,
                     divisor=dataclasses.replace(scaling, count=divided_by(of_part, spec.algorithm)).divisor,
                     learning_rate=rate,
                     is_last=(is_last := (update, part) == steps[-1]),

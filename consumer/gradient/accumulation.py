@@ -12,22 +12,81 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
+from consumer.gradient.losses.objective import policy_loss
 from contracts.errors import ContractViolation, TrainingDiverged
 from contracts.spec import JobSpec
+from contracts.spec_tables.trainer import MOST_WIDER_BITS
 
 CHUNK_ITEMS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Items that are converted at a time, by device: on a CPU their temporaries stay in a core's own cache, on a GPU they
 keep it busy for longer than the launch of a kernel takes. A large embedding needs no second copy, and neighbours with
 fewer items are converted together, since each call of torch costs some microseconds."""
-SCALE = 2.0**40
-"""Fixed point: an integer of 1 stands for 2**-40."""
+FRACTIONAL_BITS = 40
+"""Fixed point: an integer of 1 stands for 2**-40, where a `SumRange` doesn't move the point."""
+MARGIN_BITS = 4
+"""A cure widens the range to some 16 times what was too large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumRange:
+    """Where the point of an iteration's fixed-point sums stands. A function of the spec and the iteration alone, so
+    that it is the same on every rank, on every host and after a resume (I7)."""
+
+    token_bits: int = 0
+    """Of a loss that sums tokens before they are divided: 2**token_bits are at least the tokens of a rollout batch."""
+    wider_bits: int = 0
+    """What `trainer.wider_sums` adds."""
+
+    @property
+    def fractional_bits(self) -> int:
+        """An integer of 1 in the sums stands for 2**-fractional_bits. A power of two rounds nothing by itself."""
+        return FRACTIONAL_BITS - self.token_bits - self.wider_bits
+
+    @property
+    def scale(self) -> float:
+        return 2.0**self.fractional_bits
+
+    def limit(self, num_micro_batches: int) -> float:
+        """Returns what the gradient of each of so many micro-batches has to stay below, so that no sum can wrap."""
+        return 2.0**62 / self.scale / num_micro_batches
+
+    def cure_of(self, ratio: float) -> str:
+        """Says what takes a gradient of so many times the limit."""
+        bits = self.wider_bits + math.ceil(math.log2(ratio)) + MARGIN_BITS
+        lower = "submit a job with a lower optimizer.learning_rate"
+        if bits > MOST_WIDER_BITS:
+            return lower
+        return f"resume it with --wider-sums {bits}; where the training itself has diverged, {lower}"
+
+
+def sum_range_at(spec: JobSpec, iteration: int) -> SumRange:
+    """Returns where the point of an iteration's sums stands.
+
+    A mean over tokens is divided once, at the iteration's end: until then the gradient of a batch is the sum over its
+    tokens, and grows with their number. The other losses divide by the response, or by the batch, before.
+    """
+    token_bits = 0
+    if policy_loss(spec.algorithm).normaliser.counts == "tokens":
+        rollout = spec.rollout
+        batch_tokens = rollout.prompts_per_batch * rollout.group_size * spec.max_sampled_tokens
+        token_bits = (batch_tokens - 1).bit_length()
+    return SumRange(token_bits=token_bits, wider_bits=spec.trainer.wider_bits(iteration))
+
+
+@dataclass(kw_only=True)
+class OpenSums:
+    """What accumulators of the same sums share beside the sums themselves, under their lock."""
+
+    range: SumRange = field(default_factory=SumRange)
+    num_added: int = 0
+    """Micro-batches that this process has added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +142,7 @@ class GradientAccumulator(ABC):
         self._witnesses = self._flat[sum(sizes) :]
         self.added: tuple[int, ...] | None = None
         """Rollout batch, by its number → how often the sums of the last step held its gradient; None of floats."""
+        self._open = OpenSums()
         self._lock = threading.Lock()
         """Held while the sums, or what is counted of them, change: several threads add to them."""
 
@@ -96,6 +156,16 @@ class GradientAccumulator(ABC):
     def sums(self) -> Tensor | None:
         """[N] all that was added, which ranks add up in place over all of them; None: they have done so."""
         return self._flat
+
+    def open(self, sum_range: SumRange) -> None:
+        """Sets where the point of the sums stands, before a batch is added and before they are stepped on.
+
+        All that is added until `finish` has the same range. Raises ContractViolation where it isn't so.
+        """
+        with self._lock:
+            if self._open.num_added and self._open.range != sum_range:
+                raise ContractViolation("the range of sums can't change while they are open", field="gradient")
+            self._open.range = sum_range
 
     @abstractmethod
     def add(self, batch: int = 0, *, more: bool = False) -> None:
@@ -134,10 +204,11 @@ class SummedGradients(Gradients):
 
 
 class ExactAccumulator(GradientAccumulator):
-    """Sums in int64 fixed point: a gradient g is kept as round(g * 2**40), and integers are added.
+    """Sums in int64 fixed point: a gradient g is kept as round(g * 2**f), and integers are added.
 
-    With at most `max_micro_batches` micro-batches, the passes of each together below 2**62 / max_micro_batches, the sum
-    cannot wrap. Resolution is 2**-40 = 9e-13, range 2**22 / max_micro_batches. Memory: 8 bytes a parameter.
+    f is 40, or less where the range has to be wider (`SumRange`). With at most `max_micro_batches` micro-batches, the
+    passes of each together below 2**62 / max_micro_batches, the sum cannot wrap. Resolution is 2**-f, for 40 it is
+    9e-13, and range 2**(62 - f) / max_micro_batches. Memory: 8 bytes a parameter.
     """
 
     dtype: ClassVar[torch.dtype] = torch.int64
@@ -151,37 +222,35 @@ class ExactAccumulator(GradientAccumulator):
     ) -> None:
         super().__init__(parameters, targets=targets, num_witnesses=max_micro_batches)
         self._max_micro_batches = max_micro_batches
-        self._limit = 2.0**62 / SCALE / max_micro_batches
         self._chunk_items = min(CHUNK_ITEMS[self._flat.device.type], self._flat.numel())
         self._reached = 0.0
         """Largest magnitude that the passes of the open micro-batch can have added up to."""
-        self._num_added = [0]
-        """[1] micro-batches of the open sums, in a list that the accumulators beside this one share."""
         starts = itertools.accumulate((target.numel() for target in self._targets.values()), initial=0)
         self._starts = dict(zip(self._targets, starts, strict=False))
 
     def add(self, batch: int = 0, *, more: bool = False) -> None:
-        if self._num_added[0] == self._max_micro_batches:
+        if self._open.num_added == self._max_micro_batches:
             raise ContractViolation(f"more than {self._max_micro_batches} micro-batches in one iteration")
         gradients = take_gradients(self._parameters)
         pieces = list(self._pieces(gradients))
-        limit = self._limit - self._reached
+        sum_range = self._open.range
+        limit = sum_range.limit(self._max_micro_batches)
         reached = largest_magnitude(piece.values for piece in pieces)
-        if not reached < limit:  # a NaN is no number's less
-            check_range(gradients, limit=limit)
+        if not self._reached + reached < limit:  # a NaN is no number's less
+            check_range(gradients, limit=limit, reached=self._reached, sum_range=sum_range)
         self._reached += reached
         chunk = self._chunk_items
         integers = torch.empty(chunk, dtype=torch.int64, device=self._flat.device)
         for piece in pieces:
             place = self._flat.narrow(0, piece.start, piece.values.numel())
             for values, into in zip(piece.values.split(chunk), place.split(chunk), strict=True):
-                addends = fixed_point(values, out=integers[: values.numel()])
+                addends = fixed_point(values, scale=sum_range.scale, out=integers[: values.numel()])
                 with self._lock:
                     into.add_(addends)
         if not more:
             self._reached = 0.0
             with self._lock:
-                self._num_added[0] += 1
+                self._open.num_added += 1
                 self._witnesses[batch] += 1
 
     def _pieces(self, gradients: Mapping[str, Tensor]) -> Iterator[Piece]:
@@ -209,7 +278,7 @@ class ExactAccumulator(GradientAccumulator):
         for part, sums in zip(gradient.split(chunk or 1), self._sums[name].split(chunk or 1), strict=True):
             exact = doubles[: part.numel()].copy_(sums)
             # The sums are divided in float64, and rounded once to the parameter's dtype.
-            part.copy_(exact.div_(SCALE * divisor))
+            part.copy_(exact.div_(self._open.range.scale * divisor))
             if clears:
                 # They are in cache now: clearing all of them later would read them once more.
                 sums.zero_()
@@ -219,7 +288,7 @@ class ExactAccumulator(GradientAccumulator):
         self.added = tuple(self._witnesses.tolist())
         self._witnesses.zero_()
         self._reached = 0.0
-        self._num_added[0] = 0
+        self._open.num_added = 0
 
 
 class FloatAccumulator(GradientAccumulator):
@@ -229,7 +298,7 @@ class FloatAccumulator(GradientAccumulator):
 
     def add(self, batch: int = 0, *, more: bool = False) -> None:
         gradients = take_gradients(self._parameters)
-        check_range(gradients, limit=math.inf)
+        check_range(gradients, limit=math.inf, sum_range=self._open.range)
         for name, gradient in gradients.items():
             self._sums[name].add_(gradient)
 
@@ -254,13 +323,13 @@ def make_accumulator(
     return make(parameters, targets=targets)
 
 
-def fixed_point(values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Rounds float values to int64 multiples of 2**-40, over their memory, and returns the integers.
+def fixed_point(values: Tensor, *, scale: float, out: Tensor | None = None) -> Tensor:
+    """Rounds float values to int64 multiples of 1 / scale, over their memory, and returns the integers.
 
-    The rounding is the only loss: a power of two moves the exponent alone, and a float that is an integer below 2**62
-    is an int64. out: int64 [n], takes them.
+    The rounding is the only loss: a scale is a power of two, which moves the exponent alone, and a float that is an
+    integer below 2**62 is an int64. out: int64 [n], takes them.
     """
-    rounded = values.mul_(SCALE).round_()
+    rounded = values.mul_(scale).round_()
     return rounded.to(torch.int64) if out is None else out.copy_(rounded)
 
 
@@ -284,24 +353,30 @@ def take_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     return gradients
 
 
-def check_range(gradients: Mapping[str, Tensor], *, limit: float) -> float:
+def check_range(gradients: Mapping[str, Tensor], *, limit: float, sum_range: SumRange, reached: float = 0.0) -> float:
     """Returns the largest magnitude, 0.0 where there is no gradient.
 
-    Raises TrainingDiverged for a NaN, an infinity or a magnitude of `limit` and more, naming the parameter.
+    Args:
+        limit: What the passes of a micro-batch have to stay below.
+        sum_range: Where the limit comes from.
+        reached: Largest magnitude that the passes before this one can have added up to.
+
+    Raises TrainingDiverged for a NaN, an infinity or a magnitude that reaches the limit, naming the parameter, and for
+    the latter how to go on with a wider range.
     """
     if not gradients:
         return 0.0
     # Each one's, NaN where one holds NaN, in a single transfer from the device.
     extremes = [torch.stack(gradient.aminmax()).double() for gradient in gradients.values()]
-    reached = 0.0
+    most = 0.0
     for name, largest in zip(gradients, torch.stack(extremes).abs().amax(dim=1).tolist(), strict=True):
         if not math.isfinite(largest):
             raise TrainingDiverged("a gradient is not finite", field=name, cure="lower optimizer.learning_rate")
-        if largest >= limit:
+        if reached + largest >= limit:
             raise TrainingDiverged(
-                f"a gradient of {largest:.3g} is beyond the exact accumulator's range of {limit:.3g}",
+                f"a gradient of {largest:.3g} is beyond the range of exact sums, here {limit:.3g}",
                 field=name,
-                cure='lower optimizer.learning_rate, or set trainer.accumulation = "float"',
+                cure=sum_range.cure_of((reached + largest) / limit),
             )
-        reached = max(reached, largest)
-    return reached
+        most = max(most, largest)
+    return most

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers.modeling_utils import PreTrainedModel
 
-from consumer.gradient.accumulation import GradientAccumulator
+from consumer.gradient.accumulation import GradientAccumulator, sum_range_at
 from consumer.gradient.cost import ModelShape, model_shape, training_cost
 from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
@@ -52,6 +52,8 @@ ALONE = Place(rank=0, world_size=1, local_rank=0)
 class OptimizerStep(Record, frozen=True, kw_only=True):
     """One optimizer step on an iteration's sums: its gradient is sum / divisor."""
 
+    iteration: int
+    """Whose sums they are: their range is a function of it."""
     divisor: float
     learning_rate: float
     is_last: bool
@@ -110,6 +112,7 @@ class Learner:
         Raises what `train_micro_batch` raises.
         """
         started_s = time.time()
+        self.accumulator.open(sum_range_at(self.spec, batch.iteration))
         is_first = mini_batch_of(batch.batch_id, self.spec) == 0
         stats, kept = train_micro_batch(
             self.policy,
@@ -140,6 +143,7 @@ class Learner:
         """Trains one of the kept batches under the weights of the last step."""
         started_s = time.time()
         stats, kept = one
+        self.accumulator.open(sum_range_at(self.spec, kept.batch.iteration))
         again = train_kept_batch(self.policy, kept, stats=stats, spec=self.spec, accumulator=self.accumulator)
         return self._trained(again, kept.batch, started_s, with_reference=False, is_trained=True)
 
@@ -163,6 +167,8 @@ class Learner:
 
         sink: is given the weights, each as soon as it has its new value.
         """
+        # A rank that has trained no batch of the iteration has its sums from the others.
+        self.accumulator.open(sum_range_at(self.spec, step.iteration))
         gradients = self.accumulator.gradients(step.divisor)
         if sink is None:
             grad_norm = self.optimizer.step(step.learning_rate, gradients)

@@ -87,6 +87,7 @@ def _update(
         of_part = replace(scaling, count=divided_by(stats, algorithm))
         with iteration.span("step"):
             one = OptimizerStep(
+                iteration=iteration.number,
                 divisor=of_part.divisor,
                 learning_rate=rate,
                 is_last=is_last,

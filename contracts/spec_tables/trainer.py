@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
-from contracts.encoding.wire import Factor, Iterations, IterationsOrNone, Line, Record
+from contracts.encoding.wire import MAX_ITERATIONS, Factor, Iterations, IterationsOrNone, Line, Record
 from contracts.weights import Transport
 
 HEALTH_RULES = {
@@ -123,6 +123,19 @@ class HostsSpec(Record, frozen=True, kw_only=True):
     0: never."""
 
 
+MOST_WIDER_BITS = 24
+"""The most that `WiderSums.bits` may be: a gradient that needs more is one of a training that has diverged."""
+
+
+class WiderSums(Record, frozen=True, kw_only=True):
+    """Exact sums that take larger gradients from an iteration on, and resolve as much less of each."""
+
+    first_iteration: Annotated[int, Meta(ge=0, le=MAX_ITERATIONS)]
+    """The first iteration whose gradients are summed so; those before it keep their sums, and their weights."""
+    bits: Annotated[int, Meta(ge=1, le=MOST_WIDER_BITS)]
+    """The sums take gradients 2**bits times as large as without it."""
+
+
 class TrainerSpec(Record, frozen=True, kw_only=True):
     """How gradients are accumulated and saved."""
 
@@ -136,6 +149,10 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     (FSDP2), to the same weights."""
     accumulation: Literal["exact", "float"] = "exact"
     """exact: 64-bit fixed point, independent of arrival order (I7), 8 bytes a parameter; float: float32 sums."""
+    wider_sums: Annotated[tuple[WiderSums, ...], Meta(min_length=1, max_length=64)] | UnsetType = UNSET
+    """Wider ranges of exact sums, each from its iteration on, in ascending order. A job that ends since a gradient is
+    beyond their range gets one by `onbeat resume --wider-sums`; left out: the range follows from the loss and the
+    rollout (docs/job.md)."""
     checkpoint_every_iterations: Iterations = 10
     """A checkpoint is also written after the last iteration and on cancel."""
     keep_checkpoints: Annotated[int, Meta(ge=1, le=1000)] = 2
@@ -172,6 +189,17 @@ class TrainerSpec(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if "kl_high" in self.stops_on and self.kl_alarm is UNSET:
             raise ValueError('stop_on names "kl_high", which is never said without kl_alarm; set that')
+        if self.wider_sums is not UNSET:
+            if self.accumulation != "exact":
+                raise ValueError('wider_sums has no effect with accumulation = "float", which has no such range')
+            firsts = [one.first_iteration for one in self.wider_sums]
+            if firsts != sorted(set(firsts)):
+                raise ValueError("wider_sums must be in ascending order of first_iteration, each of them once")
+
+    def wider_bits(self, iteration: int) -> int:
+        """Returns the bits by which the exact sums of an iteration are wider than they would be by themselves."""
+        wider = () if self.wider_sums is UNSET else self.wider_sums
+        return next((one.bits for one in reversed(wider) if one.first_iteration <= iteration), 0)
 
     @property
     def over_hosts(self) -> HostsSpec | None:

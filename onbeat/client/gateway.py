@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 import httpx
 import msgspec
 from httpx_sse import EventSource
+from msgspec import UNSET
 
 from contracts.answers import AuditVerdict, StackState
 from contracts.encoding.wire import convert, encode_json
@@ -122,10 +123,16 @@ class GatewayClient:
         iterations: int | None = None,
         on_unscorable: Mapping[str, OnUnscorable] = MappingProxyType({}),
         on_failure: Mapping[str, OnUnscorable] = MappingProxyType({}),
+        wider_sums: int | None = None,
     ) -> JobStatus:
         """May be repeated while the job is queued."""
         headers = {"Content-Type": "application/json"}
-        asked = ResumeRequest(iterations=iterations, on_unscorable=dict(on_unscorable), on_failure=dict(on_failure))
+        asked = ResumeRequest(
+            iterations=iterations,
+            on_unscorable=dict(on_unscorable),
+            on_failure=dict(on_failure),
+            wider_sums=UNSET if wider_sums is None else wider_sums,
+        )
         return convert(self.of_job("POST", job_id, "/resume", content=encode_json(asked), headers=headers), JobStatus)
 
     def verify(self, job_id: str, *, within_s: float) -> AuditVerdict:

@@ -82,6 +82,7 @@ def resume(
     iterations: options.Iterations = None,
     on_unscorable: options.OnUnscorableScores = None,
     on_failure: options.OnFailureScores = None,
+    wider_sums: options.WiderSums = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
     json_output: options.Json = False,
     gateway: options.Gateway = None,
@@ -92,7 +93,9 @@ def resume(
     of_components = options.stated_scores_from(on_unscorable or [], "--on-unscorable", e_g="math_verify=0")
     of_others = options.stated_scores_from(on_failure or [], "--on-failure", e_g="environment=0")
     with options.client_for(options.access_from(gateway, api_key, run_dir)) as client:
-        status = client.resume(job, iterations=iterations, on_unscorable=of_components, on_failure=of_others)
+        status = client.resume(
+            job, iterations=iterations, on_unscorable=of_components, on_failure=of_others, wider_sums=wider_sums
+        )
         _follow_or_show(client, status, run_dir, wait=wait, json_output=json_output)
 
 

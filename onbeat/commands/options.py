@@ -16,6 +16,7 @@ from contracts.errors import InvalidInput, OnbeatError
 from contracts.jobs import JobState, ResumeRequest
 from contracts.rewards import OnUnscorable
 from contracts.settings import settings_from
+from contracts.spec_tables.trainer import MOST_WIDER_BITS
 from onbeat.client.gateway import GatewayClient
 from onbeat.http_service.outgoing import make_client
 from onbeat.stack.access import GatewayAccess, gateway_access
@@ -59,6 +60,17 @@ OnFailureScores = Annotated[
         metavar="NAME=SCORE",
         help="What completions get that the environment (its name is environment) or a stage can't judge: a number, or "
         "fail; may be repeated.",
+    ),
+]
+WiderSums = Annotated[
+    int | None,
+    typer.Option(
+        "--wider-sums",
+        metavar="BITS",
+        min=1,
+        max=MOST_WIDER_BITS,
+        help="Sums take gradients 2**BITS times as large, from the first iteration that isn't trained; for a job that "
+        "ended with a gradient beyond their range.",
     ),
 ]
 Generators = Annotated[int, typer.Option("--generators", help="Generator processes.")]

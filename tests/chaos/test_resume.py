@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from contracts.spec import JobSpec
 from tests.chaos.short_job import assert_undisturbed, committed, sequential_digest, short_job, until
 from tests.integration.fence_parts import end_leases
 from tests.pipeline import Pipeline, wait_for_exit
+from tests.sequential_execution import digests_of_versions
 
 FAILED = 2
 """Exit code of a trainer whose job failed."""
@@ -72,6 +75,44 @@ def test_a_job_that_was_cancelled_and_one_whose_batches_died_lose_nothing_when_t
     pipeline.train_to_the_end(job_id)
     assert_undisturbed(pipeline, job_id, oracle)
     assert pipeline.verdict(job_id).rewinds == 0
+
+
+def test_a_job_whose_gradient_is_beyond_its_sums_ends_once_a_resume_has_widened_them(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """Rewards of 32,000: the reason names the bits, and what they make is what the spec with them makes."""
+    large = spec(
+        iterations=2,
+        evaluation__num_prompts=0,
+        algorithm__advantage="dr_grpo",
+        reward__components=[{"type": "exact", "weight": 1000.0}] * 32,
+        # The range is divided among the batches of an iteration.
+        rollout__batches_per_iteration=128,
+        rollout__prompts_per_batch=1,
+    )
+    if not any("producer" in name and child.is_running for name, child in pipeline.children.items()):
+        pipeline.start("producer-fourth")
+    job_id, _ = pipeline.jobs.create(large)
+    assert wait_for_exit(pipeline.start(f"consumer-{job_id}", job_id)) == FAILED
+    reason = pipeline.jobs.fields(job_id)["reason"].decode()
+    found = re.search(r"beyond the range of exact sums.* resume it with --wider-sums (\d+);", reason)
+    assert found is not None, reason
+    pipeline.jobs.resume(job_id, ResumeRequest(wider_sums=int(found[1])))
+    pipeline.train_to_the_end(job_id)
+    widened = pipeline.jobs.spec(job_id)
+    assert [one.bits for one in widened.trainer.wider_sums or ()] == [int(found[1])]
+    assert_undisturbed(pipeline, job_id, sequential_digest(pipeline, widened, tmp_path))
+
+
+def test_sums_that_are_widened_leave_the_iterations_before_as_they_were(pipeline: Pipeline, tmp_path: Path) -> None:
+    """What a resume trains again, from a checkpoint before what was committed, comes to the committed weights."""
+    plain = spec(iterations=4)
+    wider = spec(iterations=4, trainer__wider_sums=[{"first_iteration": 2, "bits": 12}])
+    before, after = (
+        digests_of_versions(one, pipeline.settings, tmp_path / name) for name, one in (("a", plain), ("b", wider))
+    )
+    assert before[:3] == after[:3]
+    assert before[3] != after[3]
 
 
 def cancelled_in_iteration_2(pipeline: Pipeline, spec: JobSpec) -> str:

@@ -234,6 +234,15 @@ def test_a_resume_may_change_the_iterations_and_what_was_trained_keeps_its_learn
     assert jobs.horizons(job_id) == {0: 6}, "nothing was trained in this test"
 
 
+def test_a_resume_may_widen_the_sums_of_what_is_not_trained_yet(jobs: JobStore) -> None:
+    job_id = ended(jobs, JobState.FAILED)
+    jobs.resume(job_id, ResumeRequest(wider_sums=6))
+    assert jobs.spec(job_id) == job_spec(trainer__wider_sums=[{"first_iteration": 0, "bits": 6}])
+    jobs.move(job_id, JobState.FAILED, reason="a reason")
+    jobs.resume(job_id, ResumeRequest(wider_sums=9))
+    assert jobs.spec(job_id) == job_spec(trainer__wider_sums=[{"first_iteration": 0, "bits": 9}])
+
+
 def test_a_resume_to_no_more_iterations_than_the_lag_is_refused_and_the_spec_stays(jobs: JobStore) -> None:
     spec = job_spec(schedule="delayed", max_policy_lag=2, algorithm__correction="tis")
     job_id, _ = jobs.create(spec)

@@ -18,23 +18,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from consumer.gradient.accumulation import ExactAccumulator, check_range, fixed_point
+from consumer.gradient.accumulation import ExactAccumulator, OpenSums, check_range, fixed_point
 from contracts.errors import ContractViolation
 
 
 class SummingReduceScatter:
     """FSDP2's `ReduceScatter` of one layer: the sums stay here, and FSDP2 is answered zeros.
 
-    A rollout batch adds less than `limit`, so that the sums cannot wrap.
+    A rollout batch adds less than the limit of the open sums' range, so that they cannot wrap.
     """
 
-    def __init__(self, name: str, parts: Sequence[tuple[int, Tensor]], *, limit: float) -> None:
+    def __init__(
+        self, name: str, parts: Sequence[tuple[int, Tensor]], *, open_sums: OpenSums, max_micro_batches: int
+    ) -> None:
         """parts: of each parameter the items of a rank's share, which has as many rows as the first rank's, and the
-        sums [items] int64 of this rank's rows.
+        sums [items] int64 of this rank's rows. open_sums: of the accumulator.
         """
         self._name = name
         self._parts = parts
-        self._limit = limit
+        self._open = open_sums
+        self._max_micro_batches = max_micro_batches
         self.reached = 0.0
         """Largest magnitude that the passes of the open rollout batch can have added up to."""
         self.is_muted = False
@@ -53,9 +56,11 @@ class SummingReduceScatter:
         if self.is_muted:
             addends = torch.zeros(input_tensor.shape, dtype=torch.int64, device=input_tensor.device)
         else:
-            self.reached += check_range({self._name: input_tensor}, limit=self._limit - self.reached)
+            sum_range = self._open.range
+            limit, layer = sum_range.limit(self._max_micro_batches), {self._name: input_tensor}
+            self.reached += check_range(layer, limit=limit, reached=self.reached, sum_range=sum_range)
             # One rounding, before anything is added.
-            addends = fixed_point(input_tensor)
+            addends = fixed_point(input_tensor, scale=sum_range.scale)
         summed = torch.empty(output_tensor.shape, dtype=torch.int64, device=output_tensor.device)
         dist.reduce_scatter_single(summed, addends, group=group)
         padded_items = [items for items, _ in self._parts]
@@ -117,7 +122,9 @@ class ShardedAccumulator(ExactAccumulator):
                 )
                 for parameter in layer_parameters(cast(nn.Module, module))
             ]
-            layer = SummingReduceScatter(name or "the root", parts, limit=self._limit)
+            layer = SummingReduceScatter(
+                name or "the root", parts, open_sums=self._open, max_micro_batches=self._max_micro_batches
+            )
             module.set_custom_reduce_scatter(layer)  # pyright: ignore[reportArgumentType]
             layers.append(layer)
         return layers

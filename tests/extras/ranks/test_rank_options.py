@@ -134,6 +134,7 @@ def digest_after_training(ranks: Ranks) -> str:
             is_last = (update, part) == steps[-1]
             ranks.step(
                 OptimizerStep(
+                    iteration=iteration,
                     divisor=3.0,
                     learning_rate=spec.optimizer.learning_rate,
                     is_last=is_last,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.encoding.wire import convert, decode, encode
 from contracts.environments.service import Reply
-from contracts.errors import ContractViolation
-from contracts.jobs import NEXT_STATES, JobState, ResumeRequest
+from contracts.errors import ContractViolation, InvalidInput
+from contracts.jobs import NEXT_STATES, JobState, ResumeRequest, resumed_spec
 from contracts.rewards import ExactReward, RewardItem, RewardRequest
 from contracts.rollouts import (
     Completion,
@@ -29,7 +29,7 @@ from contracts.rollouts import (
 )
 from contracts.sampling import SamplingParams
 from contracts.versions import AdapterVersion, WeightFile, WeightStep
-from tests.builders import DIGEST, batch_of, manifest, prompt_batch, rollout
+from tests.builders import DIGEST, batch_of, job_spec, manifest, prompt_batch, rollout
 from tests.refusals import refusal_of
 from tests.trajectories import played
 
@@ -260,6 +260,17 @@ def test_a_state_follows_the_arrows_of_the_lifecycle() -> None:
     assert [state for state in JobState if state.is_final] == [
         s for s in JobState if NEXT_STATES[s] == {JobState.QUEUED}
     ]
+
+
+def test_wider_sums_of_a_resume_begin_after_what_is_trained_and_leave_what_was_widened_before() -> None:
+    first = resumed_spec(job_spec(), ResumeRequest(wider_sums=4), num_trained=2)
+    second = resumed_spec(first, ResumeRequest(wider_sums=7), num_trained=5)
+    again = resumed_spec(second, ResumeRequest(wider_sums=9), num_trained=5)
+    assert [one.first_iteration for one in again.trainer.wider_sums or ()] == [2, 5]
+    assert [again.trainer.wider_bits(iteration) for iteration in range(1, 7)] == [0, 4, 4, 4, 9, 9]
+    floats = job_spec(trainer__accumulation="float", deterministic=False)
+    with pytest.raises(InvalidInput, match='wider_sums has no effect with accumulation = "float"'):
+        resumed_spec(floats, ResumeRequest(wider_sums=4))
 
 
 def test_a_rollout_is_built_from_its_own_bytes() -> None:

@@ -114,6 +114,11 @@ def refused(**fields: Any) -> str:
         (RESAMPLES | KL, "the KL makes their rewards differ"),
         (CRITIC | {"trainer__lora": {"rank": 4}}, "trains a whole model, its critic, and trainer.lora none"),
         (CRITIC | FSDP, 'algorithm.advantage = "gae" needs trainer.sharding = "none"'),
+        (FLOAT | {"trainer__wider_sums": [{"first_iteration": 0, "bits": 1}]}, "wider_sums has no effect"),
+        (
+            {"trainer__wider_sums": [{"first_iteration": 3, "bits": 1}, {"first_iteration": 3, "bits": 2}]},
+            "wider_sums must be in ascending order",
+        ),
         ({"optimizer__schedule": "wsd"}, 'schedule = "wsd" needs decay_iterations'),
         ({"optimizer": {"schedule": "cosine", "decay_iterations": 3}}, "no other schedule takes them"),
         ({"optimizer__min_learning_rate": 1e-8}, "min_learning_rate has no effect"),

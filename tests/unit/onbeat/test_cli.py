@@ -110,6 +110,15 @@ def test_resume_asks_for_the_iterations_and_follows_the_job(
     assert [asked.iterations for asked in gateway.resumed] == [9, None, None]
 
 
+def test_resume_widens_the_sums(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["resume", JOB, "--wider-sums", "12"]) == 0
+    assert (gateway.resumed[-1].wider_sums, gateway.resumed[-1].iterations) == (12, None)
+    capsys.readouterr()
+    for wrong in ("0", "25"):
+        assert run(["resume", JOB, "--wider-sums", wrong]) == 2
+        assert "--wider-sums" in capsys.readouterr().err
+
+
 def test_resume_states_scores_for_what_components_an_environment_and_stages_cannot_judge(
     gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from consumer.gradient.accumulation import CHUNK_ITEMS, ExactAccumulator, FloatAccumulator, make_accumulator
+from consumer.gradient.accumulation import (
+    CHUNK_ITEMS,
+    ExactAccumulator,
+    FloatAccumulator,
+    SumRange,
+    make_accumulator,
+    sum_range_at,
+)
 from contracts.errors import ContractViolation, TrainingDiverged
 from tests.builders import give_totals, job_spec
 
@@ -149,6 +156,86 @@ def test_more_micro_batches_than_promised_are_refused() -> None:
     accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=1)
     accumulator.add()
     with pytest.raises(ContractViolation, match="more than 1 micro-batches"):
+        accumulator.add()
+
+
+def test_a_mean_over_tokens_has_sums_for_the_tokens_of_a_batch() -> None:
+    """2**k tokens or just below, whatever else the spec says; the other losses divide before they are summed."""
+    sizes = {"rollout__prompts_per_batch": 8, "rollout__group_size": 4, "rollout__sampling__max_new_tokens": 33}
+    for loss in ("dapo", "cispo"):
+        assert sum_range_at(job_spec(algorithm__loss=loss, **sizes), 3) == SumRange(token_bits=11), 8 * 4 * 33
+    assert sum_range_at(job_spec(algorithm__loss="dapo", **sizes | {"rollout__group_size": 2}), 0).token_bits == 10
+    for loss in ("grpo", "dr_grpo", "bnpo", "gspo"):
+        assert sum_range_at(job_spec(algorithm__loss=loss, **sizes), 3) == SumRange()
+    given = job_spec(
+        algorithm={"loss": "sft", "advantage": "none"}, rollout__group_size=1, rollout__sampling__max_new_tokens=64
+    )
+    assert sum_range_at(given, 0).token_bits == (given.rollout.prompts_per_batch * 64 - 1).bit_length()
+    assert SumRange(token_bits=11).fractional_bits == 29
+
+
+def test_wider_sums_begin_with_their_iteration() -> None:
+    wider = [{"first_iteration": 2, "bits": 5}, {"first_iteration": 4, "bits": 9}]
+    spec = job_spec(trainer__wider_sums=wider)
+    assert [sum_range_at(spec, iteration).wider_bits for iteration in range(6)] == [0, 0, 5, 5, 9, 9]
+
+
+@pytest.mark.parametrize("num_tokens", [1 << 12, 1 << 20])
+def test_a_sum_over_tokens_is_that_of_float64_whatever_their_number(num_tokens: int) -> None:
+    """A gradient of some 1 a token: 4 M tokens an iteration, whose sums are beyond what 40 fractional bits leave."""
+    num_batches = 4
+    sum_range = SumRange(token_bits=(num_tokens - 1).bit_length())
+    draw = torch.Generator().manual_seed(0)
+    of_batches = [torch.randn(256, generator=draw).abs() * num_tokens for _ in range(num_batches)]
+    expected = sum(one.double() for one in of_batches) / (num_batches * num_tokens)
+    gradients = []
+    for order in (of_batches, of_batches[::-1]):
+        weight = parameter(256)
+        accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=num_batches)
+        accumulator.open(sum_range)
+        for gradient in order:
+            weight.grad = gradient.clone()
+            accumulator.add()
+        gradients.append(accumulator.gradients(num_batches * num_tokens)["weight"])
+    assert torch.equal(*gradients)
+    # Each batch is rounded by half of 2**-40 of a token's gradient; the mean once to float32.
+    assert (gradients[0].double() - expected).abs().max() <= expected.abs().max() * 2**-24 + 2**-41
+    if num_tokens == 1 << 20:
+        weight = parameter(256)
+        narrow = ExactAccumulator({"weight": weight}, max_micro_batches=num_batches)
+        weight.grad = of_batches[0].clone()
+        with pytest.raises(TrainingDiverged, match="beyond the range of exact sums"):
+            narrow.add()
+
+
+def test_a_gradient_beyond_the_range_names_the_bits_that_take_it() -> None:
+    weight = parameter(1)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=4)
+    large = 2.0**20 * 100.0
+    weight.grad = torch.tensor([large])
+    with pytest.raises(TrainingDiverged, match=r"resume it with --wider-sums 11;"):
+        accumulator.add()
+    accumulator.open(SumRange(wider_bits=11))
+    for _ in range(4):
+        weight.grad = torch.tensor([large])
+        accumulator.add()
+    assert accumulator.gradients(4.0)["weight"].item() == large
+    with pytest.raises(ContractViolation, match="can't change while they are open"):
+        accumulator.open(SumRange())
+    accumulator.finish()
+    accumulator.open(SumRange())
+    weight.grad = torch.tensor([1e30])
+    with pytest.raises(TrainingDiverged, match=r"\(submit a job with a lower optimizer.learning_rate\)"):
+        accumulator.add()
+
+
+def test_passes_of_a_batch_that_are_beyond_the_range_together_name_the_bits_that_take_all() -> None:
+    weight = parameter(1)
+    accumulator = ExactAccumulator({"weight": weight}, max_micro_batches=4)
+    weight.grad = torch.tensor([0.75 * 2.0**20])
+    accumulator.add(more=True)
+    weight.grad = torch.tensor([0.75 * 2.0**20])
+    with pytest.raises(TrainingDiverged, match=r"--wider-sums 5;"):
         accumulator.add()
 
 

@@ -23,7 +23,7 @@ def spec(**changes: object) -> JobSpec:
 
 
 def step_by(divisor: float) -> OptimizerStep:
-    return OptimizerStep(divisor=divisor, learning_rate=0.1, is_last=True)
+    return OptimizerStep(iteration=0, divisor=divisor, learning_rate=0.1, is_last=True)
 
 
 class Kept:

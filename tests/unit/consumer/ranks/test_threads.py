@@ -107,7 +107,7 @@ def weights_after_training(ranks: Ranks) -> dict[str, torch.Tensor]:
             if update or part:
                 ranks.train_again(lambda: None, part)
             is_last = (update, part) == steps[-1]
-            ranks.step(OptimizerStep(divisor=3.0, learning_rate=1e-3, is_last=is_last))
+            ranks.step(OptimizerStep(iteration=iteration, divisor=3.0, learning_rate=1e-3, is_last=is_last))
     ranks.close()
     return ranks.learner.policy.state_tensors()
 
@@ -181,7 +181,7 @@ def test_a_second_batch_begins_once_everything_is_sampled_and_not_before(
     assert gate.num_begun.acquire(timeout=DEADLINE_S)
     gate.may_end.release(2)
     wait_for(ranks, 2)
-    ranks.step(OptimizerStep(divisor=3.0, learning_rate=1e-3, is_last=True))
+    ranks.step(OptimizerStep(iteration=0, divisor=3.0, learning_rate=1e-3, is_last=True))
     # The next iteration is being sampled.
     for batch in batches(1)[:2]:
         ranks.train(batch)
