@@ -304,7 +304,7 @@ def give_totals(accumulator: GradientAccumulator, divisor: float) -> None:
 
 def step_on_grads(optimizer: PolicyOptimizer, learning_rate: float, **options: Any) -> float:
     """Steps on what stands in `.grad` of what the optimizer steps, which has none afterwards."""
-    gradients = {name: stepped.grad for name, stepped in optimizer.stepped.items()}
+    gradients = {name: stepped.grad for name, stepped in optimizer.stepped.items() if stepped.grad is not None}
     for stepped in optimizer.stepped.values():
         stepped.grad = None
     return optimizer.step(learning_rate, gradients, **options)

@@ -187,7 +187,7 @@ def test_a_sum_over_tokens_is_that_of_float64_whatever_their_number(num_tokens: 
     sum_range = SumRange(token_bits=(num_tokens - 1).bit_length())
     draw = torch.Generator().manual_seed(0)
     of_batches = [torch.randn(256, generator=draw).abs() * num_tokens for _ in range(num_batches)]
-    expected = sum(one.double() for one in of_batches) / (num_batches * num_tokens)
+    expected = torch.stack(of_batches).double().sum(dim=0) / (num_batches * num_tokens)
     gradients = []
     for order in (of_batches, of_batches[::-1]):
         weight = parameter(256)

@@ -100,7 +100,7 @@ def test_the_shape_of_a_model_leaves_the_input_embedding_out(tmp_path: Path, tie
         # Of each layer: k experts' three matrices, then what stands beside them.
         (MixtralConfig(num_local_experts=8, num_experts_per_tok=2, **MIXTURE), 2 * 3 * 32 * 24),
         (
-            Qwen3MoeConfig(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8, **MIXTURE),
+            Qwen3MoeConfig(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=16, **MIXTURE),
             3 * 3 * 32 * 16,
         ),
         (
