@@ -40,7 +40,7 @@ class SumRange:
     that it is the same on every rank, on every host and after a resume (I7)."""
 
     token_bits: int = 0
-    """Of a loss that sums tokens before they are divided: 2**token_bits are at least the tokens of a rollout batch."""
+    """2**token_bits are at least the tokens of a rollout batch, where the loss sums them before they are divided."""
     wider_bits: int = 0
     """What `trainer.wider_sums` adds."""
 

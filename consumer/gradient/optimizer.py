@@ -115,7 +115,7 @@ class PolicyOptimizer:
             for name, frozen in self._reference.items()
             if mixup_alpha < 1.0 and frozen.dtype not in (torch.float32, torch.float64)
         }
-        """Of a reference below float32 that is averaged: what its parameters are the rounding of."""
+        """The float32 averages, of which the parameters of a reference below float32 are the rounding."""
         self.beside = self._reference | {name: self._parameters[name] for name in critic}
         """What training moves beside the policy."""
         self._mixup_alpha = mixup_alpha
