@@ -7,7 +7,7 @@ export interface AdditionDataset {
 
 export interface AlgorithmSpec {
   loss: (("bnpo" | "cispo" | "dapo" | "dr_grpo" | "grpo" | "gspo" | "sft") | PluginLoss);
-  advantage: ("dr_grpo" | "gae" | "gdpo" | "grpo" | "lite_ppo" | "none" | "reinforce++" | "reinforce++_baseline" | "rloo");
+  advantage: ("dr_grpo" | "gae" | "gdpo" | "grpo" | "lite_ppo" | "none" | "reinforce++_baseline" | "rloo");
   gae_lambda?: number;
   discount?: number;
   value_coefficient?: number;
@@ -854,6 +854,7 @@ export interface ResumeRequest {
   iterations: (number | null);
   on_unscorable: Record<string, (("fail") | number)>;
   on_failure: Record<string, (("fail") | number)>;
+  wider_sums?: number;
 }
 
 export interface RetentionSpec {
@@ -1111,6 +1112,7 @@ export interface TrainerSpec {
   hosts?: HostsSpec;
   sharding: ("fsdp" | "none");
   accumulation: ("exact" | "float");
+  wider_sums?: WiderSums[];
   checkpoint_every_iterations: number;
   keep_checkpoints: number;
   packing: ("as_sampled" | "padded" | "shared_prompt");
@@ -1163,6 +1165,11 @@ export interface UpdateMetrics {
   kl_to_reference: number;
   grad_norm: number;
   kl_to_teacher?: number;
+}
+
+export interface WiderSums {
+  first_iteration: number;
+  bits: number;
 }
 
 export interface WindowIteration {
