@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import selectors
+import struct
 import subprocess
 import sys
 import time
@@ -18,19 +19,35 @@ from pathlib import Path
 
 import msgspec
 
-from contracts.encoding.wire import decode
+from contracts.encoding.wire import Record, decode
 from contracts.errors import InvalidInput
 from contracts.settings import PREFIX
 from onbeat.process.launcher import LAUNCHER_PID, with_own_packages
-from onbeat.prompts import table_process
 from onbeat.prompts.file_rows import MAX_ROW_BYTES, PlacedRow
-from onbeat.prompts.table_process import LENGTH, PART_BYTES, SMALLER, TablePart
 
+PROCESS = "onbeat.prompts.table_process"
+"""It is run, and not imported: from its first import on it changes how its process ends."""
+PART_BYTES = 2**20
+"""A part is sent as soon as it is so long: at most this and one row."""
+LENGTH = struct.Struct(">I")
+SMALLER = "write it again with smaller row groups, pages and rows, or as a file of JSON lines"
 PART_TIMEOUT_S = 300.0
 """Longest wait for the next part: the start of the process, and a MiB of rows."""
 MAX_PART_BYTES = PART_BYTES + 2 * MAX_ROW_BYTES
 """A part has at most PART_BYTES, one row more, and what frames them."""
 NOT_INSTALLED = 'pip install "onbeat[huggingface]"'
+
+
+class TablePart(Record, frozen=True, kw_only=True):
+    """Some rows of a file, in its order."""
+
+    columns: tuple[str, ...] = ()
+    """Names of all columns of the file; in the first part alone."""
+    rows: tuple[msgspec.Raw, ...] = ()
+    """Each a map by column, of those that are read and there."""
+    problem: str = ""
+    """Says why the file isn't read on; "" where it is, or where all of it was read."""
+    cure: str = ""
 
 
 def read_table(path: Path, field: str, *, columns: Sequence[str] | None = None) -> Generator[PlacedRow]:
@@ -41,7 +58,7 @@ def read_table(path: Path, field: str, *, columns: Sequence[str] | None = None) 
     if importlib.util.find_spec("pyarrow") is None:
         raise InvalidInput(f"{path} is read by pyarrow, which is not installed", field=field, cure=NOT_INSTALLED)
     process = subprocess.Popen(
-        [sys.executable, "-m", table_process.__name__, str(path), json.dumps(columns)],
+        [sys.executable, "-m", PROCESS, str(path), json.dumps(columns)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import struct
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,9 +22,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 import onbeat.process.own_packages  # noqa: F401  (first: it refuses packages of ours that are a stranger's)
-from contracts.encoding.wire import Record, encode
+from contracts.encoding.wire import encode
 from onbeat.process.launcher import end_with_parent
 from onbeat.prompts.file_rows import MAX_ROW_BYTES
+from onbeat.prompts.table_files import LENGTH, PART_BYTES, SMALLER, TablePart
 
 MEMORY_BYTES = 2**30
 """Private memory of this process: a batch of rows, the pages that it is made of, and pyarrow itself."""
@@ -33,23 +33,7 @@ ROWS_AT_ONCE = 128
 """Decoded together. A table of rows of 1 MiB still fits into the memory."""
 SMALL_BATCH_BYTES = 8 * 2**20
 """A larger batch becomes Python objects, which take several times as much, row by row."""
-PART_BYTES = 2**20
-"""A part is sent as soon as it is so long: at most this and one row."""
-LENGTH = struct.Struct(">I")
-SMALLER = "write it again with smaller row groups, pages and rows, or as a file of JSON lines"
 WHOLE = "name a .parquet file, or an .arrow file as Dataset.save_to_disk writes it, and check that it was copied whole"
-
-
-class TablePart(Record, frozen=True, kw_only=True):
-    """Some rows of a file, in its order."""
-
-    columns: tuple[str, ...] = ()
-    """Names of all columns of the file; in the first part alone."""
-    rows: tuple[msgspec.Raw, ...] = ()
-    """Each a map by column, of those that are read and there."""
-    problem: str = ""
-    """Says why the file isn't read on; "" where it is, or where all of it was read."""
-    cure: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -143,11 +143,11 @@ STACK = {
     ),
     "a line that is no JSON": (
         [*SUBMIT, "dataset.train_path=torn.jsonl"],
-        r"dataset\.train_path: .*torn\.jsonl:2: JSON is malformed.*\(each row is an object like ",
+        r"dataset\.train_path: .*torn\.jsonl:2: the line is no JSON: .*\(write one JSON object a line: ",
     ),
     "a line without a reference": (
         [*SUBMIT, "dataset.train_path=half.jsonl"],
-        r"dataset\.train_path: .*half\.jsonl:1: .*field `reference` \(each row is an object like ",
+        r"dataset\.train_path: .*half\.jsonl:1: there is no column `reference` .*name the column by dataset",
     ),
     "more prompts held out than there are": (
         [*SUBMIT, "evaluation.num_prompts=64"],
