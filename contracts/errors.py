@@ -178,7 +178,23 @@ class DeadlineExceeded(OnbeatError, status=HTTPStatus.GATEWAY_TIMEOUT):
     """A wait that ended without progress."""
 
 
+def text_of(error: BaseException) -> str:
+    """Returns what the exception says of itself. Its own `__str__` may raise, and must not hide the exception."""
+    try:
+        return str(error)
+    except BaseException as problem:
+        return f"its text cannot be read: {type(problem).__name__}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a library's message, or its type where it has none: what follows is for those who debug it."""
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return lines[0][:MOST_CHARACTERS] if lines else type(error).__name__
+
+
+def kind_and_text(error: BaseException) -> str:
+    """Names an exception that no code of ours raised: `KeyError: 'layers'`; of a group its first member."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    kind, text = type(error).__name__, first_line(error)
+    return kind if text == kind else f"{kind}: {text}"

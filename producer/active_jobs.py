@@ -8,14 +8,16 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from broker.generator_side import GeneratorSide
 from broker.job_store import JobStore
-from contracts.errors import ContractViolation, NotFound, WrongEngine
+from contracts.errors import BatchFailed, ContractViolation, InvalidInput, NotFound, WrongEngine
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest
 from onbeat.work.calls import BrokerCalls
-from onbeat.work.left_alone import Alone, LeftAlone
+from onbeat.work.left_alone import Alone, LeftAlone, in_one_line
+from producer.engine.failures import by_name
 from producer.rollout.carried_batch import ActiveJob
 
 log = logging.getLogger(__name__)
@@ -121,8 +123,8 @@ class ActiveJobs:
                 continue
             # A resume may have changed it, so soon that the job was never seen to have ended.
             if job_id not in self._jobs or self._jobs[job_id].spec != spec:
-                if spec.deterministic:
-                    self.engine = await asyncio.to_thread(self.fingerprint, spec)
+                if spec.deterministic and not await self._take_fingerprint(job_id, spec):
+                    continue
                 side = self.make_side(job_id, self.engine if spec.deterministic else None)
                 self._jobs[job_id] = ActiveJob(job_id=job_id, spec=spec, side=side)
         self._refused = {job_id: kind_and_time for job_id, kind_and_time in self._refused.items() if job_id in job_ids}
@@ -130,6 +132,18 @@ class ActiveJobs:
         self._jobs = {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
         self._turns.forget_all_but(self._jobs)
         self._refreshed_s = now_s
+
+    async def _take_fingerprint(self, job_id: str, spec: JobSpec) -> bool:
+        """Makes the engine's fingerprint for a job; returns False, and leaves the job alone, where that fails."""
+        fingerprint = partial(self.fingerprint, spec)
+        try:
+            self.engine = await asyncio.to_thread(by_name, fingerprint, what="the engine's fingerprint")
+        except (BatchFailed, InvalidInput) as error:
+            log.warning("leaves %s alone: %s", job_id, error)
+            self._left_alone[job_id] = in_one_line(error)
+            self._jobs.pop(job_id, None)
+            return False
+        return True
 
     def _never_served(self, spec: JobSpec) -> str:
         """Why the engine can serve no such job; "" where it can."""

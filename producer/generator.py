@@ -265,8 +265,11 @@ class Generator(Worker[Claim]):
         for shard in await self._calls(first.side.wait_for_prompts, timeout_s):
             # The iteration is over where the next version is being written; what still generates is in vain.
             if not self._held.need_weights:
-                with self._activity.span(first.job_id, "load", iteration=shard.policy_version):
-                    await self._model.load_ahead(shard)
+                try:
+                    with self._activity.span(first.job_id, "load", iteration=shard.policy_version):
+                        await self._model.load_ahead(shard)
+                except (BatchFailed, WeightsRejected) as error:
+                    log.warning("%s; the batch that asks for version %d loads it whole", error, shard.policy_version)
 
     async def _turn_is_over(self) -> bool:
         """Lets the engine sleep where a colocated job has no more work for it; False while a batch may need it."""

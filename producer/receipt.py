@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from contracts.errors import BrokerUnavailable, ObjectsUnavailable, WeightsRejected
+from contracts.errors import BatchFailed, BrokerUnavailable, ObjectsUnavailable, WeightsRejected
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.work.calls import BrokerCalls
 from producer.activity import Activity
@@ -48,7 +48,10 @@ class Receipt:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._model.let_go()
+            try:
+                await self._model.let_go()
+            except BatchFailed as error:
+                log.warning("%s; the versions stay in memory", error)
             if self._job is not None:
                 await self._receive_all(self._job)
 
@@ -63,7 +66,7 @@ class Receipt:
             try:
                 while self._job is job and await self._receive(job, news.versions, shards):
                     shards = ()
-            except WeightsRejected as error:
+            except (BatchFailed, WeightsRejected) as error:
                 refused = news.versions
                 log.warning("%s; a batch that asks for it loads it again", error)
             except (BrokerUnavailable, ObjectsUnavailable) as error:

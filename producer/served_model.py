@@ -14,13 +14,21 @@ from typing import Protocol
 
 from broker.presence import RELOAD_PAUSES_S
 from contracts.encoding.arrays import ITEM_BYTES
-from contracts.errors import BatchFailed, BrokerUnavailable, EngineUnavailable, ObjectsUnavailable, WeightsRejected
+from contracts.errors import (
+    BatchFailed,
+    BrokerUnavailable,
+    EngineUnavailable,
+    ObjectsUnavailable,
+    OnbeatError,
+    WeightsRejected,
+)
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.waiting import tried_again
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights
+from producer.engine.failures import by_name, ends_caller, named_failure
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +76,26 @@ class LoadedModel:
 
     @contextlib.asynccontextmanager
     async def within(self, deadline_s: float, what: str) -> AsyncIterator[None]:
-        """Sets a job's deadline for a call of any engine, also of one that computes in this process; see `hangs`."""
+        """Sets a job's deadline for a call of any engine, also of one that computes in this process; see `hangs`.
+
+        Whatever the engine raises leaves as an OnbeatError (producer/engine/failures.py); a cancellation stays one.
+        """
+        caller = asyncio.current_task()
+        deadline = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with deadline:
                 yield
-        except TimeoutError as error:
-            self.hangs = True
-            raise EngineUnavailable(
-                f"{what} is not done after {deadline_s:g} s", field="timeouts.generation_s", cure="raise it"
-            ) from error
+        except OnbeatError:
+            raise
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                self.hangs = True
+                raise EngineUnavailable(
+                    f"{what} is not done after {deadline_s:g} s", field="timeouts.generation_s", cure="raise it"
+                ) from error
+            if ends_caller(error, caller):
+                raise
+            raise named_failure(error, what=what) from error
 
 
 @dataclass(eq=False)
@@ -125,7 +144,8 @@ class ServedModel:
         still_needed: whether a version that is refused is worth another load.
 
         Raises InvalidInput for a bad model folder, WeightsRejected for weights that stay bad for a while, BatchFailed
-        where the canary of a deterministic job fails, and EngineUnavailable past timeouts.generation_s.
+        where the canary of a deterministic job fails, or anything else that this process can't load, and
+        EngineUnavailable past timeouts.generation_s, or where the engine has ended.
         """
         self.loading_weights = tuple(step.directory for step in manifest.steps)
         try:
@@ -172,7 +192,8 @@ class ServedModel:
     async def receive(self, spec: JobSpec, announced: Sequence[WeightManifest], shards: Sequence[WeightShard]) -> bool:
         """Reads the next of a lagging job's announced versions beside the one that samples; whether there was one.
 
-        announced: oldest first. Raises WeightsRejected, and EngineUnavailable past timeouts.generation_s.
+        announced: oldest first. Raises WeightsRejected, BatchFailed for whatever else the engine raises, and
+        EngineUnavailable past timeouts.generation_s.
         """
         if not announced or self.loaded is None or self._held_job != announced[0].job_id:
             return False
@@ -190,9 +211,10 @@ class ServedModel:
             self.receiving_weights = ()
 
     async def let_go(self) -> None:
-        """Gives back the memory of all versions but the one in use."""
+        """Gives back the memory of all versions but the one in use. Raises as `receive` does."""
         if self.loaded is not None and not self.loaded.hangs:
-            await self.loaded.engine.receive_weights((), num_versions=1)
+            async with self.loaded.within(self._deadline_s, "letting versions go"):
+                await self.loaded.engine.receive_weights((), num_versions=1)
 
     async def load_ahead(self, shard: WeightShard) -> None:
         """Lets the engine read a file of the version after the one that it holds; any other is of no use here."""
@@ -259,10 +281,13 @@ class ServedModel:
     async def _replace(self, spec: JobSpec) -> LoadedModel:
         log.info("loading model %s", spec.model.path)
         # A folder that isn't there costs a model that serves other jobs nothing.
-        detokenizer = await asyncio.to_thread(self.make_detokenizer, spec.model)
+        what = f"loading model {spec.model.path}"
+        make_detokenizer = partial(self.make_detokenizer, spec.model)
+        detokenizer = await asyncio.to_thread(by_name, make_detokenizer, what=what)
         # The old model is freed before the next is built: two may not fit.
         await self.aclose()
-        engine = await asyncio.to_thread(self.make_engine, spec.model, deterministic=spec.deterministic)
+        make_engine = partial(self.make_engine, spec.model, deterministic=spec.deterministic)
+        engine = await asyncio.to_thread(by_name, make_engine, what=what)
         self.loaded = LoadedModel(
             model=spec.model, deterministic=spec.deterministic, engine=engine, detokenizer=detokenizer
         )

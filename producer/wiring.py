@@ -27,6 +27,7 @@ from onbeat.rendering.base import Renderer
 from onbeat.weights.chunks import ChunkReader
 from producer.detokenizer import FolderDetokenizer, folder_renderer
 from producer.engine.factory import fingerprint_of_job, make_engine
+from producer.engine.failures import by_name
 from producer.rollout.sampled_batch import Play
 from producer.rollout.turns import EnvironmentCalls, Generate, TurnPlayer
 from producer.served_model import LoadedModel, ServedModel
@@ -46,10 +47,15 @@ class Players:
     """The reward service, as this process meets it."""
 
     async def prepare(self, spec: JobSpec) -> None:
-        """Makes what plays the job's batches. Raises InvalidInput where this generator can't, whatever the batch."""
+        """Makes what plays the job's batches. Raises InvalidInput or BatchFailed where this generator can't, whatever
+        the batch."""
         for source, environment in spec.environments.items():
             with environment_at(environment_field(spec.dataset, source)):
-                await asyncio.to_thread(self.make_renderer, spec.model, environment)
+                await self._renderer(spec, environment)
+
+    async def _renderer(self, spec: JobSpec, environment: EnvironmentSpec) -> Renderer:
+        make = partial(self.make_renderer, spec.model, environment)
+        return await asyncio.to_thread(by_name, make, what=f"the renderer of environment `{environment.name}`")
 
     def play_for(self, spec: JobSpec, loaded: LoadedModel) -> Play | None:
         """Answers how to sample a round of the job; None for one call of the engine."""
@@ -60,8 +66,7 @@ class Players:
     async def _play(self, batch: PromptBatch, *, spec: JobSpec, generate: Generate) -> list[list[Completion]]:
         try:
             renderers = {
-                source: await asyncio.to_thread(self.make_renderer, spec.model, environment)
-                for source, environment in spec.environments.items()
+                source: await self._renderer(spec, environment) for source, environment in spec.environments.items()
             }
             environments = self.make_client(spec)
             player = TurnPlayer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +22,9 @@ class Connects(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def close(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> object: ...
 
 
 Core = TypeVar("Core", bound=Connects)
@@ -83,8 +86,8 @@ class InThreads(Generic[Core]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> bool | None:
-        await asyncio.shield(self._closed())
+        await asyncio.shield(self._closed(kind, error))
 
-    async def _closed(self) -> None:
+    async def _closed(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         await self._taking.settled()
-        await asyncio.to_thread(self.core.close)
+        await asyncio.to_thread(self.core.__exit__, kind, error, None)

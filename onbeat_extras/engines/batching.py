@@ -94,10 +94,13 @@ class BatchingEngine(GenerationEngine):
     @contextlib.asynccontextmanager
     async def _within(self, what: str) -> AsyncIterator[None]:
         """Sets a deadline over all that one call asks of the engine."""
+        deadline = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with deadline:
                 yield
         except TimeoutError as error:
+            if not deadline.expired():
+                raise  # the engine's own
             raise self._not_done(f"{what} is not done after {self._timeout_s:.0f} s") from error
 
 

@@ -100,7 +100,7 @@ class OpenaiEngine(BatchingEngine):
                     f"{batch.weights_digest}",
                     cure="was it restarted, or does another client load weights into it?",
                 )
-        except BatchFailed:
+        except Exception:
             # The server is given the version again before it samples another batch, whatever the failure was.
             self._held = None
             raise

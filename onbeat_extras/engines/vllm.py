@@ -184,7 +184,7 @@ class VllmEngine(BatchingEngine):
     async def _sample(self, batch: PromptBatch) -> list[list[Completion]]:
         try:
             return await all_or_none([partial(self._group, batch, prompt) for prompt in batch.prompts])
-        except BatchFailed:
+        except Exception:
             self._cache_is_clean = False
             raise
 
@@ -261,14 +261,17 @@ class VllmEngine(BatchingEngine):
         A call that is no request, a load for example, would wait for a dead core as long as it may: its answer is lost.
         """
         async with super()._within(what):
+            death = asyncio.timeout(None)
             try:
-                async with asyncio.timeout(None) as death:
+                async with death:
                     watch = asyncio.ensure_future(self._cut_short_by_death(death))
                     try:
                         yield
                     finally:
                         watch.cancel()
             except (TimeoutError, *self._dead) as error:
+                if isinstance(error, TimeoutError) and not death.expired():
+                    raise  # the engine's own, or the deadline of the call
                 raise EngineUnavailable(
                     f"its engine core died: {what}", field="vllm", cure="see the log above"
                 ) from error

@@ -154,8 +154,8 @@ class Beat(threading.Thread):
                 self._work()
             except errors.Unavailable as error:
                 log.warning("the heartbeat found no server: %s", error)
-            except Exception as error:
-                log.error("the heartbeat ended: %s", error)
+            except BaseException as error:
+                log.error("the heartbeat ended: %s", errors.kind_and_text(error))
                 self._error = error
                 return
 

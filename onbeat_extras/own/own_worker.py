@@ -3,17 +3,21 @@
 take ─ claim (lease) ─▶ Leases ◀─ end ─ publish, put, fail, release
                           ▲
             thread ─ renew, and say that it lives ─ dies of a server that stays away
+
+An exception that leaves the `with` gives back what is held, with its name, so that no lease has to run out.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
+from broker.connection.deadlines import within
 from broker.leases import C
-from contracts.errors import JobEnded
+from contracts.errors import JobEnded, OnbeatError, Unavailable, WeightsRejected, kind_and_text
 from contracts.monitor import WorkerSeen
 from contracts.spec import JobSpec
 from onbeat.work.heartbeat import PRESENCE_S, Board, Leases, Side
@@ -22,6 +26,10 @@ from onbeat_extras.own.connection import JobConnection, speaking_the_same
 T = TypeVar("T")
 """What the caller is given of claims."""
 
+log = logging.getLogger(__name__)
+
+GIVE_BACK_S = 5.0
+"""Time that giving work back may take at the end of a process."""
 WAIT_S = 5.0
 """Longest wait for work before it looks whether the job goes on."""
 
@@ -71,11 +79,19 @@ class OwnWorker(ABC, Generic[C, T]):
         self._connection.keep(self._beat, every_s=min(PRESENCE_S, self._lease_s / 3))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(error)
 
-    def close(self) -> None:
-        """Gives up what it holds: the leases run out, and another worker does it."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Gives up what it holds.
+
+        Args:
+            error: what the caller's code ended with, if it did. It is the reason with which the work goes back at once,
+                and costs an attempt where the work may be the cause: not where the person stopped the process, nor
+                where a service stays away. Without an error the leases run out, and another worker does it.
+        """
+        if error is not None and not isinstance(error, JobEnded):
+            self._give_all_back(error)
         self._connection.close(lambda: self._board.leave(self._connection.process_id))
 
     def __iter__(self) -> Iterator[T]:
@@ -121,6 +137,17 @@ class OwnWorker(ABC, Generic[C, T]):
         self._end(taken)
         for claim in self._claims_of(taken):
             self._own_side.fail(claim, reason, is_released=is_released)
+
+    def _give_all_back(self, error: BaseException) -> None:
+        is_released = isinstance(error, (Unavailable, WeightsRejected)) or not isinstance(error, Exception)
+        reason = f"{self._connection.process_id} ended: {kind_and_text(error)}"
+        try:
+            with within(GIVE_BACK_S):
+                for claim in self._leases:
+                    self._leases.end(claim)
+                    self._own_side.fail(claim, reason, is_released=is_released)
+        except OnbeatError as problem:
+            log.warning("what it holds is not given back, and goes to others when its leases end: %s", problem)
 
     def _beat(self) -> None:
         self._board.beat(self._seen())

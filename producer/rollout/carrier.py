@@ -1,8 +1,9 @@
 """Carries a batch from the engine to the fence, or to a failure with its reason.
 
 its rounds (rounds.py) ─┬─ every place has its group ─▶ fence ─▶ accepted / refused
-                        ├─ an error of the batch ─▶ failed, with its reason: an attempt less
-                        └─ of a service, or of this process ─▶ given back: none less (I6)
+                        ├─ an error of the batch, or an unforeseen one ─▶ failed, with its reason: an attempt less
+                        ├─ of a service, or of this process ─▶ given back: none less (I6)
+                        └─ Redis or the engine is gone ─▶ this process ends
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from broker.generator_side import REFUSED_FOR_GOOD, WAITS, Claim, PublishOutcome
-from contracts.errors import BatchFailed, DeadlineExceeded, EnvironmentUnavailable, OnbeatError, RewardUnavailable
+from contracts.errors import (
+    BatchFailed,
+    DeadlineExceeded,
+    EngineUnavailable,
+    EnvironmentUnavailable,
+    FenceViolation,
+    OnbeatError,
+    RewardUnavailable,
+    Unavailable,
+)
 from contracts.rollouts import RolloutBatch
 from onbeat.process.crash_points import reach
 from onbeat.process.waiting import Waiting
 from onbeat.work.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, BrokerCalls
+from producer.engine.failures import ends_caller, named_failure
 from producer.rollout.carried_batch import ActiveJob, CarriedBatch, name_of
 from producer.rollout.rounds import Rounds
 
@@ -44,8 +55,15 @@ class Carrier(Rounds):
         except (RewardUnavailable, EnvironmentUnavailable) as error:
             may_be_its_own = error.is_doubtful
             await (self.fail if may_be_its_own else self.release)(batch.job, batch.claim, error)
-        except BatchFailed as error:
-            await self.fail(batch.job, batch.claim, error)
+        except (Unavailable, FenceViolation):
+            raise
+        except BaseException as error:
+            if ends_caller(error, asyncio.current_task()):
+                raise
+            failure = named_failure(error, what=f"batch {batch.prompt_batch.batch_id}")
+            if isinstance(failure, EngineUnavailable):
+                raise failure from error
+            await self.fail(batch.job, batch.claim, failure)
         else:
             if record is not None:
                 await self._publish(batch, record)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
+from contracts.errors import BatchFailed
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, Completion, PromptBatch, RolloutBatch
 from onbeat.process.crash_points import reach
@@ -74,9 +75,11 @@ class Rounds:
         asked, answer = generation.asked, generation.answer
         try:
             await asyncio.wait({answer})
-            if answer.cancelled():
-                # The heartbeat cancelled it: the batch is settled.
+            if answer.cancelled() and batch.is_settled:
+                # The heartbeat cancelled it.
                 return False
+            if answer.cancelled():
+                raise BatchFailed(f"batch {asked.batch_id} was given up by its engine")
             completions = list(chain.from_iterable(answer.result()))
             reach("producer.after_generation")
         finally:

@@ -34,7 +34,17 @@ from contracts.settings import StackSettings
 from contracts.spec import JobSpec
 from onbeat.audit.chain import AuditEntry, verify_run
 from onbeat.audit.weights import digests_on_disk
-from onbeat.client import AsyncConsumer, AsyncStage, Consumer, Producer, PromptClaim, Sample, Stage, TrainingRows
+from onbeat.client import (
+    AsyncConsumer,
+    AsyncProducer,
+    AsyncStage,
+    Consumer,
+    Producer,
+    PromptClaim,
+    Sample,
+    Stage,
+    TrainingRows,
+)
 from onbeat.stack.redis import EmbeddedRedis
 from onbeat_extras.replay.files import RecordedFiles
 from tests.builders import job_spec
@@ -392,6 +402,58 @@ def test_what_a_killed_producer_and_a_killed_stage_held_goes_to_others(own: Stac
                 items += rows.items
     assert len({(item.batch_id, item.item) for item in items}) == 4, "each group of both batches, and none twice"
     assert {item.attempt for item in items} == {2}
+
+
+class OwnEnd(BaseException):
+    """No Exception, as what stops a program isn't."""
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [(KeyError("layers"), [1, 2]), (MemoryError(), [1, 2]), (KeyboardInterrupt(), [1, 1]), (OwnEnd("over"), [1, 1])],
+)
+def test_what_a_producer_held_whose_code_raises_goes_to_others_at_once_with_the_reason(
+    own: StackSettings, broker: Broker, error: BaseException, attempts: list[int]
+) -> None:
+    """A person who stops the program is no fault of the batch: that costs no attempt."""
+    job_id = created(broker, rollout__max_attempts=2, rollout__batches_per_iteration=1, evaluation__num_prompts=0)
+    with Consumer(job_id, settings=own) as consumer:
+        consumer.begin(model_of(consumer))
+        seen: list[int] = []
+
+        def serve() -> None:
+            with Producer(job_id, settings=own) as producer:
+                for claim in producer:
+                    seen.append(claim.claim.attempt)
+                    raise error
+
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                serve()
+        assert seen == attempts
+        dead = TrainerSide(broker, job_id, owner="looks", lease_s=1.0).dead_batches(0)
+    if attempts == [1, 2]:
+        assert [type(error).__name__ in reason for reason in dead.values()] == [True]
+    else:
+        assert dead == {}
+
+
+def test_what_an_asynchronous_producer_held_goes_to_others_with_the_reason(own: StackSettings, broker: Broker) -> None:
+    job_id = created(broker, rollout__batches_per_iteration=1, evaluation__num_prompts=0)
+
+    async def fail() -> None:
+        async with AsyncProducer(job_id, settings=own) as producer:
+            assert await producer.claim() is not None
+            raise KeyError("layers")
+
+    with Consumer(job_id, settings=own) as consumer:
+        consumer.begin(model_of(consumer))
+        with pytest.raises(KeyError):
+            asyncio.run(fail())
+        with Producer(job_id, settings=own) as producer:
+            claim = producer.claim(timeout_s=30.0)
+            assert claim is not None
+            assert claim.claim.attempt == 2, "its lease has not run out"
 
 
 def test_what_a_cancelled_call_brings_is_the_next_ones_answer(own: StackSettings, broker: Broker) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from contracts.errors import BatchFailed
+from contracts.errors import BatchFailed, kind_and_text
 from producer.engine.transformers.lean_step import LeanStep
 from producer.engine.transformers.packed_products import FEWEST_ROWS, MOST_ROWS, ROWS, Packing, same_bytes
 from producer.engine.transformers.row_cache import COLUMNS, CacheShape, RowCache, rounded_up
@@ -86,9 +86,11 @@ def _judge_step(model: PreTrainedModel, step: RowStep | None, packing: Packing, 
         return Verdict(step=None, problem=str(problem), is_final=False)
     except NotShared as problem:
         return Verdict(step=None, problem=str(problem))
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        # An architecture whose forward takes no such mask, or no such cache.
-        return Verdict(step=None, problem=f"its forward takes no rows of a shared cache: {error}")
+    except MemoryError:
+        raise
+    except Exception as error:
+        # An architecture whose forward takes no such mask, or no such cache, may raise anything.
+        return Verdict(step=None, problem=f"its forward takes no rows of a shared cache: {kind_and_text(error)}")
     is_known = isinstance(step, LeanStep)
     probed = step
     if is_known:

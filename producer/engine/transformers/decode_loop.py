@@ -6,6 +6,10 @@
 
 run   consumes requests in their order; waits for nothing: it ends when no request is left, and the next `put` starts it
       again; produces an answer for each request. One whose answer was cancelled leaves at the next step.
+
+Whatever is raised, each request is answered by name (producer/engine/failures.py). What a batch may be the cause of
+fails that batch. Anything else breaks the loop: all requests get the error of an engine that is gone, those that come
+later too, and their generator ends.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -22,11 +26,12 @@ from contracts.errors import BatchFailed, EngineUnavailable
 from contracts.rollouts import Completion, PromptBatch
 from onbeat.process.crash_points import reach
 from producer.engine.base import Turn
+from producer.engine.failures import ends_engine, is_of_the_gpu, named_failure
 from producer.engine.held_rows import GrowingBatch
 from producer.engine.sampling import not_finite
 
 TORCH_ERRORS = (RuntimeError, IndexError)
-"""torch's own: out of memory, a kernel that failed."""
+"""torch's own: out of memory, a kernel that failed. A batch that fails of one as it joins leaves the others whole."""
 
 
 class Request(GrowingBatch):
@@ -42,27 +47,17 @@ class Request(GrowingBatch):
         return not self.answer.done()
 
     def succeed(self) -> None:
+        completions = self.completions
         # From here on a caller that cancels is too late, and no error of the loop.
         if self.answer.set_running_or_notify_cancel():
-            self.answer.set_result(self.completions)
+            self.answer.set_result(completions)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BatchFailed | EngineUnavailable) -> None:
         if self.is_open and self.answer.set_running_or_notify_cancel():
             self.answer.set_exception(error)
 
     def give_up(self) -> None:
         self.fail(BatchFailed(f"batch {self.batch.batch_id} was given up"))
-
-
-def is_of_the_gpu(error: Exception) -> bool:
-    """Whether a kernel has failed; torch's libraries say so in words alone. Memory that ran out comes back."""
-    is_said = any(word in str(error) for word in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS"))
-    return not isinstance(error, torch.OutOfMemoryError) and (isinstance(error, torch.AcceleratorError) or is_said)
-
-
-def gpu_is_lost(error: Exception) -> EngineUnavailable:
-    """The error of an engine whose GPU refuses this process all further work, as it does after a kernel that failed."""
-    return EngineUnavailable(f"the GPU is lost to this process, which has to be started anew: {error}")
 
 
 class Decoder(Protocol):
@@ -92,16 +87,20 @@ class Decoder(Protocol):
 class DecodeLoop:
     """`run` decodes in the engine's thread; `put` and `close` are called from others."""
 
-    def __init__(self, start: Callable[[Callable[[], None]], Any]) -> None:
+    def __init__(self, start: Callable[[Callable[[], None]], Future[None]]) -> None:
         """start: has the engine's thread do some work. Raises RuntimeError where that thread was ended."""
         self._start = start
         self._lock = threading.Lock()
         self._waiting: deque[Request] = deque()
         self._suspects: deque[Request] = deque()
         """Those whose shared step failed: which of them is at fault shows when each is decoded by itself."""
+        self._joining: Request | None = None
+        """The request that is put into the model now."""
         self._held: list[Request] = []
         self._is_running = False
         self._is_closing = False
+        self._broken: EngineUnavailable | None = None
+        """What ended the loop for good; None while it decodes."""
         self._decoder: Decoder | None = None
 
     def use(self, decoder: Decoder) -> None:
@@ -110,15 +109,20 @@ class DecodeLoop:
 
     def put(self, request: Request) -> None:
         with self._lock:
-            self._waiting.append(request)
-            starts = not self._is_running
-            self._is_running = True
-        if starts:
+            broken = self._broken
+            if broken is None:
+                self._waiting.append(request)
+            starts = broken is None and not self._is_running
+            self._is_running = self._is_running or starts
+        if broken is not None:
+            request.fail(broken)
+        elif starts:
             try:
-                self._start(self._run)
-            except RuntimeError:
-                self.close()
-                self.end()
+                running = self._start(self._run)
+            except RuntimeError as error:
+                self._unstarted(error)
+            else:
+                running.add_done_callback(self._after_run)
 
     def close(self) -> None:
         """Has what is decoded end at its next token."""
@@ -136,19 +140,36 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def _run(self) -> None:
-        try:
-            while True:
-                self._admit()
-                self._let_go()
-                if self._held:
-                    self._advance()
-                elif self._is_over():
-                    return
-        except BaseException as error:
-            self._is_running = False
-            for request in self._all():
-                request.fail(error)
-            raise
+        while True:
+            self._admit()
+            self._let_go()
+            if self._held:
+                self._advance()
+            elif self._is_over():
+                return
+
+    def _after_run(self, running: Future[None]) -> None:
+        """Answers every request where the engine's thread died of something, or never came to `_run`."""
+        # One that is cancelled belongs to an engine that is closed before its thread came to it: `end` answers.
+        if not running.cancelled() and (error := running.exception()) is not None:
+            self._break(error)
+
+    def _unstarted(self, error: RuntimeError) -> None:
+        """Answers what was put where the engine's thread takes no work: it was ended, or could not be started."""
+        if self._is_closing:
+            self.end()
+        else:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        failure = named_failure(error, what="the engine's loop")
+        if not isinstance(failure, EngineUnavailable):
+            failure = EngineUnavailable(f"{failure}; the engine's process starts anew")
+            failure.__cause__ = error
+        with self._lock:
+            self._broken = failure
+        for request in self._all():
+            request.fail(failure)
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -158,10 +179,11 @@ class DecodeLoop:
     def _all(self) -> list[Request]:
         """Takes every request out."""
         with self._lock:
-            requests = [*self._held, *self._suspects, *self._waiting]
+            joining = [self._joining] if self._joining is not None else []
+            requests = [*joining, *self._held, *self._suspects, *self._waiting]
             self._suspects.clear()
             self._waiting.clear()
-        self._held = []
+        self._joining, self._held = None, []
         return requests
 
     def _let_go(self) -> None:
@@ -176,19 +198,26 @@ class DecodeLoop:
     def _admit(self) -> None:
         """Takes in what has room, in the order of the requests."""
         while (request := self._next()) is not None:
+            self._joining = request
             if self._is_closing:
                 request.give_up()
-            if not request.is_open:
-                continue
-            try:
-                self._rows.join(request)
-            except BatchFailed as error:
-                request.fail(error)
-            except TORCH_ERRORS as error:
-                self._suspect([request], error, is_alone=not self._held)
-            else:
-                self._held.append(request)
-                self._answer_finished()
+            if request.is_open:
+                self._join(request)
+            self._joining = None
+
+    def _join(self, request: Request) -> None:
+        try:
+            self._rows.join(request)
+        except BatchFailed as error:
+            request.fail(error)
+        except TORCH_ERRORS as error:
+            self._suspect([request], error, is_alone=not self._held)
+        except Exception as error:
+            # How far it came is unknown: those that were held can't be trusted to be whole.
+            self._fail_together([request, *self._held], error)
+        else:
+            self._held.append(request)
+            self._answer_finished()
 
     def _next(self) -> Request | None:
         with self._lock:
@@ -205,10 +234,8 @@ class DecodeLoop:
             reach("producer.sharing_steps")
         try:
             diverged = self._rows.advance()
-        except TORCH_ERRORS as error:
-            self._rows.reset()
-            requests, self._held = self._held, []
-            self._suspect(requests, error, is_alone=len(requests) == 1)
+        except Exception as error:
+            self._fail_together(self._held, error)
             return
         if diverged:
             for request in self._held:
@@ -224,16 +251,24 @@ class DecodeLoop:
                     request.succeed()
             self._held = [request for request in self._held if not request.finished]
 
+    def _fail_together(self, requests: list[Request], error: Exception) -> None:
+        """Lets all rows go after an error that any of these batches may be the cause of."""
+        self._rows.reset()
+        self._held = []
+        self._suspect(requests, error, is_alone=len(requests) == 1)
+
     def _suspect(self, requests: list[Request], error: Exception, *, is_alone: bool) -> None:
-        """Fails a batch that the engine failed at alone; those that shared a step begin again, each by itself."""
+        """Fails a batch that the engine failed at alone; those that shared a step begin again, each by itself.
+
+        Raises the error where no batch is to blame for it.
+        """
+        if ends_engine(error):
+            with self._lock:
+                self._suspects.extend(requests)
+            raise error
         for request in requests:
-            if is_of_the_gpu(error):
-                request.fail(gpu_is_lost(error))
-                continue
-            if is_alone:
-                failure = BatchFailed(f"batch {request.batch.batch_id}: the engine failed: {error}")
-                failure.__cause__ = error
-                request.fail(failure)
+            if is_of_the_gpu(error) or is_alone:
+                request.fail(named_failure(error, what=f"batch {request.batch.batch_id}: the engine"))
                 continue
             request.ended.clear()
             with self._lock:

@@ -42,6 +42,7 @@ from onbeat.weights.model_folder import (
 )
 from onbeat.weights.model_path import opened_model
 from producer.engine import base
+from producer.engine.failures import by_name
 from producer.engine.sampling import Ends
 from producer.engine.transformers import decode_loop
 from producer.engine.transformers.canary import Verdict, judge
@@ -119,9 +120,9 @@ class TransformersEngine(base.GenerationEngine):
     async def load_weights(self, weights: WeightManifest | WeightShard) -> None:
         self._held = None
         if isinstance(weights, WeightShard):
-            await self._on_thread(partial(self._weights.load_ahead, weights))
+            await self._on_thread(partial(self._weights.load_ahead, weights), what=f"loading {weights.path}")
             return
-        digest = await self._on_thread(partial(self._load, weights))
+        digest = await self._on_thread(partial(self._load, weights), what=f"loading {weights.directory}")
         self._held = base.VerifiedWeights(policy_version=weights.policy_version, weights_digest=digest)
 
     @property
@@ -133,15 +134,16 @@ class TransformersEngine(base.GenerationEngine):
     async def receive_weights(
         self, announced: Sequence[WeightManifest], shards: Sequence[WeightShard] = (), *, num_versions: int
     ) -> bool:
-        work = partial(self._receive, announced, shards, num_versions=num_versions)
+        receive = partial(self._receive, announced, shards, num_versions=num_versions)
+        work = partial(by_name, receive, what="receiving a version")
         return await asyncio.get_running_loop().run_in_executor(self._receiving, work)
 
     async def wake(self, *, num_threads: int | None) -> None:
-        await self._on_thread(partial(self._use_threads, num_threads or STARTED_THREADS))
+        await self._on_thread(partial(self._use_threads, num_threads or STARTED_THREADS), what="waking up")
 
     async def sleep(self) -> None:
         """Keeps the weights: what a batch leaves behind is free memory that torch or the C library still holds."""
-        await self._on_thread(self._give_memory_back)
+        await self._on_thread(self._give_memory_back, what="giving memory back")
 
     async def aclose(self) -> None:
         self._closing.set()
@@ -161,13 +163,9 @@ class TransformersEngine(base.GenerationEngine):
             self._weights.receive_ahead(shard)
         return received
 
-    async def _on_thread(self, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except decode_loop.TORCH_ERRORS as error:
-            if decode_loop.is_of_the_gpu(error):
-                raise decode_loop.gpu_is_lost(error) from error
-            raise
+    async def _on_thread(self, work: Callable[[], T], *, what: str) -> T:
+        """Has the engine's thread do some work. Raises an OnbeatError, whatever the work raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(by_name, work, what=what))
 
     def _load(self, manifest: WeightManifest) -> str:
         self._kept.clear()
