@@ -39,13 +39,18 @@ class ModelShape:
     """Heads times their width."""
 
 
+SHAPELESS = ModelShape(num_body_parameters=0, num_head_parameters=0, trained_share=1.0, num_layers=0, attention_width=0)
+"""Counts tokens alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingCost:
     """What one batch costs in one step, or before it."""
 
     num_tokens: int = 0
     """Tokens through the policy's layers; a prompt counts as often as it goes through."""
-    flops: float = 0.0
+    flops: float | None = 0.0
+    """Floating-point operations; None where the model has a shape that isn't known here."""
 
 
 def model_shape(model: PreTrainedModel) -> ModelShape:

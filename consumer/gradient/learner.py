@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_utils import PreTrainedModel
 
 from consumer.gradient.accumulation import GradientAccumulator, sum_range_at
-from consumer.gradient.cost import ModelShape, model_shape, training_cost
+from consumer.gradient.cost import SHAPELESS, ModelShape, TrainingCost, model_shape, training_cost
 from consumer.gradient.micro_step import KeptBatch, measured_logprobs, train_kept_batch, train_micro_batch
 from consumer.gradient.optimizer import PolicyOptimizer
 from consumer.gradient.saved_state import restore_state, save_state
@@ -31,6 +31,7 @@ from contracts.spec import JobSpec
 from onbeat.loop.recording import recording_of
 from onbeat.process.crash_points import reach
 from onbeat.process.host_memory import give_free_memory_back
+from onbeat.telemetry.observing import observed
 from onbeat.weights.publication import TensorSink
 
 Kept = tuple[BatchStats, KeptBatch]
@@ -204,8 +205,8 @@ class Learner:
         give_free_memory_back()
 
     @cached_property
-    def _shape(self) -> ModelShape:
-        return model_shape(self.policy.model)
+    def _shape(self) -> ModelShape | None:
+        return observed("the shape of the model, and its mfu", partial(model_shape, self.policy.model))
 
     @cached_property
     def shares_state(self) -> bool:
@@ -224,8 +225,10 @@ class Learner:
     def _trained(
         self, stats: BatchStats, batch: RolloutBatch, started_s: float, *, with_reference: bool, is_trained: bool
     ) -> Trained:
-        cost = training_cost(
-            self._shape,
+        shape = self._shape
+        count = partial(
+            training_cost,
+            shape or SHAPELESS,
             batch,
             rows=np.array(stats.trained_rows, dtype=np.int64),
             shares_prompts=self.spec.trainer.packing != "padded",
@@ -233,5 +236,8 @@ class Learner:
             with_critic=self.policy.critic is not None,
             is_trained=is_trained,
         )
+        cost = observed("the cost of a batch", count) or TrainingCost(flops=None)
+        if shape is None:
+            cost = replace(cost, flops=None)
         reach("consumer.after_micro_batch")
         return Trained(stats=replace(stats, cost=cost), rank=self.place.rank, started_s=started_s, ended_s=time.time())

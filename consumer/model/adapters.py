@@ -10,6 +10,8 @@ There is no dropout: a pass is a function of weights and tokens alone.
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -17,10 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from consumer.model.merged_layers import MergedLayers, matrices
-from contracts.errors import InvalidInput
+from contracts.errors import InvalidInput, first_line
 from contracts.spec_tables.trainer import ALL_LINEAR, LoraSpec
 from onbeat.kernels import PLAIN_LINEAR
 from onbeat.weights.adapter.matrices import matrix_names, merge_into
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 """peft's name of the only one."""
 FIELD = "trainer.lora"
+TARGETS = f"{FIELD}.target_modules"
+HELD = "model"
+"""The model's name in the module that peft is given."""
+LAYER_NUMBER = re.compile(r"\.\d+\.")
+MOST_NAMED = 4
+"""Kinds of matrices that one line names."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +84,35 @@ def attach_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int) -> Ada
     """Puts an adapter into each layer that the spec names; B is zero, so that the model computes what it did.
 
     A is drawn from `seed` alone. Every other parameter is frozen. Raises InvalidInput naming the key where a name fits
-    no layer, or one that is not a plain linear layer, or a head that is tied to the embedding.
+    no layer, or one that is not a plain linear layer, or a head that is tied to the embedding, or where peft refuses.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import Linear as LoraLinear
     except ImportError as error:
         raise InvalidInput("peft is not installed", field=FIELD, cure='pip install "onbeat[lora]"') from error
-    _check_targets(model, spec)
-    everything = spec.target_modules == (ALL_LINEAR,)
+    chosen = _chosen_layers(model, spec)
+    if spec.target_modules == (ALL_LINEAR,) and (frozen := left_frozen(model, chosen)):
+        log.warning("%s = all-linear: %s", TARGETS, frozen)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=cast(int, spec.alpha),
-        target_modules=ALL_LINEAR if everything else list(spec.target_modules),
+        # Whole names, each of one layer: by its own rules peft also takes routers, and the experts' parameters of three
+        # axes, whose adapters no version of ours can hold.
+        target_modules=[f"{HELD}.{name}" for name in chosen],
         lora_dropout=0.0,
         bias="none",
     )
+    # Given the model itself, peft translates the names of a mixture of experts to other ones than were asked for.
+    holder = nn.Module()
+    holder.add_module(HELD, cast(nn.Module, model))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, cast(nn.Module, model), ADAPTER)
+        try:
+            inject_adapter_in_model(config, holder, ADAPTER)
+        except ValueError as error:
+            problem = f"peft puts no adapters into this model: {first_line(error)}"
+            raise InvalidInput(problem, field=TARGETS, cure=_layer_words(chosen)) from error
     layers: dict[str, Any] = {
         name: module for name, module in cast(nn.Module, model).named_modules() if isinstance(module, LoraLinear)
     }
@@ -117,32 +136,57 @@ def is_adapter_name(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _check_targets(model: PreTrainedModel, spec: LoraSpec) -> None:
+def _chosen_layers(model: PreTrainedModel, spec: LoraSpec) -> dict[str, nn.Module]:
+    """Returns the layers that get an adapter, by name, in the order of the model. Raises InvalidInput."""
     modules = dict(cast(nn.Module, model).named_modules())
-    field = f"{FIELD}.target_modules"
     if spec.target_modules == (ALL_LINEAR,):
         head = model.get_output_embeddings()
-        # Conv1D is GPT-2's transposed linear layer.
-        linear = {name: one for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
-        chosen = {name: one for name, one in linear.items() if one is not head}
+        chosen = {name: one for name, one in modules.items() if type(one) in PLAIN_LINEAR and one is not head}
+        if not chosen:
+            raise InvalidInput("no layer of the model is an nn.Linear", field=TARGETS, cure=_layer_words(modules))
     else:
-        chosen = {}
+        named: dict[str, nn.Module] = {}
         for target in spec.target_modules:
-            found = {name: module for name, module in modules.items() if f".{name}".endswith(f".{target}")}
-            if not found:
-                raise InvalidInput(f"`{target}` is no layer of the model", field=field, cure=_layer_words(modules))
-            chosen |= found
+            fitting = {name: module for name, module in modules.items() if f".{name}".endswith(f".{target}")}
+            if not fitting:
+                raise InvalidInput(f"`{target}` is no layer of the model", field=TARGETS, cure=_layer_words(modules))
+            named |= fitting
+        chosen = {name: module for name, module in modules.items() if name in named}
     embedding = cast(nn.Embedding, model.get_input_embeddings())
     for name, module in chosen.items():
         if type(module) not in PLAIN_LINEAR:
             problem = f"{name} is a {type(module).__name__}, adapters go into nn.Linear"
-            raise InvalidInput(problem, field=field, cure=_layer_words(modules))
-        if module.weight is embedding.weight:
+            raise InvalidInput(problem, field=TARGETS, cure=_layer_words(modules))
+        if cast(nn.Linear, module).weight is embedding.weight:
             raise InvalidInput(
                 f"{name} is tied to the embedding, which an adapter of the head would change",
-                field=field,
+                field=TARGETS,
                 cure="leave it out, or use a model whose head has a weight of its own",
             )
+    return chosen
+
+
+def left_frozen(model: PreTrainedModel, chosen: Mapping[str, nn.Module]) -> str:
+    """Says in one line which matrices no adapter reaches, such as a mixture's experts; "" where all have one.
+
+    Args:
+        chosen: the layers that get an adapter. Embeddings and the head never do unless they are named.
+    """
+    network, head = cast(nn.Module, model), model.get_output_embeddings()
+    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding)]
+    parts = [*chosen.values(), *embeddings, *([head] if isinstance(head, nn.Module) else [])]
+    reached = {id(parameter) for part in parts for parameter in part.parameters()}
+    named = list(network.named_parameters())
+    left = {
+        name: parameter.numel() for name, parameter in named if parameter.dim() > 1 and id(parameter) not in reached
+    }
+    if not left:
+        return ""
+    share = sum(left.values()) / sum(parameter.numel() for _, parameter in named)
+    # Layer by layer the names differ in a number alone.
+    kinds = sorted({LAYER_NUMBER.sub(".*.", name) for name in left})
+    names = ", ".join(kinds[:MOST_NAMED]) + (", …" if len(kinds) > MOST_NAMED else "")
+    return f"{share:.0%} of the parameters stay as they are, since no adapter reaches {names}"
 
 
 def _layer_words(modules: Mapping[str, nn.Module]) -> str:

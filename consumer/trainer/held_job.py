@@ -21,6 +21,7 @@ from onbeat.process.crash_points import reach
 from onbeat.prompts.plan import IterationPlan
 from onbeat.rendering.pieces import Pieces
 from onbeat.telemetry.correlation import trace_export
+from onbeat.telemetry.observing import MISSED, observed
 from onbeat.weights.publication import StoredVersion
 
 
@@ -44,6 +45,7 @@ class HeldJob(TrainedJob):
         self.window = Window(self.schedule, plan, last_iteration=spec.last_iteration)
         self.open_files()
         self.peak_flops = settings.peak_flops
+        self.metrics.ask("missed", lambda: float(MISSED.total()))
         self.spans = SpanStream(self.broker, self.job_id)
         self._traces = trace_export(settings)
         self.horizons = self.jobs.horizons(self.job_id)
@@ -72,6 +74,9 @@ class HeldJob(TrainedJob):
 
     def measure(self, spans: Sequence[TimelineSpan], numbers: IterationMetrics | None) -> None:
         """Books a committed iteration. numbers: None where it only evaluated."""
+        observed("the trainer's metrics", partial(self._measure, spans, numbers))
+
+    def _measure(self, spans: Sequence[TimelineSpan], numbers: IterationMetrics | None) -> None:
         for span in spans:
             if kind_of(span.who) == "rank":
                 self.metrics.observe(span.what, span.ended_s - span.started_s)
@@ -83,7 +88,7 @@ class HeldJob(TrainedJob):
     def trace(self, spans: Sequence[TimelineSpan]) -> None:
         """Sends what was done to the collector, where there is one; in a thread of its own."""
         if self._traces is not None:
-            self._traces.export(self.folder.job_id, spans)
+            observed("the traces", partial(self._traces.export, self.folder.job_id, spans))
 
     def end_traces(self) -> None:
         """Waits a moment for the collector to take the last ones."""

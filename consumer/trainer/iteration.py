@@ -163,7 +163,7 @@ class Iteration(ExpectedIteration):
         passed = {id(stats): stats for stats in (*self.stats, *(one for update in updates for one in update.stats))}
         costs = [stats.cost for stats in passed.values()]
         trained_tokens = sum(cost.num_tokens for cost in costs)
-        flops = math.fsum(cost.flops for cost in costs)
+        flops = _total(cost.flops for cost in costs)
         return IterationMetrics(
             iteration=self.number,
             policy_version=self.policy_version,
@@ -181,7 +181,7 @@ class Iteration(ExpectedIteration):
             tokens_per_s=numbers.num_tokens / wall_s,
             trained_tokens=trained_tokens,
             trained_tokens_per_s=trained_tokens / training_s if training_s else 0.0,
-            mfu=flops / (training_s * peak_flops) if training_s and peak_flops else None,
+            mfu=flops / (training_s * peak_flops) if flops is not None and training_s and peak_flops else None,
             num_unscorable=self.num_unscorable,
             lag_counts=statistics.counts_by_lag(self.stats, max_policy_lag=max_policy_lag),
             lag_mean=sum(stats.lag for stats in self.stats) / len(self.stats),
@@ -216,6 +216,12 @@ def uncovered_s(since_s: float, until_s: float, spans: Iterable[tuple[float, flo
         idle_s += max(0.0, min(started_s, until_s) - covered_until_s)
         covered_until_s = max(covered_until_s, ended_s)
     return idle_s + max(0.0, until_s - covered_until_s)
+
+
+def _total(flops: Iterable[float | None]) -> float | None:
+    """Adds floating-point operations; None where those of a batch are unknown."""
+    known = list(flops)
+    return None if None in known else math.fsum(number for number in known if number is not None)
 
 
 def _each_update(

@@ -6,6 +6,7 @@ import logging
 import platform
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ from contracts.spec_tables.algorithm import AlgorithmSpec
 from onbeat.loop.trained_job import append_lines, begin_folder
 from onbeat.process.entry_points import load_entry_point
 from onbeat.process.folders import usable
+from onbeat.telemetry.observing import observed
 
 LIKELY_CAUSES = (
     "likely causes: another dtype or other kernels in the generator, a logits processor of the engine, "
@@ -111,11 +113,11 @@ class RunLog:
 
     def close(self) -> None:
         """Waits for the trackers, each up to its deadline."""
-        self._trackers.close()
+        observed("the trackers", self._trackers.close)
 
     def metrics(self, metrics: IterationMetrics) -> None:
         append_lines(self._folder.metrics, [metrics])
-        self._trackers.iteration(metrics)
+        observed("the trackers", partial(self._trackers.iteration, metrics))
 
     def timeline(self, spans: Iterable[TimelineSpan]) -> None:
         append_lines(self._folder.timeline, spans)
@@ -126,7 +128,7 @@ class RunLog:
         where = f"version {score.policy_version}, {score.num_prompts} held-out prompts"
         greedy += passes_in_words(score)
         log.info("%s: sampled %.4g%s", where, score.sampled, greedy, extra={"facts": {"sampled": score.sampled}})
-        self._trackers.evaluation(score)
+        observed("the trackers", partial(self._trackers.evaluation, score))
 
 
 def sampled_scores(folder: RunFolder) -> dict[int, float]:

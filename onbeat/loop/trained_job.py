@@ -48,6 +48,7 @@ from onbeat.prompts.examples import job_examples
 from onbeat.prompts.opening_service import EnvironmentService
 from onbeat.prompts.source import PromptSource
 from onbeat.run_files import run_files
+from onbeat.telemetry.observing import observed
 from onbeat.weights.model_path import opened_model
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class Succession:
         check_same_run(chain, made, job.spec)
         check_same_environment(chain, job.window.plan.environment, job.spec)
         job.window.add(made)
-        job.health.begin(first)
+        observed("the job's health", partial(job.health.begin, first))
         epoch, resumed = job.side.trainer_epoch, bool(chain)
         job.tell(events.TrainerStarted(at_s=time.time(), trainer_epoch=epoch, next_iteration=first, resumed=resumed))
 
@@ -285,7 +286,7 @@ class Succession:
         self._append(record)
         reach("consumer.after_commit")
         if metrics is not None:
-            job.health.committed(metrics)
+            observed("the job's health", partial(job.health.committed, metrics))
         # An iteration that only evaluates is the last one.
         self.next = number + 1 if number < job.spec.last_iteration else None
         return left
@@ -300,7 +301,7 @@ def report_evaluation(job: TrainedJob, iteration: ExpectedIteration, write: Call
     score = evaluation_score(iteration.expected.values(), iteration.evaluation, job.spec.evaluation)
     if score is not None:
         write(score)
-        job.health.scored(score)
+        observed("the job's health", partial(job.health.scored, score))
         job.jobs.record_evaluation(job.folder.job_id, score)
         job.tell(events.EvaluationFinished(at_s=time.time(), score=score))
 

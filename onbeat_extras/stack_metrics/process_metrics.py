@@ -74,7 +74,14 @@ NUMBERS: Mapping[Process, Numbers] = {
             "iterations": ("onbeat_trainer_iterations", "Iterations that it trained.", ()),
             "tokens": ("onbeat_trainer_tokens", "Sampled tokens of those iterations.", ()),
         },
-        gauges={"iteration": ("onbeat_trainer_iteration", "The one it trained last; -1 before.", -1.0)},
+        gauges={
+            "iteration": ("onbeat_trainer_iteration", "The one it trained last; -1 before.", -1.0),
+            "missed": (
+                "onbeat_trainer_missed_observations",
+                "Costs, shares, health and traces that it could not work out; training went on.",
+                0.0,
+            ),
+        },
     ),
     "stage": Numbers(
         seconds={"compute": ("onbeat_stage_worker_item_seconds", "Items, from their claim to their end.")},

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from contracts.encoding.json_lines import json_lines
-from contracts.errors import ContractViolation, InvalidInput, NotFound
+from contracts.errors import ContractViolation, InvalidInput, NotFound, first_line
 from contracts.jobs import EvaluationScore
 from contracts.run_folder import RunFolder
 from contracts.spec import JobSpec
@@ -30,6 +31,7 @@ from onbeat.weights.adapter.matrices import A_END, PREFIX
 from onbeat.weights.files.tensor_folder import ScratchFolder
 from onbeat.weights.hashing import tensors_digest
 from onbeat.weights.layout import layout_of, split_into_shards, total_bytes
+from onbeat.weights.model_folder import empty_model
 from onbeat.weights.model_path import FIELD
 from onbeat_extras.runs.exported.kept_versions import KeptVersion, Weights, kept_versions, read_version
 
@@ -213,14 +215,15 @@ def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: Jo
             field=str(kept.path),
             cure="export another version, or give the job's model by --model-root",
         )
+    lora = spec.trainer.lora
+    assert lora is not None
+    layers = sorted(name.removeprefix(PREFIX).removesuffix(A_END) for name in weights.matrices if name.endswith(A_END))
+    _check_peft_reads(layers, rank=lora.rank, model_folder=model_folder)
     path = scratch / "adapter_model.safetensors"
     matrices = {name: tensor.contiguous() for name, tensor in weights.matrices.items()}
     _save(matrices, path)
     if (written := digest_of([path])) != tensors_digest(matrices):
         raise ContractViolation("was not written as it is", field=str(path))
-    lora = spec.trainer.lora
-    assert lora is not None
-    layers = sorted(name.removeprefix(PREFIX).removesuffix(A_END) for name in matrices if name.endswith(A_END))
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -235,6 +238,35 @@ def _write_adapters(scratch: Path, weights: Weights, kept: KeptVersion, spec: Jo
     }
     _write_json(scratch / "adapter_config.json", config)
     return written
+
+
+def _check_peft_reads(layers: Sequence[str], *, rank: int, model_folder: Path) -> None:
+    """Raises InvalidInput where peft would put the matrices elsewhere than they were trained.
+
+    Of some mixtures of experts it takes the names of dense layers for those of the experts, whose parameters have three
+    axes now. It is tried on the model without its weights; where peft isn't installed, it is not tried.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+    except ImportError:
+        return
+    model = cast(nn.Module, empty_model(model_folder, dtype=torch.float32, device="meta"))
+    try:
+        inject_adapter_in_model(LoraConfig(r=rank, target_modules=list(layers)), model, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise _unread_by_peft(first_line(error)) from error
+    adapted = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    if adapted != set(layers):
+        raise _unread_by_peft(f"it takes names of this model's layers for others: {min(adapted ^ set(layers))}")
+
+
+def _unread_by_peft(problem: str) -> InvalidInput:
+    return InvalidInput(
+        f"peft would not load the adapters into the layers that they were trained in: {problem}",
+        field="--adapters",
+        cure="leave it out: the whole model, with the adapters merged, is exported",
+    )
 
 
 def _copy_beside(model_folder: Path, scratch: Path, *, without: tuple[str, ...]) -> None:

@@ -1,0 +1,163 @@
+"""The defaults of a job on tiny models of the families that the project takes: trained, published, loaded, exported."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from consumer.gradient.assembly import make_learner
+from consumer.gradient.learner import Learner
+from consumer.gradient.log_probs import response_logprobs
+from consumer.gradient.micro_batch import make_micro_batch
+from consumer.gradient.saved_state import adapter_state
+from consumer.model.checkpoint import read_checkpoint, write_checkpoint
+from consumer.model.policy import Policy
+from contracts.errors import InvalidInput
+from contracts.run_folder import RunFolder
+from contracts.settings import StackSettings
+from onbeat.telemetry.observing import MISSED
+from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.model_folder import empty_model, weight_tensors
+from onbeat_extras.runs.exported.export import _check_peft_reads
+from tests.builders import job_spec, rollout_batch
+from tests.contract.engine_rigs import Tensors, transformers_rig
+from tests.families import FAMILIES, MIXTURES, family_folder
+
+PROMPTS = ([5, 6, 7], [8])
+UNSHARED = frozenset({"gpt_oss"})
+"""Families whose attention has sinks, so that a prompt isn't shared by its group."""
+TRANSLATED = frozenset({"glm4_moe", "deepseek_v3"})
+"""Mixtures with dense layers too, whose names peft takes for those of the experts."""
+
+
+def learner_of(root: Path, family: str, **changes: Any) -> Learner:
+    """The trainer's numerics of a job with the defaults; one family is told which of them it can't have."""
+    family_folder(root, family)
+    if family in UNSHARED:
+        changes = {"trainer__packing": "padded"} | changes
+    settings = StackSettings(run_root=str(root / "runs"), model_root=str(root))
+    return make_learner(settings, job_spec(model__path=family, **changes))
+
+
+def published(policy: Policy) -> Tensors:
+    return {name: tensor.numpy().copy() for name, tensor in policy.weights().items()}
+
+
+def logprobs(policy: Policy) -> Tensor:
+    micro_batch = make_micro_batch(rollout_batch(), advantages=np.zeros((2, 4)))
+    return response_logprobs(policy.model, micro_batch, 1.0)
+
+
+def moved(policy: Policy) -> Policy:
+    """Moves what is trained, as if it were."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trained_parameters().values():
+            parameter += torch.randn(parameter.shape, generator=draw) * 0.05
+    policy.follow()
+    return policy
+
+
+def names_of(root: Path, family: str) -> set[str]:
+    """What an engine has of such a model."""
+    return {name for name, _ in weight_tensors(empty_model(root / family, dtype=torch.float32, device="meta"))}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all parameters", "adapters"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_version_of_a_job_with_the_defaults_is_one_that_an_engine_loads_and_samples_with(
+    tmp_path: Path, family: str, lora: dict[str, int] | None
+) -> None:
+    learner = learner_of(tmp_path, family, trainer__lora=lora)
+    assert {name for name, _ in learner.policy.weights().items()} == names_of(tmp_path, family)
+    trained = learner.train(rollout_batch())
+    assert trained.stats.num_tokens > 0
+    tensors = published(moved(learner.policy))
+    rig = transformers_rig(family, tmp_path, tmp_path / "runs")
+    try:
+        version = rig.load(1, tensors)
+        assert rig.engine.policy_version is not None
+        assert rig.engine.policy_version.weights_digest == tensors_digest(learner.policy.weights())
+        completions = rig.generate(version, PROMPTS)
+    finally:
+        rig.close()
+    assert all(completion.num_tokens > 0 for group in completions for completion in group)
+
+
+@pytest.mark.parametrize("family", sorted(UNSHARED))
+def test_a_default_that_a_family_can_not_have_is_refused_at_the_start_with_the_cure(
+    tmp_path: Path, family: str
+) -> None:
+    with pytest.raises(InvalidInput, match=r'trainer\.packing: .* \(set trainer\.packing = "padded"\)'):
+        learner_of(tmp_path, family, trainer__packing="shared_prompt").train(rollout_batch())
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_adapters_of_a_mixture_leave_its_experts_as_they_are_and_one_line_says_so(
+    tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        policy = learner_of(tmp_path, family, trainer__lora={"rank": 2}).policy
+    (line,) = [line for line in caplog.messages if "trainer.lora.target_modules" in line]
+    assert "no adapter reaches model.layers.*.mlp.experts.down_proj" in line
+    before = published(policy)
+    trained = policy.trained_parameters()
+    logprobs(moved(policy)).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained.values()), "each adapter is in the optimizer"
+    changed = {name for name, tensor in published(policy).items() if not np.array_equal(tensor, before[name])}
+    assert changed
+    assert not [name for name in changed if "expert" in name and "shared" not in name]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_a_job_with_adapters_on_a_mixture_goes_on_from_its_checkpoint(tmp_path: Path, family: str) -> None:
+    options: dict[str, Any] = {"trainer__lora": {"rank": 2}, "optimizer__learning_rate": 0.1}
+    learner = learner_of(tmp_path, family, **options)
+    logprobs(learner.policy).sum().backward()
+    learner.optimizer.step(0.1)
+    digest = tensors_digest(learner.policy.weights())
+    checkpoint = RunFolder(tmp_path / "runs", "job").checkpoint_after(0)
+    write_checkpoint(
+        checkpoint,
+        job_id="job",
+        iteration=0,
+        weights_digest=digest,
+        save=learner.save,
+        adapters=adapter_state(learner.policy),
+    )
+    successor = learner_of(tmp_path, family, **options)
+    assert tensors_digest(successor.policy.weights()) != digest
+    successor.restore(read_checkpoint(checkpoint))
+    assert tensors_digest(successor.policy.weights()) == digest
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_are_exported_where_peft_puts_them_into_the_same_layers_and_else_refused(
+    tmp_path: Path, family: str
+) -> None:
+    policy = learner_of(tmp_path, family, trainer__lora={"rank": 2}).policy
+    assert policy.adapters is not None
+    layers = sorted(policy.adapters.layers)
+    if family not in TRANSLATED:
+        _check_peft_reads(layers, rank=2, model_folder=tmp_path / family)
+        return
+    with pytest.raises(InvalidInput, match="--adapters: peft would not load the adapters into the layers"):
+        _check_peft_reads(layers, rank=2, model_folder=tmp_path / family)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma4_text"])
+def test_a_cost_that_can_not_be_counted_is_absent_and_ends_no_trainer(tmp_path: Path, family: str) -> None:
+    """The heads of Gemma 4 differ from layer to layer, and its config refuses to tell of one width."""
+    MISSED.clear()
+    learner = learner_of(tmp_path, family)
+    costs = [learner.train(rollout_batch()).stats.cost for _ in range(2)]
+    is_known = family == "qwen3"
+    assert [cost.num_tokens > 0 for cost in costs] == [True, True]
+    assert [cost.flops is not None for cost in costs] == [is_known] * 2
+    assert MISSED.total() == (0 if is_known else 1)
