@@ -19,6 +19,7 @@ OnbeatError
 ├── FenceViolation          a transition whose checks fail: a ledger gap, a digest that differs (I2, I3)
 │   └── WrongEngine         a claim by another kind of engine than the one that samples the job (I7)
 ├── WeightsRejected         weights whose digest is not the manifest's (I2)
+│   └── WeightsUnfit        a version with other tensors than the engine's model: no other copy of it helps
 ├── BatchFailed             a batch that could not be generated or scored; its reason is dead-lettered (I6)
 │   ├── PrefixBroken        a turn whose prompt would not begin with the tokens before it (I9)
 │   └── CompletionUnjudged  a completion that can't be judged, by its own doing; it may have a stated score (I6)
@@ -144,6 +145,11 @@ class WrongEngine(FenceViolation):
 
 class WeightsRejected(OnbeatError, status=HTTPStatus.BAD_GATEWAY):
     """The weights that were loaded are not the ones that the manifest names."""
+
+
+class WeightsUnfit(WeightsRejected):
+    """A version whose tensors are not the model's, by name, shape or dtype. Unless its bytes are damaged, the trainer
+    wrote what no engine of this kind can load."""
 
 
 class BatchFailed(OnbeatError, status=HTTPStatus.BAD_GATEWAY):

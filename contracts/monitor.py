@@ -68,6 +68,8 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
     """The folders of the version that it loads, and of those that it stands on, from its claim until it holds it."""
     rejected_weights: str = ""
     """The folder of the version that it can't load; "" while there is none."""
+    unfit_weights: str = ""
+    """Why no copy of that version would do: its tensors are not those of the engine's model; "" where one may."""
     awake_for: str = ""
     """The colocated job whose turn to generate it has; "" while it has none."""
     engine: str = ""
@@ -81,8 +83,11 @@ class GeneratorSeen(WorkerSeen, frozen=True, kw_only=True):
 
     def serves(self, job_id: str, *, deterministic: bool) -> bool:
         """Whether it may take batches of this job. deterministic: as the job's spec has it."""
-        is_of_kind = not self.not_reproducible and job_id not in self.wrong_engine
-        return job_id not in self.leaves_alone and (is_of_kind or not deterministic)
+        return job_id not in self.leaves_alone and self.is_of_kind(job_id, deterministic=deterministic)
+
+    def is_of_kind(self, job_id: str, *, deterministic: bool) -> bool:
+        """Whether its engine is one that may sample the job, once it has what it needs."""
+        return not deterministic or (not self.not_reproducible and job_id not in self.wrong_engine)
 
 
 class StageWorkerSeen(WorkerSeen, frozen=True, kw_only=True):

@@ -148,6 +148,7 @@ class Generator(Worker[Claim]):
             batches=self._leases.names,
             loading_weights=(*self._model.loading_weights, *self._model.receiving_weights),
             rejected_weights=self._model.rejected_weights,
+            unfit_weights=self._model.unfit_weights,
             awake_for=self._model.awake_for,
             engine=jobs.engine,
             wrong_engine=jobs.wrong_engine,

@@ -21,11 +21,13 @@ from contracts.errors import (
     ObjectsUnavailable,
     OnbeatError,
     WeightsRejected,
+    WeightsUnfit,
 )
 from contracts.rollouts import Completion, PromptBatch
 from contracts.spec import JobSpec, ModelSpec
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.waiting import tried_again
+from onbeat.work.left_alone import MAX_WHY
 from producer.detokenizer import Detokenizer
 from producer.engine.base import GenerationEngine, Turn, VerifiedWeights
 from producer.engine.failures import by_name, ends_caller, named_failure
@@ -119,6 +121,8 @@ class ServedModel:
         self.loaded: LoadedModel | None = None
         self.rejected_weights = ""
         """Folder of the version that was refused last, until a version loads; "" while there is none."""
+        self.unfit_weights = ""
+        """Why no copy of the version that was refused last would do; "" where one may."""
         self.loading_weights: tuple[str, ...] = ()
         """Folders of the version that is being loaded, or will be when its model is."""
         self.awake_for = ""
@@ -265,18 +269,22 @@ class ServedModel:
         def helps(error: Exception, _: float) -> bool:
             if not isinstance(error, (WeightsRejected, BrokerUnavailable, ObjectsUnavailable)) or not still_needed():
                 return False
-            # A store that is away, from which the engine reads the version, says nothing about it.
-            self.rejected_weights = manifest.directory if isinstance(error, WeightsRejected) else ""
+            self._note_refusal(manifest, error)
             return True
 
         load = partial(engine.load_weights, manifest)
         what = f"loading {manifest.directory}"
         try:
             await tried_again(what, load, pauses=RELOAD_PAUSES_S, helps=helps, sleep=self.wait)
-        except WeightsRejected:
-            self.rejected_weights = manifest.directory
+        except WeightsRejected as error:
+            self._note_refusal(manifest, error)
             raise
-        self.rejected_weights = ""
+        self.rejected_weights = self.unfit_weights = ""
+
+    def _note_refusal(self, manifest: WeightManifest, error: Exception) -> None:
+        # A store that is away, from which the engine reads the version, says nothing about it.
+        self.rejected_weights = manifest.directory if isinstance(error, WeightsRejected) else ""
+        self.unfit_weights = str(error)[:MAX_WHY] if isinstance(error, WeightsUnfit) else ""
 
     async def _replace(self, spec: JobSpec) -> LoadedModel:
         log.info("loading model %s", spec.model.path)

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
+
 from broker.spans import SpanStream
 from consumer.gradient.losses.plugin import torch_kept
 from consumer.ranks.processes import own_processes
 from consumer.ranks.threads import make_ranks
+from contracts.errors import WeightsUnfit
 from contracts.events import IterationMetrics, TimelineSpan
 from contracts.timeline import kind_of
 from contracts.versions import WeightManifest
@@ -22,6 +25,9 @@ from onbeat.prompts.plan import IterationPlan
 from onbeat.rendering.pieces import Pieces
 from onbeat.telemetry.correlation import trace_export
 from onbeat.telemetry.observing import MISSED, observed
+from onbeat.weights.layout import Layout, check_layout, layout_of
+from onbeat.weights.model_folder import empty_model, weight_tensors
+from onbeat.weights.model_path import model_folder
 from onbeat.weights.publication import StoredVersion
 
 
@@ -51,11 +57,25 @@ class HeldJob(TrainedJob):
         self.horizons = self.jobs.horizons(self.job_id)
         as_adapters = spec.trainer.lora is not None and spec.trainer.lora.publish == "adapter"
         adapters = policy.adapter_source(partial(self.ranks.publish, base=True)) if as_adapters else None
-        self.open_store(policy.weights().layout, adapters)
+        layout = policy.weights().layout
+        self._check_engines_load(layout)
+        self.open_store(layout, adapters)
         self.recorder = recorder_of(self.folder, spec, lambda: Pieces(policy.tokenizer))
         self.settled: WeightManifest | None = None
         """The version that the policy holds and that the fence has committed: it can be saved. None before the start,
         and from a step, which moves the policy away from it, to the commit of what the step made."""
+
+    def _check_engines_load(self, layout: Layout) -> None:
+        """Raises WeightsUnfit where versions would have other tensors than the model's folder makes: no engine has a
+        place for them, and none is asked to load them."""
+        spec = self.spec
+        folder = model_folder(spec.model, self.settings.spec_root)
+        model = empty_model(folder, dtype=getattr(torch, spec.model.dtype), device="meta")
+        try:
+            check_layout(0, expected=layout_of(dict(weight_tensors(model))), found=layout)
+        except WeightsUnfit as error:
+            problem = f"the trainer would publish what no engine loads: {error}"
+            raise WeightsUnfit(problem, field="model.path", cure="this is a fault of the trainer: report it") from error
 
     def publish_weights(self, policy_version: int, *, is_again: bool = False) -> WeightManifest:
         """Writes the policy as it is; the fence isn't told. is_again: `WeightPublisher.begin`."""

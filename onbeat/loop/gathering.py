@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from broker.trainer_side import Arrived
 from contracts.encoding.digests import Digest
-from contracts.errors import BatchFailed, ContractViolation, FenceViolation
+from contracts.errors import BatchFailed, ContractViolation, FenceViolation, WeightsRejected, WeightsUnfit
 from contracts.events import BatchDead
 from contracts.experience.columns import ColumnValues, check_values, row_shapes, values_digest
 from contracts.rewards import StatedReason
@@ -73,12 +73,14 @@ class Gathering:
     def look(self) -> None:
         """Notices what keeps batches away: refused weights, stages without workers, what a restarted server has lost.
 
-        Raises what `mend` does, DeadlineExceeded, and FenceViolation where a commit or an opening is gone.
+        Raises what `mend` does, DeadlineExceeded, FenceViolation where a commit or an opening is gone, and WeightsUnfit
+        for a version that is whole and that no generator can load.
         """
         refused = self.job.generators.check()
         for change in self.job.generators.take_changes():
             self.job.tell(change)
         if refused:
+            self._check_fit(refused)
             self.mend(refused)
         self.job.stages.check(self.iteration.number)
         if time.monotonic() - self._reconciled_s >= RECONCILE_EVERY_S:
@@ -87,6 +89,26 @@ class Gathering:
 
     def wait(self) -> None:
         self.job.side.wait_for_rollouts(self.iteration.number, WAIT_S)
+
+    def _check_fit(self, refused: frozenset[str]) -> None:
+        """Raises WeightsUnfit where all generators refuse the tensors of a version and its bytes are as published.
+
+        A damaged one is written again, and may then be loaded. Of a whole one no copy helps, nor another generator of
+        the kind: the fault is the trainer's, and it isn't waited for.
+        """
+        unfit = self.job.generators.unfit
+        for manifest in self.job.window.manifests:
+            if manifest.directory not in refused or manifest.directory not in unfit:
+                continue
+            try:
+                self.job.published.check(manifest)
+            except WeightsRejected:
+                continue
+            raise WeightsUnfit(
+                f"version {manifest.policy_version} is whole, and no engine can load it: {unfit[manifest.directory]}",
+                field="model.path",
+                cure="take a model that these generators load, or generators of another engine",
+            )
 
     def _take_one(self, item: Arrived) -> None:
         if not self.iteration.take(item):

@@ -61,6 +61,9 @@ class GeneratorWatch:
     _waiting: dict[str, Waiting] = field(default_factory=dict)
     _live: frozenset[str] | None = None
     _changes: list[GeneratorsChanged] = field(default_factory=list)
+    unfit: dict[str, str] = field(default_factory=dict)
+    """Folder of a version that each live generator of this job's kind of engine refuses, whatever copy of it it would
+    read → why, as one of them says; as of the last look."""
     _told: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Folder of a version that is refused → when it was told last, and the pause until it is told again."""
 
@@ -115,6 +118,7 @@ class GeneratorWatch:
             awaited["generator"] = awaited_generator(live, self.job_id, self.kind), timeouts.no_generator_s, CURE
         if missed := missed_by_all(able, (REWARD_SERVICE,)):
             awaited["service"] = missed, timeouts.dependency_s, CURE_OF_SERVICE
+        self.unfit = self._unfit(live)
         _wait_for(awaited, self._waiting, self.clock)
         return self._refused(live)
 
@@ -128,6 +132,15 @@ class GeneratorWatch:
             came, gone = (tuple(sorted(ids)[:MOST_NAMED]) for ids in (live - self._live, self._live - live))
             self._changes.append(GeneratorsChanged(at_s=time.time(), came=came, gone=gone, num_live=len(live)))
         self._live = live
+
+    def _unfit(self, live: list[GeneratorSeen]) -> dict[str, str]:
+        deterministic = self.spec.deterministic
+        kin = [other for other in live if other.is_of_kind(self.job_id, deterministic=deterministic)]
+        refused = {other.rejected_weights if other.unfit_weights else "" for other in kin}
+        # One that hasn't tried the version yet may load it.
+        if len(refused) != 1 or refused == {""}:
+            return {}
+        return {kin[0].rejected_weights: f"{kin[0].worker_id}: {kin[0].unfit_weights}"}
 
     def _refused(self, live: list[GeneratorSeen]) -> frozenset[str]:
         """Those that are told now: one that stays refused is looked at ever more seldom, for its files may be whole."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from contracts.errors import WeightsRejected
+from contracts.errors import WeightsRejected, WeightsUnfit
 from contracts.versions import WeightFile, WeightManifest, WeightShard, WeightStep
 from onbeat.process.crash_points import reach
 from onbeat.weights.hashing import HashingThreads
@@ -161,12 +161,12 @@ class EngineTensors:
         check_names(policy_version, expected=self.tensors, found=placed)
 
     def check(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
-        """Raises WeightsRejected for what is no tensor of the model."""
+        """Raises WeightsUnfit for what is no tensor of the model."""
         check_names(policy_version, expected=self.tensors, found=self.tensors.keys() | tensors.keys())
         for name, source in tensors.items():
             target = self.tensors[name]
             if source.shape != target.shape or source.dtype != target.dtype:
-                raise WeightsRejected(
+                raise WeightsUnfit(
                     f"{name} of version {policy_version} is {_shown(source)}, the model needs {_shown(target)}"
                 )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contracts.errors import OnbeatError, WeightsRejected
+from contracts.errors import OnbeatError, WeightsUnfit
 from contracts.versions import STORED_NAMES, WeightFile, WeightManifest, WeightStep, WeightTransport
 
 HEADER_ALIGNMENT = 8
@@ -24,6 +24,10 @@ class TensorLayout:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+    @property
+    def in_words(self) -> str:
+        return f"{dtype_name(self)}{list(self.shape)}"
 
     @property
     def num_items(self) -> int:
@@ -126,11 +130,21 @@ def split_into_shards(layout: Layout, *, shard_bytes: int) -> list[dict[str, Ten
     return shards
 
 
+def check_layout(policy_version: int, *, expected: Layout, found: Layout) -> None:
+    """Raises WeightsUnfit unless both name the same tensors with the same shapes and dtypes."""
+    check_names(policy_version, expected=expected, found=found)
+    for name, tensor in found.items():
+        if tensor != expected[name]:
+            raise WeightsUnfit(
+                f"{name} of version {policy_version} is {tensor.in_words}, the model needs {expected[name].in_words}"
+            )
+
+
 def check_names(policy_version: int, *, expected: Collection[str], found: Collection[str]) -> None:
-    """Raises WeightsRejected unless the files hold exactly the model's tensors."""
+    """Raises WeightsUnfit unless the files hold exactly the model's tensors."""
     if missing := sorted(set(expected) - set(found)):
-        raise WeightsRejected(f"version {policy_version} lacks {len(missing)} tensors, the first: {missing[0]}")
+        raise WeightsUnfit(f"version {policy_version} lacks {len(missing)} tensors, the first: {missing[0]}")
     if unexpected := sorted(set(found) - set(expected)):
-        raise WeightsRejected(
+        raise WeightsUnfit(
             f"version {policy_version} has {len(unexpected)} tensors that the model lacks, the first: {unexpected[0]}"
         )

@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
 from contracts.encoding.arrays import pack_float32, pack_int32
 from contracts.engines import BatchingOptions
-from contracts.errors import BatchFailed, EngineUnavailable
+from contracts.errors import BatchFailed, EngineUnavailable, WeightsRejected, WeightsUnfit
 from contracts.rollouts import Completion, Prompt, PromptBatch, prompt_seed
 from contracts.versions import WeightManifest, WeightShard
 from onbeat.process.crash_points import reach
@@ -127,6 +127,12 @@ def request_of(batch: PromptBatch, prompt: Prompt, end_ids: Sequence[int], *, vo
         "stop": list(sampling.stop or ()),
         "logprobs": num_logprobs(batch, vocabulary_tokens=vocabulary_tokens),
     }
+
+
+def refusal_of(answer: Mapping[str, str]) -> WeightsRejected:
+    """Returns the error of a version that the worker extension has refused, from its answer."""
+    kind = WeightsUnfit if "unfit" in answer else WeightsRejected
+    return kind(answer["rejected"])
 
 
 class Answer(NamedTuple):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.encoding.wire import decode_json
-from contracts.errors import OnbeatError
+from contracts.errors import OnbeatError, WeightsUnfit
 from contracts.versions import WeightManifest
 from contracts.weights import TRANSPORTS
 from onbeat.process.launcher import PR_SET_PDEATHSIG
@@ -81,7 +81,8 @@ class VerifiedLoader:
         """Replaces the weights by a version's. Generation must be paused.
 
         files: name → content, of a version that isn't in folders.
-        Answers what `describe_version` answers, with the reason under "rejected" if the version was refused.
+        Answers what `describe_version` answers, with the reason under "rejected" if the version was refused, and with
+        "unfit" where no copy of it would do.
         """
         self.held_version, self.held_digest = None, ""
         try:
@@ -92,7 +93,8 @@ class VerifiedLoader:
             self.files = files or {}
             found = receiver.load(manifest)
         except OnbeatError as error:
-            return self.describe_version() | {"rejected": str(error)}
+            is_unfit = {"unfit": "true"} if isinstance(error, WeightsUnfit) else {}
+            return self.describe_version() | {"rejected": str(error)} | is_unfit
         finally:
             self.files = {}
         self.reload_weights(weights_iterator=iter(receiver.tensors.items()))

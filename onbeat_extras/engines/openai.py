@@ -25,12 +25,12 @@ import torch
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
 from contracts.engines import OpenaiOptions
-from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import empty_model, end_of_sequence_ids
 from onbeat.weights.model_path import opened_model
-from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, request_of
+from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
 from onbeat_extras.engines.kept import Likely
 from onbeat_extras.engines.server_requests import ServerRequests
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
@@ -147,7 +147,7 @@ class OpenaiEngine(BatchingEngine):
         except BatchFailed as error:
             raise InvalidInput(str(error), field="ONBEAT_ENGINE_URL", cure=CURE) from error
         if "rejected" in answer:
-            raise WeightsRejected(answer["rejected"])
+            raise refusal_of(answer)
         if answer["logprobs_mode"] != "processed_logprobs":
             raise InvalidInput(
                 f"the server's log-probs are {answer['logprobs_mode']}", field="ONBEAT_ENGINE_URL", cure=CURE

@@ -30,14 +30,14 @@ import torch
 from contracts.encoding.arrays import unpack_int32
 from contracts.encoding.wire import encode_json
 from contracts.engines import Engine, VllmOptions, variable
-from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput, WeightsRejected
+from contracts.errors import BatchFailed, EngineUnavailable, InvalidInput
 from contracts.rollouts import Completion, Prompt, PromptBatch
 from contracts.versions import WeightManifest
 from onbeat.weights.model_folder import end_of_sequence_ids, model_config
 from onbeat.weights.model_path import FIELD, opened_model
 from onbeat.weights.stores import version_files
 from onbeat_extras.engines import canary, extension
-from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, request_of
+from onbeat_extras.engines.batching import Answer, BatchingEngine, checked_group, refusal_of, request_of
 from producer.engine.base import EngineSetup, VerifiedWeights, all_or_none
 from producer.engine.fingerprint import attention_backend
 
@@ -203,7 +203,7 @@ class VllmEngine(BatchingEngine):
         )
         await self._llm.resume_generation()
         if "rejected" in answer:
-            raise WeightsRejected(answer["rejected"])
+            raise refusal_of(answer)
         return VerifiedWeights(policy_version=int(answer["policy_version"]), weights_digest=answer["weights_digest"])
 
     async def sleep(self) -> None:

@@ -26,7 +26,7 @@ from broker.connection.roles import GENERATOR
 from broker.generator_side import REFUSED_FOR_GOOD, Claim, GeneratorSide, PublishOutcome, WeightChunks
 from broker.presence import RELOAD_PAUSES_S, Presence
 from contracts.encoding.wire import changed
-from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected
+from contracts.errors import BrokerFull, ContractViolation, FenceViolation, InvalidInput, WeightsRejected, WeightsUnfit
 from contracts.monitor import GeneratorSeen
 from contracts.rewards import Scored
 from contracts.rollouts import BatchTimings, RolloutBatch
@@ -37,6 +37,7 @@ from onbeat.process.waiting import run_apart
 from onbeat.scoring.groups import reward_items, rollout_groups
 from onbeat.scoring.reward_client import RewardClient, reward_http, tries_of
 from onbeat.weights.model_path import model_folder
+from onbeat.work.left_alone import MAX_WHY
 from onbeat_extras.own.connection import connected
 from onbeat_extras.own.own_worker import OwnWorker
 from onbeat_extras.own.samples import PromptClaim, Sample, completions_of
@@ -272,14 +273,15 @@ class Producer(OwnWorker[Claim, PromptClaim]):
         for pause_s in (*RELOAD_PAUSES_S, None):
             try:
                 digest = receiver.load(manifest)
-            except WeightsRejected:
+            except WeightsRejected as error:
+                unfit = str(error)[:MAX_WHY] if isinstance(error, WeightsUnfit) else ""
+                self._says(rejected_weights=manifest.directory, unfit_weights=unfit)
+                self._beat()
                 if pause_s is None:
                     raise
-                self._says(rejected_weights=manifest.directory)
-                self._beat()
                 time.sleep(pause_s)
             else:
-                self._says(rejected_weights="")
+                self._says(rejected_weights="", unfit_weights="")
                 return digest
         raise AssertionError("the last load has raised")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from consumer.gradient.micro_batch import make_micro_batch
 from consumer.gradient.saved_state import adapter_state
 from consumer.model.checkpoint import read_checkpoint, write_checkpoint
 from consumer.model.policy import Policy
-from contracts.errors import InvalidInput
+from consumer.trainer.held_job import HeldJob
+from contracts.errors import InvalidInput, WeightsUnfit
 from contracts.run_folder import RunFolder
 from contracts.settings import StackSettings
 from onbeat.telemetry.observing import MISSED
 from onbeat.weights.hashing import tensors_digest
+from onbeat.weights.layout import TensorLayout
 from onbeat.weights.model_folder import empty_model, weight_tensors
 from onbeat_extras.runs.exported.export import _check_peft_reads
 from tests.builders import job_spec, rollout_batch
@@ -161,3 +164,33 @@ def test_a_cost_that_can_not_be_counted_is_absent_and_ends_no_trainer(tmp_path: 
     assert [cost.num_tokens > 0 for cost in costs] == [True, True]
     assert [cost.flops is not None for cost in costs] == [is_known] * 2
     assert MISSED.total() == (0 if is_known else 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"strange": TensorLayout(dtype=torch.float32, shape=(2,))},
+            "has 1 tensors that the model lacks, the first: strange",
+        ),
+        (
+            {"lm_head.weight": TensorLayout(dtype=torch.float32, shape=(2,))},
+            r"lm_head.weight of version 0 is float32\[2\]",
+        ),
+        (
+            {"lm_head.weight": TensorLayout(dtype=torch.bfloat16, shape=(79, 32))},
+            "is bfloat16.*, the model needs float32",
+        ),
+    ],
+)
+def test_a_trainer_that_would_publish_what_no_engine_loads_ends_its_job_before_any_is_asked(
+    tmp_path: Path, change: dict[str, TensorLayout], words: str
+) -> None:
+    policy = learner_of(tmp_path, "qwen3_moe").policy
+    held: Any = SimpleNamespace(
+        spec=job_spec(model__path="qwen3_moe"), settings=StackSettings(model_root=str(tmp_path))
+    )
+    layout = policy.weights().layout
+    HeldJob._check_engines_load(held, layout)
+    with pytest.raises(WeightsUnfit, match=words):
+        HeldJob._check_engines_load(held, layout | change)

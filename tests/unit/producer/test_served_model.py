@@ -206,3 +206,29 @@ async def test_an_engine_that_hangs_in_its_sleep_ends_at_the_job_s_deadline(tmp_
     loaded.engine.sleep = for_ever  # type: ignore[method-assign]
     with pytest.raises(EngineUnavailable, match=r"giving memory back is not done after 0\.05 s"):
         await model.sleep()
+
+
+def test_a_version_with_other_tensors_than_the_model_is_unfit_and_a_cut_file_is_not(tmp_path: Path) -> None:
+    """No copy of the first would do: its trainer ends the job where the file is whole."""
+    seen: list[tuple[str, str]] = []
+
+    async def sleep(_seconds: float) -> None:
+        seen.append((model.rejected_weights, model.unfit_weights))
+
+    model = ServedModel(EngineShop(tmp_path).make, lambda _model: spell, wait=sleep)
+    manifest = fake_version(tmp_path, "job", 3)
+    path = tmp_path / manifest.directory / manifest.files[0].name
+    honest = path.read_bytes()
+
+    async def load(content: bytes) -> None:
+        path.write_bytes(content)
+        await model.ready_for(job_spec(), manifest)
+
+    for content, why in ((honest[:-1], ""), (honest.replace(b'"scale"', b'"other"'), "version 3 lacks 1 tensors")):
+        seen.clear()
+        with pytest.raises(WeightsRejected):
+            asyncio.run(load(content))
+        assert [folder for folder, _ in seen] == ["job/weights/v000003"] * len(RELOAD_PAUSES_S)
+        assert all(unfit.startswith(why) and bool(unfit) == bool(why) for _, unfit in seen)
+    asyncio.run(load(honest))
+    assert (model.rejected_weights, model.unfit_weights) == ("", "")

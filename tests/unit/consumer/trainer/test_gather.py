@@ -19,7 +19,14 @@ from consumer.gradient.statistics import BatchStats
 from consumer.trainer.gather import gather
 from consumer.trainer.iteration import Iteration
 from contracts.encoding.arrays import pack_float32
-from contracts.errors import BatchFailed, DeadlineExceeded, FenceViolation, Unavailable
+from contracts.errors import (
+    BatchFailed,
+    DeadlineExceeded,
+    FenceViolation,
+    Unavailable,
+    WeightsRejected,
+    WeightsUnfit,
+)
 from contracts.events import BatchDead, GeneratorsChanged
 from contracts.experience.columns import values_digest
 from contracts.jobs import WindowIteration
@@ -71,6 +78,8 @@ class Played:
         self.committed = -1
         self.changes: list[GeneratorsChanged] = []
         self.side = self.ranks = self.keeper = self.generators = self
+        self.published = ReadBack(self)
+        self.unfit: dict[str, str] = {}
         self.said: list[str] = []
         self.told: list[object] = []
         self.handed_over: list[RolloutBatch] = []
@@ -208,6 +217,18 @@ class Slow(Played):
         return super().train(batch, wait_s=wait_s)
 
 
+class ReadBack:
+    """What reads published versions back."""
+
+    def __init__(self, played: Played) -> None:
+        self._played = played
+
+    def check(self, manifest: WeightManifest) -> None:
+        self._played.said.append(f"read version {manifest.policy_version} back")
+        if self._played.is_damaged:
+            raise WeightsRejected("it is damaged")
+
+
 class NeverLate:
     """A watch over stages that notes what it is asked."""
 
@@ -325,6 +346,25 @@ def test_the_open_version_is_written_again_where_a_generator_refuses_it_and_no_o
     other = Played(folder, *IDS, rejected="job/weights/v000007")
     gathered(other)
     assert len(other.said) == 2 * len(IDS)
+
+
+def test_a_whole_version_that_no_generator_can_load_ends_the_job_at_once_by_what_it_has(folder: RunFolder) -> None:
+    """More generators of that kind would refuse it as well: none is waited for."""
+    held = Played(folder, *IDS, rejected="job/weights/v000000")
+    held.unfit = {"job/weights/v000000": "g0: version 0 has 4 tensors that the model lacks, the first: a"}
+    with pytest.raises(
+        WeightsUnfit, match=r"version 0 is whole, and no engine can load it: g0: version 0 has 4 tensors"
+    ):
+        gathered(held)
+    assert held.said == ["read version 0 back"]
+
+
+def test_a_damaged_version_that_no_generator_can_load_is_written_again(folder: RunFolder) -> None:
+    """A name of a tensor is bytes of the file, too."""
+    held = Played(folder, *IDS, rejected="job/weights/v000000")
+    held.unfit, held.is_damaged = {"job/weights/v000000": "g0: version 0 lacks 1 tensors, the first: a"}, True
+    gathered(held)
+    assert held.said[:2] == ["read version 0 back", "wrote version 0 again"]
 
 
 def test_an_older_version_that_is_refused_is_read_back_and_where_it_is_damaged_the_trainer_ends(

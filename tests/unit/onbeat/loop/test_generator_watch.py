@@ -166,6 +166,31 @@ def test_generators_that_leave_the_job_alone_count_as_absent_and_their_reason_en
         watch.check()
 
 
+@pytest.mark.parametrize(
+    ("generators", "unfit"),
+    [
+        ([("v", "lacks a")], {"v": "g0: lacks a"}),
+        ([("v", "lacks a"), ("v", "lacks a")], {"v": "g0: lacks a"}),
+        ([("v", "lacks a"), ("v", "")], {}),
+        ([("v", "lacks a"), ("", "")], {}),
+        ([("v", "lacks a"), ("w", "lacks a")], {}),
+        ([("v", "")], {}),
+        ([], {}),
+    ],
+)
+def test_a_version_is_unfit_once_each_generator_that_may_serve_the_job_refuses_its_tensors(
+    generators: list[tuple[str, str]], unfit: dict[str, str]
+) -> None:
+    infos = [
+        {"rejected_weights": folder, "unfit_weights": why, "leaves_alone": {"job": why}} for folder, why in generators
+    ]
+    others = [{"wrong_engine": ("job",)}, {"not_reproducible": "vllm"}]
+    board = Board(*infos, *others)
+    watch = board.watch()
+    board.looks(watch, board.infos)
+    assert watch.unfit == unfit
+
+
 def test_a_version_that_stays_refused_is_looked_at_ever_more_seldom() -> None:
     board = Board({"rejected_weights": "v"})
     watch = board.watch(deadline_s=1e9)
