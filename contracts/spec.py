@@ -377,6 +377,12 @@ class JobSpec(Record, frozen=True, kw_only=True):
         return Schedule(self.schedule, self.max_policy_lag)
 
     @property
+    def samples_as_trained(self) -> bool:
+        """Returns True where generators and trainer compute the same log-probs but for the last bits of float32."""
+        is_exact = self.deterministic and self.model.dtype == "float32"
+        return is_exact and not (self.schedule_rule.lags or self.trainer.external or self.algorithm.learns_given)
+
+    @property
     def hedges(self) -> bool:
         """Whether a batch may be sampled twice at once: two copies must be identical (I7), or the first is a bias."""
         return self.rollout.hedge and self.deterministic

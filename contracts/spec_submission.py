@@ -194,6 +194,9 @@ def _rules_never_broken(spec: JobSpec) -> Refusals:
         "mismatch_high": given or ('under a lag "lag_too_large" says it' if lags else ""),
         "truncations_rising": given,
         "lag_too_large": "" if lags else "without max_policy_lag nothing lags",
+        "completions_cut": given,
+        "completions_unscorable": given,
+        "mismatch_unusual": given or ("" if spec.samples_as_trained else "its engines may differ by rounding, or lag"),
     }
     for rule in spec.trainer.stops_on:
         if reason := never.get(rule, ""):

@@ -20,6 +20,9 @@ HEALTH_RULES = {
     "mismatch_high": "mismatch is high",
     "truncations_rising": "truncations rise",
     "lag_too_large": "lag is too large",
+    "completions_cut": "completions are cut",
+    "completions_unscorable": "completions can't be judged",
+    "mismatch_unusual": "mismatch is unusual",
 }
 """A rule of a job's health → its name in words; an extra says what each looks at (`onbeat.health`)."""
 HealthRule: TypeAlias = Literal[tuple(HEALTH_RULES)]  # pyright: ignore[reportInvalidTypeForm]  # msgspec reads it when it runs

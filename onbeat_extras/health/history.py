@@ -57,8 +57,20 @@ class History:
     def is_full(self) -> bool:
         return len(self.recent) == WINDOW
 
+    def has(self, num_iterations: int) -> bool:
+        """Whether there are so many iterations, or all that a shorter job has."""
+        return len(self.recent) >= min(num_iterations, self.spec.iterations)
+
+    def share(self, name: str) -> float:
+        """A number of completions among all of the newest iterations."""
+        return sum(getattr(metrics, name) for metrics in self.recent) / sum(one.num_completions for one in self.recent)
+
+    def median(self, name: str) -> float:
+        """Over the newest iterations: what is so in one of them alone doesn't show."""
+        return statistics.median(getattr(metrics, name) for metrics in self.recent)
+
     def mean(self, name: str) -> float:
-        """Over the newest WINDOW iterations."""
+        """Over the newest WINDOW iterations, or as many as there are."""
         return statistics.fmean(getattr(metrics, name) for metrics in self.recent)
 
     def began(self, name: str) -> float:

@@ -194,3 +194,73 @@ def test_what_a_job_does_not_have_is_no_problem_of_it() -> None:
     silent = Run.of("healthy").changed(grad_norm=lambda row: 0.0)
     assert silent.told(trainer__external=True) == ({}, ())
     assert Run(Run.of("collapsed").rows[: WINDOW - 1], {}).told() == ({}, ())
+
+
+def begun(num_iterations: int, **columns: float) -> Run:
+    """The first iterations of a run that is well, with these numbers from its beginning on."""
+    run = Run.of("healthy").changed(**{name: lambda row, value=value: value for name, value in columns.items()})
+    return Run(run.rows[:num_iterations], {})
+
+
+EQUAL = {"zero_advantage_share": 1.0, "reward_mean": 0.0, "reward_std": 0.0, "grad_norm": 0.0}
+SHORT: dict[str, Any] = {"rollout__sampling": {"max_new_tokens": 12}, "iterations": 60}
+
+
+@pytest.mark.parametrize(
+    ("columns", "rule", "problem"),
+    [
+        (
+            {"truncated_share": 1.0},
+            "completions_cut",
+            "100% of the completions reach rollout.sampling.max_new_tokens = 12, 100% at first",
+        ),
+        (
+            {"num_unscorable": 1024},
+            "completions_unscorable",
+            "100% of the completions of 3 iterations have a stated score in place of their own",
+        ),
+    ],
+)
+def test_what_is_wrong_with_all_completions_from_the_beginning_is_told_after_the_first_iterations(
+    columns: dict[str, float], rule: str, problem: str
+) -> None:
+    first, found = begun(3, **columns).told(**SHORT)
+    assert first == {rule: 2}
+    assert found[0].problem == problem
+    assert begun(2, **columns).told(**SHORT) == ({}, ())
+    first, _ = begun(2, **columns).told(**SHORT | {"iterations": 2})
+    assert first == {rule: 1}, "a job of two iterations has no third one"
+    first, _ = begun(60, **columns).told(**SHORT)
+    assert first == {rule: 2}, "it is told once, and no rule that compares says it again"
+
+
+def test_a_job_whose_completions_are_to_be_cut_and_one_that_cuts_few_are_well() -> None:
+    forced = {"max_new_tokens": 12, "min_new_tokens": 12}
+    assert begun(60, truncated_share=1.0).told(**SHORT | {"rollout__sampling": forced}) == ({}, ())
+    assert begun(60, truncated_share=0.24, num_unscorable=100).told(**SHORT) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("columns", "cure"),
+    [
+        ({"truncated_share": 1.0}, "raise rollout.sampling.max_new_tokens above 12 first"),
+        ({"num_unscorable": 1024}, "let them be judged first: each audit record counts the reasons"),
+        ({}, "take prompts of which some samples are right and some wrong"),
+    ],
+)
+def test_groups_that_are_equal_from_the_beginning_have_the_cure_of_their_cause(
+    columns: dict[str, float], cure: str
+) -> None:
+    _, found = begun(WINDOW, **EQUAL, **columns).told(**SHORT)
+    (equal,) = [problem for problem in found if problem.rule == "groups_equal"]
+    assert equal.cure.startswith(cure)
+
+
+def test_a_mismatch_that_float32_can_not_have_is_told_after_the_first_iteration() -> None:
+    first, found = begun(1, mismatch_k3=2e-5).told(**SHORT)
+    assert first == {"mismatch_unusual": 0}
+    assert found[0].problem == "K3 of 2e-05 a token, where engines that compute the same in float32 have about 1e-13"
+    for well in ({"deterministic": False}, {"model__dtype": "bfloat16"}, LAGGING):
+        assert begun(1, mismatch_k3=2e-5).told(**SHORT | well) == ({}, ())
+    once = Run.of("healthy").changed(mismatch_k3=lambda row: 2e-5 if row.iteration == 7 else 1e-13)
+    assert once.told() == ({}, ()), "a token that takes another expert once is no fault"

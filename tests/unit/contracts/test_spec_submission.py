@@ -82,6 +82,8 @@ GIVEN: dict[str, Any] = {
     ("rule", "job"),
     [
         *(("entropy_gone", GIVEN), ("reward_collapsed", GIVEN), ("truncations_rising", GIVEN)),
+        *(("completions_cut", GIVEN), ("completions_unscorable", GIVEN), ("mismatch_unusual", GIVEN)),
+        ("mismatch_unusual", {"model__dtype": "bfloat16"}),
         *(("mismatch_high", GIVEN), ("score_collapsed", {}), ("score_collapsed", {"evaluation__every_iterations": 4})),
         *(("lag_too_large", {}), ("mismatch_high", LAG | {"algorithm__correction": "tis"})),
         ("score_collapsed", {"evaluation": {"num_prompts": 0, "every_iterations": 1}}),
