@@ -269,10 +269,10 @@ class JobSpec(Record, frozen=True, kw_only=True):
             f"algorithm.correction must be named with max_policy_lag = {lag}: samples of an older policy make the "
             'gradient a biased one; choose "tis", "icepop" or "decoupled_ppo", or "none" to train them as they '
             "are": is_unnamed and not against_sampler,
-            'algorithm.kl_estimator = "k1" in the loss, unweighed, has a gradient of expectation zero; use "k2" there, '
-            'or set use_bias_correction_kl = true, or kl_placement = "reward"': algorithm.kl_in_loss
+            'algorithm.kl_estimator = "k1" in the loss, unweighed, has a gradient of expectation zero; leave '
+            'use_bias_correction_kl out, or set kl_placement = "reward"': algorithm.kl_in_loss
             and algorithm.kl_estimator == "k1"
-            and not algorithm.weighs_kl(lags=lags),
+            and not algorithm.weighs_kl,
         }
         if reason := next((why for why, holds in reasons.items() if holds), ""):
             raise ValueError(reason)

@@ -29,7 +29,8 @@ GIVEN = 'loss = "sft" samples nothing'
 
 def check_submitted(spec: JobSpec) -> None:
     """Raises InvalidInput that names the field and the cure."""
-    for field, problem, cure in (*_wrong_distributions(spec), *_idle_settings(spec), *_rules_never_broken(spec)):
+    problems = (*_wrong_distributions(spec), *_idle_settings(spec), *_idle_masks(spec), *_rules_never_broken(spec))
+    for field, problem, cure in problems:
         raise InvalidInput(problem, field=field, cure=cure)
 
 
@@ -133,7 +134,7 @@ def _idle_settings(spec: JobSpec) -> Refusals:
     is_mu = has_bits and not spec.schedule_rule.lags
     of_bits = 'packing = "as_sampled" gives the trainer the generator\'s log-probs'
     syncs, is_whole = algorithm.ref_model_sync_iterations, algorithm.distillation_beta is not UNSET
-    weighs_kl = algorithm.weighs_kl(lags=spec.schedule_rule.lags)
+    weighs_kl = algorithm.weighs_kl
     rows: tuple[tuple[str, bool, str], ...] = (
         (
             "algorithm clip_low clip_high clip_max",
@@ -179,6 +180,19 @@ def _idle_settings(spec: JobSpec) -> Refusals:
             problem = "a padded pass has all parts of a trajectory, each as long as its longest: no limit bounds it"
             cure = 'leave it out, or take trainer.packing = "shared_prompt"'
             yield "environment.max_context_tokens", problem, cure
+
+
+def _idle_masks(spec: JobSpec) -> Refusals:
+    """Yields what a mask of whole responses has no meaning with, or no bounds for."""
+    algorithm = spec.algorithm
+    if algorithm.correction_name == "none" or algorithm.correction_level != "geometric":
+        return
+    if algorithm.correction != "icepop":
+        problem = f"a geometric mean is no weight, which {algorithm.correction} needs: it only leaves responses out"
+        yield "algorithm.correction_level", problem, 'set correction = "icepop", or correction_level = "sequence"'
+    elif algorithm.correction_high is None:
+        problem = 'it has to be set with correction_level = "geometric": a response\'s mean hardly leaves 1'
+        yield "algorithm.correction_high", problem, "set it near 1, as to 1.001"
 
 
 def _rules_never_broken(spec: JobSpec) -> Refusals:

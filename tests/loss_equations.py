@@ -75,12 +75,13 @@ class Equation:
     correction: str = "none"
     of_sequence: bool = False
     of_mean: bool = False
-    """Whether a response's weight is the geometric mean of its tokens'."""
+    """Whether the geometric mean of a response's tokens chooses it or leaves it out, and weighs nothing."""
     c: float = math.inf
     """The bound of dual clip."""
     far: float = math.inf
     """Mean log(mu / pi) above which a response of negative advantage is left out."""
-    weighs_kl: bool = False
+    weighs_kl: bool = True
+    """Whether the KL in the loss is weighed by the ratio and the correction."""
     w_low: float = 0.0
     w_high: float = math.inf
     gamma: float = 1.0
@@ -223,14 +224,15 @@ def token_losses(response: Response, of_tokens: Sequence[float], eq: Equation) -
                 loss = torch.min(loss, torch.tensor(-eq.c * advantage))
         if advantage < 0 and statistics.fmean((mu - p).tolist()) > eq.far:
             loss = 0.0 * loss
-        kl = eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])
+        kl = 0.0 if eq.kl_in_reward else eq.beta * ESTIMATORS[eq.kl](p[t], response.reference_logprobs[t])
         if eq.weighs_kl:
-            loss = loss + kl * torch.exp(p[t] - old[t])
+            ratio_of_kl = torch.exp(p[t] - old[t])
+            loss = loss + kl * (ratio_of_kl.detach() if eq.kl == "k2" else ratio_of_kl)
         if response.teacher_logprobs is not None:
             gap = (p[t] - response.teacher_logprobs[t]).item()
             loss = loss + eq.distil * gap * torch.exp(p[t] - old[t])
         loss = loss * weight(response, t, eq)
-        if not eq.kl_in_reward and not eq.weighs_kl:
+        if not eq.weighs_kl:
             loss = loss + kl
         if eq.distil_beta is not None:
             loss = loss + eq.distil * divergence(response, t, eq)
@@ -279,7 +281,9 @@ def proximal(response: Response) -> Tensor:
 def weight(response: Response, t: int, eq: Equation) -> float:
     gaps = (proximal(response) - response.generator_logprobs).tolist()
     of_response = statistics.fmean(gaps) if eq.of_mean else sum(gaps)
-    k = math.exp(of_response if eq.of_sequence or eq.of_mean else gaps[t])
+    if eq.of_mean:
+        return 1.0 if eq.w_low <= math.exp(of_response) <= eq.w_high else 0.0
+    k = math.exp(of_response if eq.of_sequence else gaps[t])
     match eq.correction:
         case "tis":
             return min(k, eq.w_high)

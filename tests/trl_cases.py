@@ -24,10 +24,13 @@ BOUNDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"epsilon": 0.1, "epsilon_high": 0.1, "delta": 1.2},
     ),
     "off-policy mask": ({"off_policy_mask_threshold": 0.05}, {"off_policy_mask_threshold": 0.05}),
-    "weighed KL": ({"kl_coefficient": 0.1, "use_bias_correction_kl": True}, {"use_bias_correction_kl": True}),
-    "KL of several steps": ({"kl_coefficient": 0.1, "updates_per_iteration": 2}, {"use_bias_correction_kl": True}),
+    "unweighed KL": ({"kl_coefficient": 0.1, "use_bias_correction_kl": False}, {"use_bias_correction_kl": False}),
+    "KL of several steps": ({"kl_coefficient": 0.1, "updates_per_iteration": 2}, {}),
 }
 """What bounds or weighs off-policy samples, under the same names but one: ours, and TRL's."""
+UNWEIGHED = {"use_bias_correction_kl": False}
+"""The same name and meaning here and there. A KL with `gspo` is compared so: TRL weighs it by the response's ratio, and
+we by the token's, which alone has the divergence's gradient."""
 LEVELS = ("token", "sequence")
 LAGGED: dict[str, tuple[dict[str, Any], str, float | None, float]] = {
     "tis": ({"correction": "tis", "correction_high": 1.2}, "truncate", None, 1.2),
@@ -42,8 +45,6 @@ def trl_trainer(model_folder: Path, *, kind: str = "GRPO", **options: Any) -> An
     import trl
     from datasets import Dataset
 
-    # GRPO's default weighs the KL by the policy ratio, also in an iteration's one step.
-    unweighed = {"use_bias_correction_kl": False} if kind == "GRPO" else {}
     config = getattr(trl, f"{kind}Config")(
         output_dir=str(model_folder / "trl"),
         use_cpu=True,
@@ -53,7 +54,7 @@ def trl_trainer(model_folder: Path, *, kind: str = "GRPO", **options: Any) -> An
         per_device_train_batch_size=4,
         num_generations=4,
         max_completion_length=BUDGET,
-        **(unweighed | options),
+        **options,
     )
     trainer = getattr(trl, f"{kind}Trainer")(
         model=str(model_folder),

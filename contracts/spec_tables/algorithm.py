@@ -20,6 +20,9 @@ from contracts.spec_tables.kinds import (
     LossName,
 )
 
+LAGGING_CLIP_MAX = 3.0
+"""`clip_max` where a spec leaves it out and ratios are against an older policy that sampled; verl's clip_ratio_c."""
+
 
 class PluginLoss(Record, tag_field="type", tag="plugin", frozen=True, kw_only=True):
     """A user's loss, found by its name among the entry points of group `onbeat.losses` where the trainer runs.
@@ -71,8 +74,9 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Upper clip of the policy ratio: 1 + clip_high; none: 0.2, dapo 0.28, gspo 0.0004, cispo 4.0. Refused where
     clip_low is."""
     clip_max: Annotated[float, Meta(gt=1.0, le=1e6)] | UnsetType = UNSET
-    """Dual clip: the most that the policy ratio counts for a negative advantage, above 1 + clip_high; left out: no
-    bound. Refused where clip_high is."""
+    """Dual clip: the most that the policy ratio counts for a negative advantage, above 1 + clip_high; left out: 3.0
+    under a lag with old_policy = "generator", as in verl, unless 1 + clip_high is as much, else no bound. Refused where
+    clip_high is."""
     kl_coefficient: Factor = 0.0
     """Weight of the KL to the initial model; 0 keeps no reference model."""
     ref_model_sync_iterations: Iterations | UnsetType = UNSET
@@ -83,8 +87,8 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of that KL from the sampled tokens."""
     use_bias_correction_kl: bool | UnsetType = UNSET
-    """Weighs the KL in the loss by policy ratio and correction, like the surrogate (docs/job.md); left out: under a lag
-    or with several steps, with k1 or k3."""
+    """Weighs the KL in the loss by policy ratio and correction, like the surrogate, which gives it the gradient of
+    KL(policy || reference) under each schedule (docs/job.md); left out: true, as in TRL."""
     kl_placement: Literal["loss", "reward"] = "loss"
     """loss: added to each token's; reward: taken off the reward, before advantages (docs/job.md)."""
     entropy_coefficient: Factor = 0.0
@@ -99,11 +103,12 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     """Weighs stale samples: truncated (tis), dropped out of range (icepop) or above a cap (decoupled_ppo, which needs a
     lag). Under a lag "none" has to be named, too."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Whether each token has its weight, or a response one: the product over its tokens, or their geometric mean."""
+    """Whether each token has its weight, or a response one, the product over its tokens. geometric weighs nothing: with
+    icepop it leaves out the responses whose geometric mean is beyond the bounds, as verl's rejection does."""
     correction_low: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Lower bound of icepop's weight; none: 0.5."""
+    """Lower bound of icepop's weight; none: 0.5, with geometric 1 / correction_high."""
     correction_high: Annotated[float, Meta(ge=1.0, le=1e6)] | None = None
-    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0."""
+    """Upper bound of the weight; none: tis 2.0, icepop 5.0, decoupled_ppo 5.0. With geometric it is set near 1."""
     off_policy_mask_threshold: Annotated[float, Meta(gt=0.0, le=1e3)] | UnsetType = UNSET
     """A response of negative advantage whose mean log(mu / pi) a token is above this has no surrogate: the policy has
     left it."""
@@ -125,16 +130,28 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         low, high = self._loss_kind.clip_range
         return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
 
+    def ratio_bound(self, *, lags: bool) -> float | None:
+        """Returns the most that a policy ratio counts for a negative advantage; None: any. lags: whether older policies
+        may have sampled."""
+        if self.clip_max is not UNSET:
+            return self.clip_max
+        has_far_ratios = lags and self.old_policy == "generator"
+        is_above_clips = 1.0 + self.clip_range[1] < LAGGING_CLIP_MAX
+        return LAGGING_CLIP_MAX if has_far_ratios and self._takes_clip_max and is_above_clips else None
+
+    @property
+    def _takes_clip_max(self) -> bool:
+        return not isinstance(self.loss, PluginLoss) and self._loss_kind.is_unbounded_above
+
     @property
     def kl_in_loss(self) -> bool:
         """Whether the loss has a KL to the reference."""
         return self.kl_coefficient > 0.0 and self.kl_placement == "loss"
 
-    def weighs_kl(self, *, lags: bool) -> bool:
-        """Whether that KL is weighed like the surrogate: as said, else where the ratio is not always 1."""
-        if self.use_bias_correction_kl is not UNSET:
-            return self.use_bias_correction_kl
-        return self.kl_in_loss and self.kl_estimator != "k2" and (lags or self.moves_between_steps)
+    @property
+    def weighs_kl(self) -> bool:
+        """Whether that KL is weighed like the surrogate."""
+        return self.kl_in_loss and self.use_bias_correction_kl is not False
 
     def syncs_reference_after(self, iteration: int) -> bool:
         """Whether the reference moves to the policy that the iteration's last step makes."""
@@ -165,10 +182,14 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def correction_range(self) -> tuple[float, float]:
         """(low, high) as set, else as in the correction's source; tis and decoupled_ppo have no lower bound."""
         low, high = CORRECTION_RANGES[self.correction_name]
-        return (
-            low if self.correction_low is None else self.correction_low,
-            high if self.correction_high is None else self.correction_high,
-        )
+        if self.correction_high is not None:
+            high = self.correction_high
+        if self.correction_low is not None:
+            low = self.correction_low
+        elif self.correction == "icepop" and self.correction_level == "geometric":
+            # verl's, where its lower threshold is left out: a mean may be as far below 1 as above.
+            low = 1.0 / high
+        return low, high
 
     @property
     def needs_every_row(self) -> bool:
@@ -236,7 +257,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
         """Yields each key that is set though what it acts on isn't there."""
         kind, named = self.advantage_kind, f'with advantage = "{self.advantage}"'
         has_kl, learns_rewards = self.kl_coefficient > 0.0, self.advantage != "none"
-        is_unbounded = not isinstance(self.loss, PluginLoss) and self._loss_kind.is_unbounded_above
         several = "set updates_per_iteration or mini_batches above 1"
         of_none, corrects = f"{named}, which learns from no reward", self.correction_name != "none"
         has_low = not corrects or self.correction == "icepop"
@@ -249,7 +269,7 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
             ("on_truncated", learns_rewards or self.on_truncated != "penalise", of_none),
             ("clip_low clip_high clip_max off_policy_mask_threshold", learns_rewards, of_none),
             ("shuffle_rewards kl_placement", learns_rewards, of_none),
-            ("clip_max", is_unbounded, f'with loss = "{self.loss_name}", which has bounds of its own'),
+            ("clip_max", self._takes_clip_max, f'with loss = "{self.loss_name}", which has bounds of its own'),
             ("kl_estimator kl_placement", has_kl, "with kl_coefficient = 0; set it above 0"),
             ("ref_model_sync_iterations", has_kl, "with kl_coefficient = 0, without a reference"),
             ("ref_model_mixup_alpha", self.ref_model_sync_iterations, "without ref_model_sync_iterations; set that"),
@@ -277,8 +297,6 @@ class AlgorithmSpec(Record, frozen=True, kw_only=True):
     def _kl_refusals(self) -> Iterator[str]:
         if self.use_bias_correction_kl and not self.kl_in_loss:
             yield "use_bias_correction_kl weighs the KL in the loss, of which there is none; leave it out"
-        if self.use_bias_correction_kl and self.kl_estimator == "k2":
-            yield 'kl_estimator = "k2" is biased, whatever its weight; with use_bias_correction_kl use "k3" or "k1"'
 
     def _given_refusals(self) -> Iterator[str]:
         """Yields what is about rewards, or about the policy that sampled: completions that are given have neither."""

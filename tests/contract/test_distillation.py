@@ -84,7 +84,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "beside bnpo, KL and entropy": (
         BESIDE | NARROW | {"loss": "bnpo", "kl_coefficient": 0.1, "entropy_coefficient": 0.02},
-        {"distil": 0.3, "loss": "bnpo", "beta": 0.1, "weighs_kl": True, "alpha": 0.02} | NARROW_EQUATION,
+        {"distil": 0.3, "loss": "bnpo", "beta": 0.1, "alpha": 0.02} | NARROW_EQUATION,
     ),
 }
 
@@ -218,7 +218,7 @@ OF_MANY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"loss": "cispo", "correction": "icepop", "kl_coefficient": 0.1, "entropy_coefficient": 0.02}
         | {"distillation_beta": 0.5},
         {"distil": 0.3, "distil_beta": 0.5, "top_k": len(VOCABULARY), "loss": "cispo", "beta": 0.1, "alpha": 0.02}
-        | {"weighs_kl": True, "correction": "icepop", "w_low": 0.5, "w_high": 5.0, **NARROW_EQUATION},
+        | {"correction": "icepop", "w_low": 0.5, "w_high": 5.0, **NARROW_EQUATION},
     ),
     "forward, hidden states": (
         ALONE | {"distillation_beta": 0.0},
@@ -230,8 +230,7 @@ OF_MANY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "Jensen-Shannon, hidden states, padded, in chunks, beside KL and entropy": (
         BESIDE | NARROW | {"kl_coefficient": 0.1, "entropy_coefficient": 0.02, "distillation_beta": 0.3},
-        {"distil": 0.3, "distil_beta": 0.3, "top_k": len(VOCABULARY), "beta": 0.1, "alpha": 0.02}
-        | {"weighs_kl": True, **NARROW_EQUATION},
+        {"distil": 0.3, "distil_beta": 0.3, "top_k": len(VOCABULARY), "beta": 0.1, "alpha": 0.02} | NARROW_EQUATION,
     ),
 }
 

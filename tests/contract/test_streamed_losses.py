@@ -282,7 +282,8 @@ def test_bnpo_depends_on_the_cut_and_on_nothing_else(tmp_path: Path) -> None:
         (OFF, {"clip_low": 0.1}),
         (OFF, {"clip_high": 9.0}),
         ({}, KL),
-        (KL, {"kl_estimator": "k2"}),
+        (KL, {"kl_estimator": "k1"}),
+        (KL, {"use_bias_correction_kl": False}),
         (KL, {"kl_placement": "reward"}),
         (KL | {"kl_placement": "reward"}, {"kl_estimator": "k1"}),
         ({}, {"entropy_coefficient": 0.01}),
@@ -344,6 +345,12 @@ def test_against_the_trainers_own_log_probs_no_clip_acts_and_only_normalisers_di
 ) -> None:
     pair, batches = models(tmp_path, float64=True), iteration_of()
     assert relative_error(gradient_of(pair, batches, one), gradient_of(pair, batches, other)) < 1e-8
+
+
+def test_a_weighed_k2_and_a_weighed_k3_have_one_gradient(tmp_path: Path) -> None:
+    pair, batches = models(tmp_path, float64=True), iteration_of()
+    k2, k3 = (gradient_of(pair, batches, KL | {"kl_estimator": name}) for name in ("k2", "k3"))
+    assert relative_error(k2, k3) < 1e-8
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,7 +23,7 @@ from tests.builders import VOCABULARY
 from tests.contract.test_streamed_gradient import relative_error, streamed_gradient, to_float64
 from tests.contract.test_streamed_losses import load, models
 from tests.trajectories import environment_spec, played_batch
-from tests.trl_cases import CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, trl_trainer
+from tests.trl_cases import CASES, LAGGED, LEVELS, OFF_POLICY, ON_POLICY, UNWEIGHED, trl_trainer
 
 pytest.importorskip("trl", reason="TRL is not installed: `make test-trl` runs this in an environment that has it")
 
@@ -144,6 +144,8 @@ def test_the_gradient_of_trajectories_is_trls_with_its_tool_mask(
 ) -> None:
     """bnpo normalises each batch by itself, so it is given one; the others an iteration in three batches."""
     ours, theirs = CASES[case]
+    if kl and case == "gspo":
+        ours, theirs = ours | UNWEIGHED, theirs | UNWEIGHED
     batches = batches[:1] if case == "bnpo" else batches
     spec = environment_spec(algorithm=policy | kl | ours, **LAYOUTS[list(CASES).index(case) % len(LAYOUTS)])
     trainer = their_trainer(folder, spec, **theirs)

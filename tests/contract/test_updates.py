@@ -50,13 +50,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kl_coefficient": 0.1, "kl_estimator": "k2", "entropy_coefficient": 0.02} | NARROW,
         {"beta": 0.1, "kl": "k2", "alpha": 0.02} | NARROW_EQUATION,
     ),
-    "KL weighed, as where nothing is said": (
-        {"kl_coefficient": 0.1} | NARROW,
-        {"beta": 0.1, "weighs_kl": True} | NARROW_EQUATION,
-    ),
+    "KL weighed, as where nothing is said": ({"kl_coefficient": 0.1} | NARROW, {"beta": 0.1} | NARROW_EQUATION),
     "KL unweighed, as said": (
         {"kl_coefficient": 0.1, "use_bias_correction_kl": False} | NARROW,
-        {"beta": 0.1} | NARROW_EQUATION,
+        {"beta": 0.1, "weighs_kl": False} | NARROW_EQUATION,
     ),
     "tis by token": ({"correction": "tis"} | NARROW, {"correction": "tis", "w_high": 2.0} | NARROW_EQUATION),
 }

@@ -14,7 +14,14 @@ from consumer.gradient.losses.base import BatchSizes, LossInputs, PolicyLoss
 from consumer.gradient.losses.grpo import BNPO, DAPO, DR_GRPO, GRPO, GSPO
 from consumer.gradient.losses.log_prob import CISPO, SFT
 from consumer.gradient.losses.plugin import load_loss
-from consumer.gradient.losses.terms import ESTIMATORS, correction_weights, far_responses, k3, reverse_kl
+from consumer.gradient.losses.terms import (
+    ESTIMATORS,
+    correction_weights,
+    far_responses,
+    k3,
+    reverse_kl,
+    weighed_estimate,
+)
 from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 
 LOSSES = {"grpo": GRPO, "dr_grpo": DR_GRPO, "dapo": DAPO, "bnpo": BNPO, "gspo": GSPO, "cispo": CISPO, "sft": SFT}
@@ -106,8 +113,9 @@ def micro_batch_loss(
     advantages: [R], or [R, T] with credit by turn or token; loss_mask: bool [R, T], one True or more in each row;
     lags: whether older policies may have sampled; estimates: what a critic learns.
 
-    sum of w ((policy term + lambda KL to the teacher), weighed against the generator) + beta KL - alpha entropy
-    + v value loss, w by the normaliser; rho beta KL is weighed where `weighs_kl` says so, a divergence's lambda isn't
+    sum of w ((policy term + lambda KL to the teacher + beta rho KL), weighed against the generator) - alpha entropy
+    + v value loss, w by the normaliser; a KL that the spec leaves unweighed and a divergence of whole distributions are
+    added behind the weight
     """
     tokens = logprobs.masked(loss_mask)
     inputs = LossInputs(
@@ -117,15 +125,17 @@ def micro_batch_loss(
         loss_mask=loss_mask,
         clip_low=algorithm.clip_range[0],
         clip_high=algorithm.clip_range[1],
-        clip_max=None if algorithm.clip_max is UNSET else algorithm.clip_max,
+        clip_max=algorithm.ratio_bound(lags=lags),
     )
     member = policy_loss(algorithm)
     term = member.surrogate(inputs)
     sampled_loss, is_far = _near_enough(term.token_loss, tokens, inputs, algorithm.off_policy_mask_threshold)
-    divergence, weighs_kl = _divergence(tokens, algorithm), algorithm.weighs_kl(lags=lags)
-    if divergence is not None and weighs_kl:
-        # E_mu[rho k] has the gradient of the divergence of pi: of k1 and k3, which are unbiased.
-        sampled_loss = sampled_loss + algorithm.kl_coefficient * inputs.log_ratio().exp() * divergence
+    divergence = _divergence(tokens, algorithm)
+    if divergence is not None and algorithm.weighs_kl:
+        # The ratio is 1 in an iteration's first step, and yet changes the gradient: it has one of its own.
+        sampled_loss = sampled_loss + algorithm.kl_coefficient * weighed_estimate(
+            inputs.log_ratio(), divergence, estimator=algorithm.kl_estimator
+        )
     if tokens.teacher is not None and tokens.divergence is None:
         # It is a mean over what was sampled, like the policy term: what weighs samples weighs both.
         to_teacher = reverse_kl(inputs.log_ratio(), tokens.policy, tokens.teacher)
@@ -134,7 +144,7 @@ def micro_batch_loss(
     if tokens.divergence is not None:
         # It is of whole distributions, whichever token was drawn: no weight of samples applies.
         token_loss = token_loss + algorithm.distillation_coefficient * tokens.divergence
-    if divergence is not None and not weighs_kl:
+    if divergence is not None and not algorithm.weighs_kl:
         token_loss = token_loss + algorithm.kl_coefficient * divergence
     if tokens.entropy is not None and algorithm.entropy_coefficient > 0.0:
         token_loss = token_loss - algorithm.entropy_coefficient * tokens.entropy  # a bonus: more of it, less loss

@@ -2,9 +2,18 @@
 against the policy that sampled.
 
 The estimators are those of Schulman 2020, "Approximating KL Divergence".
-p = log pi and q = log pi_ref of a token that pi sampled. As a loss term an estimator is differentiated: k2 then
-has the gradient of the true divergence in expectation, k3 one that is biased, k1 one of expectation zero
-(Tang and Munos, arXiv 2506.09477). In the reward k1 is the unbiased one.
+p = log pi and q = log pi_ref of a token that pi sampled. In the reward k1 is the unbiased one. As a loss term an
+estimator is differentiated, and what its gradient is of in expectation is another thing than what it estimates (Tang
+and Munos, arXiv 2506.09477). By hand, with E over what pi samples and g = grad log pi, whose mean is 0:
+
+    E[grad k1] = E[g] = 0
+    E[grad k2] = E[(p - q) g] = grad KL(pi || pi_ref)
+    E[grad k3] = E[g - e^(q - p) g] = -E_ref[g] = grad KL(pi_ref || pi)
+
+Weighed by the policy ratio, whose own gradient is rho g (`weighed_estimate`), each has that of KL(pi || pi_ref),
+whichever policy sampled, if rho is against that one:
+
+    grad (rho k1) = rho (p - q + 1) g,    grad (rho k3) = grad (sg(rho) k2) = rho (p - q) g
 """
 
 from __future__ import annotations
@@ -33,6 +42,17 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 ESTIMATORS: dict[Literal["k1", "k2", "k3"], Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def weighed_estimate(log_ratio: Tensor, estimate: Tensor, *, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
+    """Weighs an estimate of KL(pi || pi_ref) so that its gradient is that divergence's: DeepSeek-AI, arXiv 2512.02556,
+    section 3.1, for k3.
+
+    log_ratio: [R, T] log rho, whose gradient it has (`LossInputs.log_ratio`); estimate: [R, T].
+    """
+    ratio = log_ratio.exp()
+    # k2's own gradient is the divergence's; the ratio's would add rho k2 g to it.
+    return (ratio.detach() if estimator == "k2" else ratio) * estimate
 
 
 def reverse_kl(log_ratio: Tensor, logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
@@ -73,9 +93,12 @@ def correction_weights(
         decoupled_ppo  k where k <= high, else 0         AReaL (Fu et al., arXiv 2505.24298, equation 5); the cap is of
                                                          its code
 
-    At the level of a sequence k is the product over the response's tokens, one weight for all of them; at the geometric
-    one it is the |o|-th root of that, so that its bounds don't depend on the length.
-    Log-probs are [R, T]; padding weighs 1.0. low is IcePop's alone, and 0.0 for the others.
+    At the level of a sequence k is the product over the response's tokens, one weight for all of them. At the geometric
+    one k is the |o|-th root of that, so that its bounds don't depend on the length, and chooses alone: all inside the
+    bounds weigh 1, the others 0. It is the rejection of verl's `rollout_rs = "geometric"`, for a root is no importance
+    weight: it corrects neither a token nor the response.
+    Log-probs are [R, T]; padding weighs 1.0 but in a response that is left out. low is IcePop's alone, and 0.0 for the
+    others.
     """
     # log k in float64: a sequence adds up thousands of them before the exponential.
     log_ratio = (logprobs.detach().double() - generator_logprobs.double()).masked_fill(~loss_mask, 0.0)
@@ -85,6 +108,9 @@ def correction_weights(
             of_response = of_response / loss_mask.sum(dim=1, keepdim=True)
         log_ratio = of_response.expand_as(log_ratio)
     ratio = log_ratio.exp()
+    if level == "geometric":
+        is_outside = (ratio < low) | (ratio > high)
+        return torch.where(is_outside, 0.0, 1.0).to(logprobs.dtype), is_outside
     if kind == "tis":
         return ratio.clamp(max=high).to(logprobs.dtype), ratio > high
     outside = (ratio < low) | (ratio > high)

@@ -117,6 +117,11 @@ WEIGHED: dict[str, Any] = {"type": "reward_model", "model": "scorer"}
 FROZEN: dict[str, Any] = {"parameters": ["*embed*"], "learning_rate_factor": 0.0}
 
 
+def masks(**changes: Any) -> dict[str, Any]:
+    """A correction that leaves whole responses out."""
+    return {f"algorithm__{key}": value for key, value in ({"correction_level": "geometric"} | changes).items()}
+
+
 def hosts(**changes: Any) -> dict[str, Any]:
     """A trainer of two hosts."""
     return {"trainer__hosts": {"most": 2} | changes, "weights": {"transport": "object"}}
@@ -139,6 +144,9 @@ def hosts(**changes: Any) -> dict[str, Any]:
         (SHUFFLED | COMPARED["a teacher"], "algorithm.shuffle_rewards", "a teacher teaches all the same"),
         ({"rollout__sampling__top_k": 1}, "rollout.sampling.top_k", "equal samples"),
         ({"rollout__sampling": {"max_new_tokens": 5, "top_p": 0.9, "min_p": 1.0}}, "rollout.sampling.min_p", "equal"),
+        (masks(correction="tis", correction_high=1.01), "algorithm.correction_level", "is no weight, which tis needs"),
+        (LAG | masks(correction="decoupled_ppo"), "algorithm.correction_level", "it only leaves responses out"),
+        (masks(correction="icepop"), "algorithm.correction_high", "hardly leaves 1"),
         (hosts(least=2, regroup_s=30.0), "trainer.hosts.regroup_s", "least hosts are the most"),
         ({"optimizer__groups": [FROZEN | {"weight_decay": 0.1}]}, "optimizer.groups[0].weight_decay", "times the"),
         ({"dataset": ROWS}, "dataset.metadata_columns", "no reward of type plugin"),
@@ -165,6 +173,7 @@ def test_a_setting_that_could_do_nothing_is_refused_by_its_name(job: dict[str, A
         {"stages": [WEIGHED]},
         hosts(least=1, regroup_s=30.0),
         hosts(least=2),
+        masks(correction="icepop", correction_high=1.01),
         {"optimizer__groups": [FROZEN, {"parameters": ["*norm*"], "weight_decay": 0.1}]},
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consumer.gradient.losses.base import BatchSizes
 from consumer.gradient.losses.objective import LOSSES, LossTerms, TokenLogprobs, micro_batch_loss, token_divergences
+from consumer.gradient.losses.terms import correction_weights
 from contracts.spec_tables.algorithm import AlgorithmSpec
 from contracts.spec_tables.kinds import LOSS_KINDS
 from tests.loss_equations import Equation, Response, iteration_loss, num_clipped
@@ -132,7 +133,7 @@ def test_a_kl_term_and_an_entropy_bonus_are_normalised_like_the_loss(loss: str, 
     ("loss", "level"), [(loss, level) for loss in REWARDED for level in LEVELS if (loss, level) != GSPO_BY_TOKEN]
 )
 @pytest.mark.parametrize("kind", ["tis", "icepop"])
-def test_a_correction_weighs_the_surrogate_and_nothing_else(loss: str, kind: str, level: str) -> None:
+def test_a_correction_weighs_the_surrogate_and_the_kl(loss: str, kind: str, level: str) -> None:
     low = {} if kind == "tis" else {"correction_low": 0.8}
     terms = compare(
         {
@@ -204,6 +205,55 @@ def test_a_divergence_in_the_reward_leaves_the_loss_and_sums_over_the_response()
     for estimator in ("k1", "k2", "k3"):
         sums = token_divergences(tokens, loss_mask=MASK, estimator=estimator).sum(dim=1).numpy()
         assert sums.tolist() == pytest.approx(expected[estimator])
+
+
+def test_a_bad_token_that_an_older_generator_hardly_knew_costs_three_times_its_advantage_at_most() -> None:
+    """ln 20 above what the generator gave it; the other response is as it was sampled."""
+    logprobs = torch.tensor([[0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    generator = torch.tensor([[-math.log(20.0), 0.0], [0.0, 0.0]], dtype=torch.float64)
+    for lags, expected in ((True, (3.0 + 1.0) / 2.0 - 1.0), (False, (20.0 + 1.0) / 2.0 - 1.0)):
+        terms = micro_batch_loss(
+            TokenLogprobs(policy=logprobs, generator=generator),
+            advantages=torch.tensor([-1.0, 1.0], dtype=torch.float64),
+            loss_mask=torch.ones((2, 2), dtype=torch.bool),
+            algorithm=AlgorithmSpec(loss="grpo", old_policy="generator"),
+            sizes=SIZES,
+            lags=lags,
+        )
+        assert terms.loss_sum.item() == pytest.approx(expected)
+        assert terms.num_clipped_high == lags
+
+
+MEASURED = [[-1.1, -1.5, -0.75, -2.4], [-1.3, -0.85, -1.9, 0.0], [-0.4, -2.1, 0.0, 0.0], [-0.5, -0.6, -0.7, 0.0]]
+SAMPLED = [[-1.3, -1.2, -0.8, -2.3], [-1.2, -0.8, -3.9, 0.0], [-0.65, -2.4, 0.0, 0.0], [-0.2, -0.5, -0.1, 0.0]]
+SAMPLED_TOKENS = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)
+VERLS_MASKS: dict[str, tuple[dict[str, float], list[float]]] = {
+    "narrow": ({"correction_high": 1.2}, [1.0, 0.0, 0.0, 0.0]),
+    "wider": ({"correction_high": 1.4}, [1.0, 0.0, 1.0, 1.0]),
+    "wider, and a lower bound": ({"correction_high": 1.4, "correction_low": 0.95}, [1.0, 0.0, 1.0, 0.0]),
+    "wide": ({"correction_high": 2.0}, [1.0, 1.0, 1.0, 1.0]),
+}
+"""The masks that compute_rollout_rejection_mask of verl 0.7.0 has answered to these log-probs, with rollout_rs =
+"geometric", rollout_rs_threshold = correction_high and rollout_rs_threshold_lower = correction_low or None."""
+
+
+@pytest.mark.parametrize("bounds", VERLS_MASKS)
+def test_a_geometric_correction_takes_the_responses_that_verl_takes_and_weighs_none_of_them(bounds: str) -> None:
+    options, expected = VERLS_MASKS[bounds]
+    spec = AlgorithmSpec(correction="icepop", correction_level="geometric", **options)  # type: ignore[arg-type]
+    weights, is_outside = correction_weights(
+        torch.tensor(MEASURED, dtype=torch.float64),
+        torch.tensor(SAMPLED, dtype=torch.float64),
+        loss_mask=SAMPLED_TOKENS,
+        kind="icepop",
+        level="geometric",
+        low=spec.correction_range[0],
+        high=spec.correction_range[1],
+    )
+    assert [row[tokens].unique().tolist() for row, tokens in zip(weights, SAMPLED_TOKENS, strict=True)] == [
+        [weight] for weight in expected
+    ]
+    assert is_outside[:, 0].tolist() == [weight == 0.0 for weight in expected]
 
 
 def test_a_response_whose_product_overflows_is_truncated_or_dropped() -> None:

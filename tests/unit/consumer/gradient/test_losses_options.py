@@ -9,7 +9,7 @@ import pytest
 from consumer.gradient.losses.objective import LOSSES
 from contracts.encoding.wire import convert
 from contracts.errors import InvalidInput
-from contracts.spec_tables.algorithm import AlgorithmSpec
+from contracts.spec_tables.algorithm import AlgorithmSpec, PluginLoss
 from contracts.spec_tables.kinds import LOSS_KINDS, LossName
 from tests.builders import job_spec
 
@@ -29,6 +29,32 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
     assert AlgorithmSpec(correction="tis").correction_range == (0.0, 2.0)
     assert AlgorithmSpec(correction="decoupled_ppo").correction_range == (0.0, 5.0)
     assert AlgorithmSpec(correction="icepop", correction_low=0.9, correction_high=1.1).correction_range == (0.9, 1.1)
+    masks: dict[str, Any] = {"correction": "icepop", "correction_level": "geometric", "correction_high": 1.25}
+    assert AlgorithmSpec(**masks).correction_range == (0.8, 1.25)
+    assert AlgorithmSpec(**masks, correction_low=0.9).correction_range == (0.9, 1.25)
+
+
+AGAINST_SAMPLER: dict[str, Any] = {"old_policy": "generator"}
+
+
+@pytest.mark.parametrize(
+    ("values", "under_a_lag", "without"),
+    [
+        (AGAINST_SAMPLER, 3.0, None),
+        (AGAINST_SAMPLER | {"loss": "gspo"}, 3.0, None),
+        (AGAINST_SAMPLER | {"clip_max": 7.0}, 7.0, 7.0),
+        (AGAINST_SAMPLER | {"clip_high": 2.0}, None, None),
+        (AGAINST_SAMPLER | {"loss": "cispo"}, None, None),
+        (AGAINST_SAMPLER | {"loss": PluginLoss(entry_point="mine")}, None, None),
+        ({"correction": "tis", "updates_per_iteration": 2}, None, None),
+    ],
+)
+def test_a_ratio_against_an_older_generator_counts_three_at_most_unless_the_spec_says_otherwise(
+    values: dict[str, Any], under_a_lag: float | None, without: float | None
+) -> None:
+    spec = AlgorithmSpec(**values)
+    assert spec.ratio_bound(lags=True) == under_a_lag
+    assert spec.ratio_bound(lags=False) == without
 
 
 @pytest.mark.parametrize(
@@ -55,7 +81,6 @@ def test_a_clip_is_the_papers_where_the_spec_has_none() -> None:
         ({"clip_max": 1.2, "updates_per_iteration": 2}, "clip_max = 1.2 is not above 1 + clip_high", "which is 1.2"),
         ({"use_bias_correction_kl": True}, "use_bias_correction_kl weighs the KL in the loss", "leave it out"),
         (KL | {"kl_placement": "reward", "use_bias_correction_kl": True}, "use_bias_correction_kl", "leave it out"),
-        (KL | {"kl_estimator": "k2", "use_bias_correction_kl": True}, "kl_estimator", 'use "k3" or "k1"'),
         ({"advantage": "none", "distillation_coefficient": 1, "clip_max": 3}, "clip_max has no effect", "leave it out"),
         ({"correction_level": "sequence"}, "correction_level has no effect without a correction", "choose one"),
         ({"correction_high": 2.0}, "correction_high has no effect without a correction", "choose one"),
@@ -106,29 +131,28 @@ LAGS: dict[str, Any] = {"schedule": "delayed", "max_policy_lag": 1}
     [
         (KL, True),
         (KL | {"kl_estimator": "k1"}, True),
-        (KL | {"kl_estimator": "k2"}, False),
-        (KL | {"kl_placement": "reward"}, False),
+        (KL | {"kl_estimator": "k2"}, True),
+        (KL | {"use_bias_correction_kl": True}, True),
         (KL | {"use_bias_correction_kl": False}, False),
+        (KL | {"kl_placement": "reward"}, False),
         ({}, False),
     ],
 )
-def test_a_kl_is_weighed_where_the_ratio_is_not_always_1(values: dict[str, Any], weighs: bool) -> None:
-    assert not AlgorithmSpec(**values).weighs_kl(lags=False)
-    assert AlgorithmSpec(**values).weighs_kl(lags=True) is weighs
-    assert AlgorithmSpec(**values, updates_per_iteration=2).weighs_kl(lags=False) is weighs
-    assert AlgorithmSpec(**values, mini_batches=2).weighs_kl(lags=False) is weighs
-    assert AlgorithmSpec(**KL, use_bias_correction_kl=True).weighs_kl(lags=False)
+def test_a_kl_in_the_loss_is_weighed_unless_the_spec_says_no(values: dict[str, Any], weighs: bool) -> None:
+    assert AlgorithmSpec(**values).weighs_kl is weighs
+    assert AlgorithmSpec(**values, updates_per_iteration=2).weighs_kl is weighs
 
 
 def test_an_unweighed_k1_in_the_loss_is_refused_and_a_weighed_one_is_taken() -> None:
-    one = KL | {"kl_estimator": "k1"}
-    job_spec(**LAGS, algorithm=one | {"correction": "none"})
-    job_spec(algorithm=one | {"use_bias_correction_kl": True})
-    for job in (
-        {"algorithm": one},
-        LAGS | {"algorithm": one | {"correction": "none", "use_bias_correction_kl": False}},
-    ):
-        with pytest.raises(InvalidInput, match=r'^algorithm.kl_estimator = "k1" in .* or kl_placement = "reward"$'):
+    estimate = KL | {"kl_estimator": "k1"}
+    unweighed = estimate | {"use_bias_correction_kl": False}
+    job_spec(**LAGS, algorithm=estimate | {"correction": "none"})
+    job_spec(algorithm=estimate)
+    job_spec(algorithm=estimate | {"use_bias_correction_kl": True})
+    for job in ({"algorithm": unweighed}, LAGS | {"algorithm": unweighed | {"correction": "none"}}):
+        with pytest.raises(
+            InvalidInput, match=r'^algorithm.kl_estimator = "k1" in .*, or set kl_placement = "reward"$'
+        ):
             job_spec(**job)
 
 
